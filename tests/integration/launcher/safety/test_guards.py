@@ -198,7 +198,13 @@ def test_request_is_declined_only_in_states_that_admit_it(admitted: bool) -> Non
     handler = Mock()
     handler._admits.return_value = admitted
     RequestEnds.declineRequest(handler)
-    assert handler._write_decline.called == admitted
+    assert handler._write_decline.called == handler.pw.end_creation.called == admitted
+
+
+def test_turn_goes_to_the_next_request_at_once_when_one_is_given_back() -> None:
+    handler = Mock()
+    RequestEnds._give_back(handler)
+    assert handler.pw.end_creation.called
 
 
 # -- min-ready
