@@ -52,6 +52,8 @@ class Component:
         self._registered = False
         self._unwritten = False
         self._session: int | None = None
+        #: The entry of which was told last that it is gone, ours or not.
+        self._gone: str | None = None
         #: Set while we do not want to be registered.
         self._unregistered = threading.Event()
 
@@ -79,11 +81,12 @@ class Component:
     def register(self) -> None:
         """Create our (ephemeral) entry; also after a lost session."""
         self._unregistered.clear()
+        if self._vanished not in self.client.component_listeners:
+            self.client.component_listeners.append(self._vanished)
         with self._lock:
             self._register()
         if self._state_changed not in self.client.state_listeners:
             self.client.state_listeners.append(self._state_changed)
-            self.client.component_listeners.append(self._vanished)
 
     def _register(self) -> None:
         kazoo = self.client.client
@@ -101,6 +104,8 @@ class Component:
         self._session = session
         self._registered = True
         self.log.info("Registered component %s", self.path)
+        if self.path == self._gone:
+            self._start_registration(self.path)
 
     def _adopt(self, kazoo: KazooClient, session: int | None) -> str | None:
         """Our entry, of whose making we have not heard, brought up to date; None: there is none."""
@@ -116,6 +121,7 @@ class Component:
         """Remove our entry."""
         if self._state_changed in self.client.state_listeners:
             self.client.state_listeners.remove(self._state_changed)
+        if self._vanished in self.client.component_listeners:
             self.client.component_listeners.remove(self._vanished)
         self._unregistered.set()
         with self._lock:
@@ -144,6 +150,7 @@ class Component:
 
     def _vanished(self, path: str) -> None:
         """An entry no longer exists; if it was ours, somebody removed it."""
+        self._gone = path  # first: it may be the one of which the answer to its creation is still to come
         if path == self.path and self._registered:
             self._start_registration(path)
 
@@ -309,6 +316,7 @@ class ComponentTree(Tree[Any]):
         raise RecordError("components are not written through the mirror")
 
     def vanished(self, parts: list[str], path: str) -> None:
+        self.announce(self.client.component_listeners, path)  # also of one that has not been read yet
         with self.lock:
             if self.components.pop(path, None) is None:
                 return
@@ -316,7 +324,6 @@ class ComponentTree(Tree[Any]):
                 self.offers_version += 1
             self.version += 1
         self.announce(self.listeners, path, True)
-        self.announce(self.client.component_listeners, path)
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """Records of the components of this kind (``launcher``, ``builder``, ``pool``), by path."""

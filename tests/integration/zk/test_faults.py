@@ -473,6 +473,38 @@ def test_removed_component_registers_again(zk: Any, zk_chroot: Chroot, mirrored:
     assert entries_of(zk) == []
 
 
+def test_component_that_is_removed_before_the_mirror_has_read_it_registers_again(zk: Any) -> None:
+    component = pool_component(zk)
+    component.register()
+    (name,) = entries_of(zk)
+    wait_for(lambda: zk.component_tree.components)
+    zk.component_tree.components.clear()
+    zk.kazoo_client.delete(f"{paths.COMPONENTS}/pool/{name}")
+    wait_for(lambda: entries_of(zk) not in ([], [name]), what="the entry created again")
+    component.unregister()
+
+
+def test_component_that_is_removed_before_it_knows_its_entry_registers_again(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, removed = zk.kazoo_client.create, []
+
+    def create(path: str, *args: Any, **options: Any) -> str:
+        made = str(real(path, *args, **options))
+        if not removed:
+            removed.append(made)
+            told = threading.Event()
+            zk.client.component_listeners.append(lambda _path: told.set())
+            zk.kazoo_client.delete(made)
+            assert told.wait(20)
+        return made
+
+    monkeypatch.setattr(zk.kazoo_client, "create", create)
+    component = pool_component(zk)
+    component.register()
+    wait_for(lambda: len(entries_of(zk)) == 1, what="the entry created again")
+    assert component.path not in removed
+    component.unregister()
+
+
 def test_registration_is_repeated_after_any_error(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.zk.components.REGISTER_PAUSE", 0.05)
     component = pool_component(zk)

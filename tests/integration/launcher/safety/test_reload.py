@@ -154,7 +154,9 @@ def test_a_changed_file_is_validated(bench: LauncherBench, caplog: pytest.LogCap
     details = pool.getReadiness()[1]
     reason = "providers[fake-other].max-concurrency: Schema validation failed: expected int"
     assert any("stale" in d and reason in d for d in details), details
-    assert any(reason in r.getMessage() for r in caplog.records if r.name == "nodepool.NodePool" and r.levelname == "ERROR")
+    wait_for(
+        lambda: any(reason in r.getMessage() for r in caplog.records if (r.name, r.levelname) == ("nodepool.NodePool", "ERROR"))
+    )
     bench.fulfilled("fake-label")
     bench.fulfilled("other")
     bench.config(config(provider(), provider("fake-other", labels=["other"], pool={"max-server": 2})))
