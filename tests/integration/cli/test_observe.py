@@ -53,8 +53,8 @@ def test_explain_a_waiting_request(shell: Shell, bench: LauncherBench) -> None:
     found = shell.json("explain", "request", first, "--json")
     (candidate,) = [each for each in found["candidates"] if "needed" in each["verdict"]]
     assert candidate["name"].startswith("fake-provider-main on ") and "raise" in candidate["help"] and candidate["age"] >= 0
-    assert found["facts"]["place in line"] == "1"
-    assert shell.json("explain", "request", second, "--json")["facts"]["place in line"] == "2"
+    assert found["facts"]["queue position"] == "1"
+    assert shell.json("explain", "request", second, "--json")["facts"]["queue position"] == "2"
     waiting = shell.json("status", "--json")["waiting_requests"]
     assert {i for group in waiting for i in group["ids"]} == {first, second}
     # What the pages show is of the same words.

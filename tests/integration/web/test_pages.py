@@ -35,7 +35,7 @@ def test_pages(site: Site) -> None:
         shoot(seen, "overview")
         seen.page.get_by_role("link", name="Requests", exact=True).click()
         seen.page.get_by_role("link", name=waiting).click()
-        seen.sees("place in line")
+        seen.sees("queue position")
         assert seen.page.url.endswith(f"/ui/request/{waiting}")
         seen.sees("fake-provider-main")
         shoot(seen, "request")
