@@ -100,6 +100,30 @@ def test_module_that_changed_since_it_was_measured_is_refused(tool: Any, tree: p
         tool.Reached(60.0).tests(limit(tool))
 
 
+@pytest.mark.parametrize("runs, outcome", [
+    ([("survived", "")], "survived"),
+    ([("timeout", "")], "timeout"),
+    ([("killed", "a"), ("killed", "a"), ("survived", "")], "killed"),
+    ([("killed", "a"), ("survived", ""), ("survived", "")], "survived"),
+    ([("killed", "a"), ("killed", "a"), ("killed", "a"), ("survived", "")], "survived"),
+    ([("killed", "cannot be imported"), ("survived", "")], "killed"),
+], ids=["no test", "too slow", "a test", "a test only once", "a test without it, too", "no test can run"])  # fmt: skip
+def test_mutant_is_killed_only_by_what_does_not_fail_without_it(
+    tool: Any, tree: pathlib.Path, runs: list[tuple[str, str]], outcome: str
+) -> None:
+    copy = tool.Copy.__new__(tool.Copy)
+    copy.root, copy.run_tests = tree, lambda _tests: runs.pop(0)
+    assert copy.outcome(limit(tool), ["a", "b"])[0] == outcome
+    assert runs == [] and (tree / "write.py").read_text() == SOURCE
+
+
+def test_tests_that_cannot_be_run_at_all_are_an_error(tool: Any, tree: pathlib.Path) -> None:
+    copy = tool.Copy.__new__(tool.Copy)
+    copy.root, copy.run_tests = tree, lambda _tests: ("killed", "cannot be imported")
+    with pytest.raises(OSError, match="cannot be run without the mutant either"):
+        copy.outcome(limit(tool), ["a"])
+
+
 def test_results_are_kept_for_the_next_run(tool: Any, tmp_path: pathlib.Path) -> None:
     tool.Results(str(tmp_path / "results")).add("write.py:5 limit", "survived", "")
     assert tool.Results(str(tmp_path / "results")).done["write.py:5 limit"]["outcome"] == "survived"
