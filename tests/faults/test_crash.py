@@ -37,7 +37,7 @@ CASES = [
     "txn-after:8,delete-after:1",
     # With min-ready nodes: their requests, the hand-over of one that is ready, its replacement.
     *(f"ready:txn-after:{n}" for n in range(1, 13)),
-    # Another launcher is there all the time and goes on; one of the nodes is held for a while.
+    # Another launcher runs all the time; one of the nodes is held for a while.
     *(f"two:txn-{when}:{n}" for n in range(1, TWO_TRANSACTIONS + 1) for when in ("before", "after")),
 ]
 

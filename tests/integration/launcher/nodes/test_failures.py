@@ -11,21 +11,10 @@ from nodepool.nodescan import NodescanRequest
 from nodepool.status.explain import explain
 from nodepool.zk.history import HistoryReader
 from tests.conftest import wait_for
+from tests.support.calls import count_calls
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, expire_session, provider
 
 pytestmark = pytest.mark.filterwarnings("ignore:The 'http_status' parameter")
-
-
-def count_calls(target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-    original = getattr(target, name)
-
-    def counted(*args: Any, **kw: Any) -> Any:
-        calls.append(args)
-        return original(*args, **kw)
-
-    monkeypatch.setattr(target, name, counted)
-    return calls
 
 
 @pytest.mark.spec("LAU-21.21, LAU-21.46; DRV-14.8; OST-3.16")

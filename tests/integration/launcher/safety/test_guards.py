@@ -20,6 +20,7 @@ from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.requests.moves import Moves
 from nodepool.zk.mirror.requests import MIN_READY
 from tests.conftest import wait_for
+from tests.support.calls import count_calls
 from tests.support.interference import LOCKS, NODES, REQUESTS, OtherClient, sets
 from tests.support.launcher import LauncherBench, config, provider
 
@@ -27,19 +28,6 @@ from tests.support.launcher import LauncherBench, config, provider
 @pytest.fixture
 def other(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> OtherClient:
     return OtherClient(bench.chroot.connect().client, monkeypatch)
-
-
-def spy(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[Any, ...]]:
-    """The arguments of each call, which goes on as before."""
-    calls: list[tuple[Any, ...]] = []
-    original = getattr(owner, name)
-
-    def called(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        return original(*args, **options)
-
-    monkeypatch.setattr(owner, name, called)
-    return calls
 
 
 # -- requests
@@ -50,7 +38,7 @@ def test_zookeeper_is_not_asked_who_holds_our_own_requests(bench: LauncherBench,
     bench.fulfilled("fake-label")
     bench.wait_request(bench.submit("fake-label"), "pending")
     wait_for(lambda: pool.zk.request_tree.pending)
-    asked = spy(monkeypatch, pool.zk.kazoo_client, "get_children_async")
+    asked = count_calls(pool.zk.kazoo_client, "get_children_async", monkeypatch)
     pool.cleanup.lost.run(True)
     assert [path for path, *_ in asked if path.startswith(LOCKS.rstrip("/"))] == []
 
@@ -92,7 +80,7 @@ def test_request_that_changes_again_and_again_goes_back_to_the_queue(
     pool = bench.start(config(provider()))
     submit, fits = pool.zk.writer.submit, sets(REQUESTS, state="pending")
     attempts: list[object] = []
-    given_back = spy(monkeypatch, RequestEnds, "_give_back")
+    given_back = count_calls(RequestEnds, "_give_back", monkeypatch)
 
     def interfere(txn: Any, callback: Any = None) -> None:
         path = fits(txn)
@@ -113,8 +101,8 @@ def test_pool_that_gives_way_does_not_accept_the_request_first(bench: LauncherBe
     pools = [{"name": "main", "labels": ["test-label"]}]
     providers = [{"name": name, "driver": "test", "pools": pools} for name in ("full", "empty")]
     pool = bench.start({"labels": [{"name": "test-label"}], "providers": providers})
-    paused = spy(monkeypatch, TestHandler, "_set_paused")
-    offered = spy(monkeypatch, pool.getPoolWorkers("full")[0], "offer")
+    paused = count_calls(TestHandler, "_set_paused", monkeypatch)
+    offered = count_calls(pool.getPoolWorkers("full")[0], "offer", monkeypatch)
     _request, (node,) = bench.fulfilled("test-label")
     assert offered and node.provider == "empty"
     assert not any(value for handler, value in paused if handler.provider.name == "full")
@@ -243,7 +231,7 @@ def test_node_that_is_still_launched_for_a_min_ready_request_that_is_gone_counts
 
 def test_requests_of_others_do_not_wake_min_ready(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})))
-    woken = spy(monkeypatch, pool.min_ready, "wake")
+    woken = count_calls(pool.min_ready, "wake", monkeypatch)
     request_id = bench.submit("unknown")
     bench.wait_request(request_id, "failed")
     bench.zuul.cancel(request_id)
@@ -281,7 +269,7 @@ def test_two_searches_for_leaks_of_one_provider_never_run_at_once(bench: Launche
 
 def test_clean_up_that_is_woken_looks_at_all_lost_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
-    looked = spy(monkeypatch, pool.cleanup.lost, "run")
+    looked = count_calls(pool.cleanup.lost, "run", monkeypatch)
     pool.cleanup.wake()
     wait_for(lambda: (True,) in looked)
 
@@ -289,7 +277,10 @@ def test_clean_up_that_is_woken_looks_at_all_lost_requests(bench: LauncherBench,
 def test_wake_up_of_the_clean_up_does_not_look_at_everything(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     wait_for(lambda: pool.cleanup._last_full > 0)
-    looked, full = spy(monkeypatch, pool.cleanup.lost, "run"), spy(monkeypatch, pool.cleanup, "_sweep_request_locks")
+    looked, full = (
+        count_calls(pool.cleanup.lost, "run", monkeypatch),
+        count_calls(pool.cleanup, "_sweep_request_locks", monkeypatch),
+    )
     pool.cleanup.lost.look_at("100-0000000000")
     wait_for(lambda: looked)
     pool.cleanup.lost.look_at("100-0000000000")
@@ -299,7 +290,10 @@ def test_wake_up_of_the_clean_up_does_not_look_at_everything(bench: LauncherBenc
 
 def test_lock_of_a_node_that_is_gone_wakes_nobody(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()))
-    looked, capacity = spy(monkeypatch, pool.node_reconciler, "look_at"), spy(monkeypatch, pool.events, "_capacity")
+    looked, capacity = (
+        count_calls(pool.node_reconciler, "look_at", monkeypatch),
+        count_calls(pool.events, "_capacity", monkeypatch),
+    )
     pool.events._node_lock_changed("0000009999", False)
     assert looked == [] and capacity == []
 
@@ -324,7 +318,7 @@ def test_deletion_is_not_tried_again_before_its_time(bench: LauncherBench, monke
 
 def test_node_of_a_provider_that_is_not_configured_is_not_touched(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
-    looked = spy(monkeypatch, pool.node_reconciler, "_delete")
+    looked = count_calls(pool.node_reconciler, "_delete", monkeypatch)
     node = bench.ready_node("another", "main", "fake-label", state="used")
     wait_for(lambda: pool.zk.getCachedNode(node.id))
     pool.node_reconciler.reconcile(node.id)
@@ -334,7 +328,7 @@ def test_node_of_a_provider_that_is_not_configured_is_not_touched(bench: Launche
 
 def test_record_of_a_deleted_node_is_removed_without_its_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()))
-    asked = spy(monkeypatch, pool.getProviderManager("fake-provider"), "startNodeCleanup")
+    asked = count_calls(pool.getProviderManager("fake-provider"), "startNodeCleanup", monkeypatch)
     node = bench.ready_node("fake-provider", "main", "fake-label", state="deleted")
     bench.wait_gone(node.id)
     assert asked == []
