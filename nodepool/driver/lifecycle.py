@@ -84,12 +84,10 @@ class Starts:
     """Starts the providers of one daemon, each on its own thread, so that one that is slow holds up none of the others.
 
     :param started: called (on such a thread) when a provider has started, or failed to, for which a reload has not waited.
-    :param wait_for_all: there is no such provider.
     """
 
-    def __init__(self, started: Callable[[], Any] = lambda: None, wait_for_all: bool = False) -> None:
+    def __init__(self, started: Callable[[], Any] = lambda: None) -> None:
         self._started = started
-        self._wait_for_all = wait_for_all
         #: Starts that a reload did not wait for, by the provider's name.
         self._slow: dict[str, tuple[ProviderConfig, Future[Any]]] = {}
 
@@ -98,11 +96,13 @@ class Starts:
         return name in self._slow
 
     def start(
-        self, wanted: list[ProviderConfig], zk_conn: ZooKeeper, only_images: bool, wait_for_all: bool
+        self, wanted: list[ProviderConfig], zk_conn: ZooKeeper, only_images: bool, grace: float | None
     ) -> list[tuple[ProviderConfig, Any]]:
         """Return each configuration with its started provider, with the exception that it raised, or None: still starting.
 
-        Whoever is still starting is found by the next call with an equal configuration, and stopped when that is without.
+        One that is still starting is returned by the next call that has an equal configuration; a call without one stops it.
+
+        :param grace: seconds to wait; None: until all have started.
         """
         futures: list[tuple[ProviderConfig, Future[Any]]] = []
         for config in wanted:
@@ -114,7 +114,6 @@ class Starts:
         for slow in self._slow.values():
             self._drop(slow)
         self._slow.clear()
-        grace = None if wait_for_all or self._wait_for_all else START_GRACE
         done, _starting = wait([future for _config, future in futures], grace)
         for config, future in futures:
             if future not in done:
@@ -164,10 +163,12 @@ class ProviderManager:
         :param starts: starts them; a reload waits `START_GRACE` seconds for it; default: for all of them.
 
         Equal providers are kept; changed ones are told to idle, replaced and then stopped; those that vanished are
-        idled and stopped.  One that does not start is logged and left out.  A changed one whose successor is still
-        starting goes on, idle, until then.
+        idled and stopped.  One that does not start is logged and left out.  A changed one keeps its former
+        configuration, idle, while its successor is starting.
         """
-        starts = starts or Starts(wait_for_all=True)
+        # At the first start a label without a provider would have its requests fail.
+        grace = START_GRACE if starts is not None and old_config is not None else None
+        starts = starts or Starts()
         running = dict(old_config.provider_managers) if old_config is not None else {}
         wanted: list[Any] = []
         for config in new_config.providers.values():
@@ -185,8 +186,7 @@ class ProviderManager:
             if name not in new_config.providers:
                 cls.log.info("Provider %s is not configured any more; stopping it", name)
             call(manager, "idle")
-        # At the first start a label without a provider would have its requests fail.
-        for config, manager in starts.start(wanted, zk_conn, only_image_manager, old_config is None):
+        for config, manager in starts.start(wanted, zk_conn, only_image_manager, grace):
             cls._take(new_config, config.name, manager, running)
         for manager in running.values():
             if retire is not None:
@@ -196,7 +196,7 @@ class ProviderManager:
 
     @staticmethod
     def _take(new_config: Config, name: str, manager: Any, running: dict[str, Any]) -> None:
-        """The outcome of a start; the one that is running goes on while its successor is starting."""
+        """Note the outcome of a start; the running provider stays while its successor is starting."""
         if isinstance(manager, FOREIGN):
             new_config.provider_failures[name] = one_line(manager) or type(manager).__name__
         elif manager is not None:

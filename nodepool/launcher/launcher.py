@@ -311,20 +311,20 @@ class NodePool(threading.Thread):
             self.node_reconciler.look_at_all()
 
     def _provider_started(self) -> None:
-        """A provider that a reload did not wait for is ready to be taken into force."""
+        """Apply the configuration again: a provider that a reload did not wait for has started, or failed to."""
         self.config_state.apply_again()
         self._wake.set()
 
     @classmethod
     def _keep_unusable(cls, old: Any, config: Config) -> None:
-        """A running provider whose new entry cannot be used (driver or library missing) goes on as it was."""
+        """Keep the former entry of a running provider when the new one cannot be used (driver or library missing)."""
         for name in config.provider_errors:
             if name in old.providers and name not in config.providers:
                 cls._keep(old.providers[name], config)
 
     @classmethod
     def _keep_former(cls, old: Any, config: Config) -> None:
-        """A running provider whose new entry is still starting goes on as it was."""
+        """Keep the former entry of a running provider while its successor is starting."""
         for name, manager in config.provider_managers.items():
             new = config.providers[name]
             if name in config.provider_errors and manager.provider != new:
