@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import socket
 import threading
 import time
@@ -140,6 +141,15 @@ class StatsdReceiver:
     def last(self, name: str) -> str | None:
         """The latest ``value|type`` of a name."""
         return next((line[len(name) + 1 :] for line in reversed(self.lines) if line.startswith(f"{name}:")), None)
+
+    def wait_any(self, name: str, timeout: float = 10) -> str:
+        """The latest ``value|type`` of a name, which may still have to come."""
+        self.wait_line(re.escape(name) + ":.*", timeout)
+        return self.last(name) or ""
+
+    def wait_line(self, pattern: str, timeout: float = 10) -> None:
+        """Until a whole line matches."""
+        wait_for(lambda: any(re.fullmatch(pattern, line) for line in self.lines), timeout, pattern)
 
     def wait(self, name: str, value: str, timeout: float = 10) -> None:
         wait_for(lambda: f"{name}:{value}" in self.lines, timeout, f"{name}:{value}, have {self.last(name)},")

@@ -77,7 +77,7 @@ def test_what_arrives(builders: BuilderBench, cloud: BalkyCloud, statsd: StatsdR
     assert (upload.id, upload.external_id, upload.external_name, upload.format) == (number, there["id"], there["name"], "qcow2")
     assert (upload.username, upload.python_path, upload.shell_type) == ("ubuntu", "/usr/bin/python3", None)
     statsd.wait("nodepool.image_update.fake-image.balky", "1|c")
-    assert any(line.startswith("nodepool.image_update.fake-image.balky:") and line.endswith("|ms") for line in statsd.lines)
+    statsd.wait_line(r"nodepool\.image_update\.fake-image\.balky:.*\|ms")
 
 
 @pytest.mark.spec("BLD-9: external name with timestamp; two providers that share a bucket do not share a name")

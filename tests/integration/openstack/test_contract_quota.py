@@ -130,7 +130,7 @@ def test_quota_of_volumes_met_by_the_server(
         start(bench, openstack_cloud, provider(label(**VOLUME), pool={"ignore-provider-quota": True}, launch_retries=1))
         first, node = one(bench)
         second = bench.submit("small")
-        wait_for(lambda: statsd.last("nodepool.launch.error.quota"), 60, "a launch aborted for quota")
+        statsd.wait_any("nodepool.launch.error.quota", 60)
         assert "in error state" in caplog.text
         assert invalidated
         record = bench.zuul.request(second)
@@ -166,7 +166,7 @@ def test_quota_fault(
     openstack_cloud.compute.fail(is_call("GET /servers/{id}"), in_error(message), times=float("inf"))
     (worker,) = bench.pools[0].workers_by_id().values()
     request_id = bench.submit("small")
-    wait_for(lambda: statsd.last("nodepool.launch.provider.cloud-1.error.quota"), 60, "a launch aborted for quota")
+    statsd.wait_any("nodepool.launch.provider.cloud-1.error.quota", 60)
     wait_for(lambda: worker.paused_handlers, 60, "the pool is paused")
     record = bench.zuul.request(request_id)
     assert (record["state"], record["declined_by"]) == ("pending", [])
@@ -207,8 +207,8 @@ def test_failures_with_an_id(bench: LauncherBench, openstack_cloud: OpenStackClo
     assert broken.used
     one(bench)
     wait_for(lambda: len(openstack_cloud.servers()) == 1, 60, "the failed servers are gone")
+    statsd.wait_any("nodepool.launch.error.status")
     assert statsd.last("nodepool.launch.error.unknown") is None
-    assert statsd.last("nodepool.launch.error.status")
 
 
 @pytest.mark.spec("OST-3.17: servers stuck in BUILD beyond launch-timeout fail the request")
@@ -219,7 +219,7 @@ def test_stuck_in_build(bench: LauncherBench, openstack_cloud: OpenStackCloud, s
         failed(bench)
         (server,) = openstack_cloud.servers()
         assert server["status"] == "BUILD"
-        assert statsd.last("nodepool.launch.error.servercreatetimeout")
+        statsd.wait_any("nodepool.launch.error.servercreatetimeout")
     wait_for(lambda: not openstack_cloud.servers(), 90, "the stuck server is gone")
     bench.wait_nodes(0, timeout=90)
     manager(bench).provider.launch_timeout = 120

@@ -73,7 +73,7 @@ def test_over_quota(bench: LauncherBench, openstack_cloud: OpenStackCloud, stats
         start(bench, openstack_cloud, provider(pool={"ignore-provider-quota": True}))
         first, _ = one(bench)
         second = bench.submit("small")
-        wait_for(lambda: statsd.last("nodepool.launch.error.quota"), 20, "a launch aborted for quota")
+        statsd.wait_any("nodepool.launch.error.quota", 20)
         assert bench.zuul.request(second)["state"] == "pending"
         use_up(bench, first)
         bench.wait_request(second, "fulfilled", timeout=40)
@@ -88,7 +88,7 @@ def test_ports(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: St
     admin.update_quota(project, ports=used)
     try:
         request = bench.submit("small")
-        wait_for(lambda: statsd.last("nodepool.launch.error.quota"), 20, "a launch aborted for quota")
+        statsd.wait_any("nodepool.launch.error.quota", 20)
     finally:
         admin.update_quota(project, ports=500)
     bench.wait_request(request, "fulfilled", timeout=60)
@@ -138,7 +138,7 @@ def test_no_room(
         start(bench, openstack_cloud, provider(label("huge", flavor_name=huge), label(), launch_retries=2))
         failed(bench, "huge")
         one(bench)
-    assert statsd.last("nodepool.launch.error.capacity")
+    statsd.wait_any("nodepool.launch.error.capacity")
     assert "No valid host" in caplog.text
     wait_for(lambda: len(openstack_cloud.servers()) == 1, 30, "the failed servers are gone")
 

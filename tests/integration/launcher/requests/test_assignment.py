@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -80,17 +79,16 @@ def test_node_assignment(bench: LauncherBench, statsd: StatsdReceiver, monkeypat
     assert metadata["dynamic-tenant"] == "Tenant is tenant-1"
     assert server["name"] == f"np{node.id}"
     statsd.wait("nodepool.label.fake-label.nodes.ready", "1|g")
-    assert statsd.last("nodepool.label.unused.nodes.ready") == "0|g"
-    assert statsd.last("nodepool.label.unused.nodes.building") == "0|g"
-    assert statsd.last("nodepool.provider.fake-provider.nodes.ready") == "1|g"
-    assert statsd.last("nodepool.provider.fake-provider.max_servers") == "96|g"
-    assert any(line.startswith("nodepool.launch.ready:1|c") for line in statsd.lines)
-    assert any(line.startswith("nodepool.launch.provider.fake-provider.az1.ready:") for line in statsd.lines)
-    host = next(line for line in statsd.lines if ".zk.client.connection_queue:" in line)
-    assert re.match(r"nodepool\.launcher\.[^.]+\.zk\.client\.connection_queue:\d+\|g", host)
+    statsd.wait("nodepool.label.unused.nodes.ready", "0|g")
+    statsd.wait("nodepool.label.unused.nodes.building", "0|g")
+    statsd.wait("nodepool.provider.fake-provider.nodes.ready", "1|g")
+    statsd.wait("nodepool.provider.fake-provider.max_servers", "96|g")
+    statsd.wait("nodepool.launch.ready", "1|c")
+    statsd.wait_any("nodepool.launch.provider.fake-provider.az1.ready")
+    statsd.wait_line(r"nodepool\.launcher\.[^.]+\.zk\.client\.connection_queue:\d+\|g")
     for cache in ("node_cache", "request_cache", "image_cache"):
         for queue in ("event_queue", "playback_queue"):
-            assert any(f".zk.{cache}.{queue}:" in line for line in statsd.lines), (cache, queue)
+            statsd.wait_line(rf".*\.zk\.{cache}\.{queue}:.*")
     # The lock directory outlives the request, and is swept.
     assert request_id in bench.zk.getNodeRequestLockIDs()
     bench.zuul.give_back(*bench.zuul.accept(request_id))
