@@ -13,7 +13,7 @@ LAYERS = (
     ("base", "logconfig", "reasons"),
     ("metrics",),
     ("zk", "config", "zkserver"),
-    ("cloud", "nodescan", "nodeutils", "process"),
+    ("cloud", "nodescan", "nodeutils", "process", "simulation"),
     ("status",),
     ("nodemanager",),
     ("driver",),

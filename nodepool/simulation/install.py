@@ -1,0 +1,147 @@
+"""Put the simulated functions in place of those of the standard library, in this process, for good.
+
+Run simulations in processes of their own.
+"""
+
+from __future__ import annotations
+
+import _thread
+import _threading_local
+import gc
+import itertools
+import os
+import queue
+import random
+import select
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nodepool.simulation import kernel as kernels
+from nodepool.simulation import sync
+from nodepool.simulation.kernel import Kernel, current
+from nodepool.simulation.network import Descriptors, Network, Poll
+
+_network: Network | None = None
+
+
+def network() -> Network:
+    assert _network is not None
+    return _network
+
+
+def replace_standard_library() -> None:
+    """Call it once, as early as possible: before the daemons are imported."""
+    python_queue: Any = vars(queue)["_PySimpleQueue"]
+    replaced: dict[int, Any] = {
+        id(_thread.allocate_lock): sync.Lock,
+        id(_thread.RLock): sync.RLock,
+        id(_thread.get_ident): sync.get_ident,
+        id(_thread.start_new_thread): sync.start_new_thread,
+        id(threading.local): _threading_local.local,
+        id(time.time): lambda: current().time(),
+        id(time.monotonic): lambda: current().monotonic(),
+        id(time.perf_counter): lambda: current().monotonic(),
+        id(time.time_ns): lambda: int(current().time() * 1_000_000_000),
+        id(time.monotonic_ns): lambda: int(current().monotonic() * 1_000_000_000),
+        id(time.sleep): lambda seconds: current().sleep(seconds),
+        id(select.poll): lambda: Poll(network()),
+        id(socket.create_connection): lambda *args, **kwargs: network().create_connection(*args, **kwargs),
+        id(socket.socketpair): lambda *args: network().socketpair(*args),
+        id(socket.getaddrinfo): Network.getaddrinfo,
+        id(socket.gethostname): lambda: current().running_process.name,
+        id(socket.getfqdn): lambda _name="": f"{current().running_process.name}.example.org",
+        id(os.urandom): lambda size: current().random.randbytes(size),
+        id(os.getpid): lambda: current().running_process.pid,
+        id(os.pipe): lambda: network().pipe(),
+        id(queue.SimpleQueue): python_queue,
+    }
+    descriptors = _Descriptors()
+    for name in ("read", "write", "close"):
+        replaced[id(getattr(os, name))] = getattr(descriptors, name)
+    # The first is of Python 3.12 and earlier, the others are of 3.13 and later.
+    for name, function in (
+        ("_set_sentinel", sync.set_sentinel),
+        ("start_joinable_thread", sync.start_joinable_thread),
+        ("_ThreadHandle", sync.ThreadHandle),
+        ("_make_thread_handle", sync.make_thread_handle),
+    ):
+        if hasattr(_thread, name):
+            replaced[id(getattr(_thread, name))] = function
+    poll_selector = type("PollSelector", (selectors.PollSelector,), {"_selector_cls": staticmethod(lambda: Poll(network()))})
+    vars(selectors)["DefaultSelector"] = poll_selector
+    for name, module in list(sys.modules.items()):
+        if module is None or name.startswith(("nodepool.simulation", "greenlet", "importlib", "_frozen_importlib")):
+            continue
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in replaced:
+                setattr(module, attribute, replaced[id(value)])
+
+
+class _Descriptors:
+    """Of the network that is in use."""
+
+    def __init__(self) -> None:
+        self._real = {name: getattr(os, name) for name in ("read", "write", "close")}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        real = self._real[name]
+
+        def function(number: int, *arguments: Any) -> Any:
+            if _network is None or number < 1_000_000:
+                return real(number, *arguments)
+            return getattr(Descriptors(_network), name)(number, *arguments)
+
+        return function
+
+
+def begin(kernel: Kernel, net: Network) -> None:
+    """Use this kernel and this network from now on."""
+    global _network
+    kernels.use(kernel)
+    _network = net
+    random.seed(kernel.random.random())
+    gc.disable()
+
+
+# -- order
+
+
+_hashes = itertools.count(1)
+
+
+def _hash(self: Any) -> int:
+    """A hash that does not depend on the address: objects in sets are in the same order in each run."""
+    values = self.__dict__
+    if "_simulated_hash" not in values:
+        values["_simulated_hash"] = next(_hashes)
+    return int(values["_simulated_hash"])
+
+
+def order_by_age(prefixes: tuple[str, ...]) -> None:
+    """Give the objects of all classes of these modules that are hashed by address another hash."""
+    by_address: Any = object.__hash__
+    for cls in list(_subclasses(object)):
+        if (
+            str(cls.__module__).startswith(prefixes)
+            and vars(cls).get("__hash__") is None
+            and cls.__hash__ == by_address
+            and cls.__dictoffset__
+        ):
+            type.__setattr__(cls, "__hash__", _hash)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    seen: set[type] = set()
+    waiting: list[type] = [cls]
+    while waiting:
+        each: type
+        for each in type.__subclasses__(waiting.pop()):
+            if each not in seen:
+                seen.add(each)
+                waiting.append(each)
+                yield each

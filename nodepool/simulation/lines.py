@@ -1,0 +1,119 @@
+"""Let the scheduler preempt tasks between any two statements of the daemons.
+
+An import hook puts a call before each statement of each function.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from nodepool.simulation import kernel as kernels
+
+_CALL = "__simulated_step__"
+_left = 0
+
+
+def step() -> None:
+    """Called before each statement: it has to be cheap."""
+    global _left
+    _left -= 1
+    if _left < 0:
+        kernel = kernels.running
+        if kernel is None or not kernel.lines:
+            _left = 1000
+            return
+        _left = int(kernel.random.expovariate(1 / kernel.lines))
+        kernel.preempt()
+
+
+def begin() -> None:
+    """Start the count anew, for runs that can be repeated."""
+    global _left
+    _left = 0
+
+
+class _Insert(ast.NodeTransformer):
+    def _visit_function(self, node: Any) -> Any:
+        self.generic_visit(node)
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list) and block and self._depth and not isinstance(node, (ast.ClassDef, ast.Match)):
+                setattr(node, field, [each for statement in block for each in (_call(statement), statement)])
+        return node
+
+    _depth = 0
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self._depth += 1
+        self.generic_visit(node)
+        self._depth -= 1
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        depth, self._depth = self._depth, 0
+        self.generic_visit(node)
+        self._depth = depth
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+
+def _call(before: ast.stmt) -> ast.stmt:
+    call = ast.Expr(ast.Call(ast.Name(_CALL, ast.Load()), [], []))
+    return ast.fix_missing_locations(ast.copy_location(call, before))
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    change: Callable[[str, str], str]
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        text = self.change(fullname, self.get_data(path).decode())
+        tree = _Insert().visit(ast.parse(text, path))
+        return compile(tree, path, "exec", dont_inherit=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...], change: Callable[[str, str], str]) -> None:
+        self._include = include
+        self._exclude = exclude
+        self._change = change
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if not name.startswith(self._include) or name.startswith(self._exclude):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(name, spec.loader.path)
+            spec.loader.change = self._change
+        return spec
+
+
+def instrument(
+    include: tuple[str, ...] = ("nodepool.",),
+    exclude: tuple[str, ...] = (),
+    change: Callable[[str, str], str] = lambda _name, text: text,
+) -> None:
+    """Have modules that are imported from now on call `step`.
+
+    :param change: gets name and text of each module, and returns the text to use.
+    """
+    import builtins
+
+    setattr(builtins, _CALL, step)
+    excluded = ("nodepool.simulation", "nodepool.zkserver", *exclude)
+    sys.meta_path.insert(0, _Finder(include, excluded, change))

@@ -1,0 +1,45 @@
+"""The embedded ZooKeeper server on the simulated network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodepool.simulation.kernel import EPOCH, Kernel
+from nodepool.simulation.network import Address, Connection, Network
+from nodepool.zkserver.requests import StandaloneServer
+
+ADDRESS: Address = ("zookeeper", 2181)
+
+
+class ZooKeeper:
+    """
+    :param observe: called with the changes of each transaction as the journal gets them.
+    """
+
+    def __init__(self, kernel: Kernel, network: Network, observe: Any = lambda _zxid, _time, _changes: None) -> None:
+        self._kernel = kernel
+        self._timer = 0.0
+        self.server = StandaloneServer(observe, lambda: kernel.now, lambda: EPOCH + kernel.now, kernel.random.randbytes)
+        network.serve(ADDRESS, self._accept)
+
+    def _accept(self, connection: Connection) -> None:
+        client = self.server.connect(connection.write, connection.hang_up, {("ip", "127.0.0.1")}, connection.client.name)
+
+        def receive(data: bytes) -> None:
+            self.server.receive(client, data)
+            self._schedule()
+
+        connection.receive = receive
+        connection.lost = lambda: self.server.lost(client)
+
+    def _schedule(self) -> None:
+        """End sessions in time. A timer that comes too early, since the client was heard of, looks for the next time."""
+        sessions = self.server.sessions.values()
+        if sessions and self._timer <= self._kernel.now:
+            self._timer = min(session.ends for session in sessions) + 0.0005
+            self._kernel.call_at(self._timer, self._tick)
+
+    def _tick(self) -> None:
+        self.server.tick()
+        self._timer = 0.0
+        self._schedule()

@@ -1,0 +1,35 @@
+"""``python -m tests.world``: run seeds; see README.rst."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+
+
+def main() -> int:
+    if any(os.environ.get(name) != value for name, value in _ENVIRONMENT.items()):
+        os.environ.update(_ENVIRONMENT)
+        os.execv(sys.executable, [sys.executable, "-m", "tests.world", *sys.argv[1:]])
+    # Before anything that makes a lock.
+    from nodepool.simulation import install, kernel
+
+    kernel.use(kernel.Kernel(0))
+    install.replace_standard_library()
+
+    from tests.world.command import command
+
+    return command()
+
+
+try:
+    status = main()
+except BaseException:
+    traceback.print_exc()
+    status = 2
+sys.stdout.flush()
+sys.stderr.flush()
+# The interpreter's own shutdown would wait for threads that are none.
+os._exit(status)

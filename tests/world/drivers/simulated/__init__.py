@@ -1,0 +1,239 @@
+"""Driver for :mod:`tests.world.cloud`: what a driver of a real cloud does, without a network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig, statemachine
+from nodepool.driver.utils import QuotaInformation
+from tests.world.cloud import Cloud, CloudError, clouds
+
+#: Seconds after which an answer of the cloud is not waited for any more.
+DEADLINE = 10.0
+
+
+class SimulatedImage(ConfigValue):
+    name = "none"
+    username = "zuul"
+    python_path = "auto"
+    shell_type = None
+    connection_port = 22
+    connection_type = "ssh"
+
+
+class SimulatedLabel(ConfigValue):
+    ignore_equality = ["pool"]
+
+    def __init__(self, name: str, pool: SimulatedPool) -> None:
+        self.name = name
+        self.pool = pool
+        self.diskimage = None
+        self.cloud_image = SimulatedImage()
+        self.host_key_checking = False
+
+
+class SimulatedPool(ConfigPool):
+    ignore_equality = ["provider"]
+
+    def load(self, pool_config: dict[str, Any], full_config: Any, provider: Any) -> None:
+        super().load(pool_config)
+        self.name = pool_config["name"]
+        self.provider = provider
+        self.use_internal_ip = False
+        self.host_key_checking = False
+        self.max_cores = self.max_ram = None
+        self.max_resources: dict[str, float] = {}
+        self.labels = {}
+        for name in pool_config["labels"]:
+            self.labels[name] = SimulatedLabel(name, self)
+            full_config.labels[name].pools.append(self)
+
+
+class SimulatedProviderConfig(ProviderConfig):
+    def __init__(self, _driver: Any, provider: dict[str, Any]) -> None:
+        super().__init__(provider)
+        self._pools: dict[str, SimulatedPool] = {}
+        self.cloud = provider["cloud"]
+        self.launch_retries = provider.get("launch-retries", 3)
+        self.launch_timeout = provider.get("launch-timeout", 60)
+        self.boot_timeout = 30
+        self.diskimages: dict[str, Any] = {}
+        self.cloud_images: dict[str, Any] = {}
+
+    @property
+    def pools(self) -> dict[str, Any]:
+        return self._pools
+
+    @property
+    def manage_images(self) -> bool:
+        return False
+
+    def load(self, newconfig: Any) -> None:
+        for pool_config in self.provider.get("pools", []):
+            pool = SimulatedPool()
+            pool.load(pool_config, newconfig, self)
+            self._pools[pool.name] = pool
+
+    def getSchema(self) -> Any:
+        import voluptuous as v
+
+        return v.Schema({"cloud": str, "pools": list}, extra=v.ALLOW_EXTRA)
+
+    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
+        return {label for pool in self._pools.values() if pool_name in (None, pool.name) for label in pool.labels}
+
+
+class SimulatedInstance(statemachine.Instance):
+    def __init__(self, external_id: str, metadata: dict[str, Any]) -> None:
+        super().__init__()
+        self.ready = True
+        self.external_id = external_id
+        self.metadata = metadata
+        self.interface_ip = self.public_ipv4 = "192.0.2.1"
+        self.cloud = "simulated"
+
+    def getQuotaInformation(self) -> QuotaInformation:
+        return QuotaInformation(cores=1, instances=1, ram=1024)
+
+
+class SimulatedResource(statemachine.Resource):
+    def __init__(self, external_id: str, metadata: dict[str, Any]) -> None:
+        super().__init__(metadata, "instance")
+        self.id = external_id
+
+    def belongs_to(self, external_id: Any) -> bool:
+        return bool(external_id == self.id)
+
+
+class Machine(statemachine.StateMachine):
+    """Asks the cloud, one call at a time."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        super().__init__()
+        self.cloud = cloud
+        self._deadline = 0.0
+
+    def _ask(self, state: str, function: Callable[[], Any]) -> None:
+        self.state = state
+        self.waiting_future = self.cloud.call(function)
+        self._deadline = time.monotonic() + DEADLINE
+        self.next_wake = self._deadline
+
+    def _answer(self) -> Any:
+        """Return what the cloud has answered, or None while it has not.
+
+        :raises LaunchStatusException: no answer in time.
+        """
+        future: Future[Any] = self.waiting_future
+        if not future.done():
+            if time.monotonic() >= self._deadline:
+                raise exceptions.LaunchStatusException("the cloud does not answer")
+            return None
+        self.next_wake = None
+        try:
+            return future.result(0)
+        except CloudError as error:
+            if error.code == 404:
+                raise exceptions.NotFound from None
+            if error.code == 403:
+                raise exceptions.QuotaException("the cloud is full") from None
+            raise exceptions.LaunchStatusException(f"the cloud answered {error.code}") from None
+
+
+class Create(Machine):
+    def __init__(self, cloud: Cloud, hostname: str, metadata: dict[str, Any]) -> None:
+        super().__init__(cloud)
+        self.hostname = hostname
+        self.metadata = metadata
+
+    def advance(self) -> SimulatedInstance | None:
+        if self.state == self.START:
+            self._ask("creating", lambda: self.cloud.create(self.hostname, self.metadata))
+        elif self.state == "creating":
+            answer = self._answer()
+            if answer is not None:
+                self.external_id = answer
+                self._later()
+        elif self.state == "booting":
+            if time.monotonic() >= (self.next_wake or 0.0):
+                self._ask("polling", lambda: self.cloud.status(self.external_id))
+        elif self.state == "polling":
+            answer = self._answer()
+            if answer == "error":
+                raise exceptions.LaunchStatusException("the machine went into an error state")
+            if answer == "running":
+                self.state = "complete"
+                self.complete = True
+                return SimulatedInstance(self.external_id, self.metadata)
+            if answer is not None:
+                self._later()
+        return None
+
+    def _later(self) -> None:
+        self.state = "booting"
+        self.waiting_future = None
+        self.next_wake = time.monotonic() + 1.0
+
+
+class Delete(Machine):
+    def __init__(self, cloud: Cloud, external_id: str) -> None:
+        super().__init__(cloud)
+        self.external_id = external_id
+
+    def advance(self) -> None:
+        if self.state == self.START:
+            self._ask("deleting", lambda: self.cloud.delete(self.external_id))
+        elif self.state == "deleting" and self._answer() is not None:
+            self.state = "complete"
+            self.complete = True
+
+
+class SimulatedAdapter(statemachine.Adapter):
+    def __init__(self, provider_config: SimulatedProviderConfig) -> None:
+        self.provider = provider_config
+        self.cloud = clouds[provider_config.cloud]
+
+    def getCreateStateMachine(
+        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any, az: str | None, log: Any
+    ) -> Create:
+        return Create(self.cloud, hostname, metadata)
+
+    def getDeleteStateMachine(self, external_id: Any, log: Any) -> Delete:
+        return Delete(self.cloud, external_id)
+
+    def _list(self) -> list[tuple[str, dict[str, Any]]]:
+        found: list[tuple[str, dict[str, Any]]] = self.cloud.call(self.cloud.list).result(DEADLINE)
+        return found
+
+    def listInstances(self) -> list[SimulatedInstance]:
+        return [SimulatedInstance(i, metadata) for i, metadata in self._list()]
+
+    def listResources(self) -> list[SimulatedResource]:
+        return [SimulatedResource(i, metadata) for i, metadata in self._list()]
+
+    def deleteResource(self, resource: Any) -> None:
+        self.cloud.call(lambda: self.cloud.delete(resource.id)).result(DEADLINE)
+
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        there = {external_id for external_id, _metadata in self._list()}
+        return [external_id for external_id in external_ids if external_id not in there]
+
+    def getQuotaLimits(self) -> QuotaInformation:
+        return QuotaInformation(instances=self.cloud.quota, default=float("inf"))
+
+    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+        return QuotaInformation(cores=1, instances=1, ram=1024)
+
+
+class SimulatedDriver(statemachine.StateMachineDriver):
+    name = "simulated"
+
+    def getProviderConfig(self, provider: dict[str, Any]) -> SimulatedProviderConfig:
+        return SimulatedProviderConfig(self, provider)
+
+    def getAdapter(self, provider_config: Any) -> SimulatedAdapter:
+        return SimulatedAdapter(provider_config)

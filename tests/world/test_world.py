@@ -1,0 +1,46 @@
+"""Runs of the simulated world, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests import REPOSITORY
+
+
+def world(*arguments: str, timeout: float = 100) -> dict[int, Any]:
+    """Run seeds; return their results by seed."""
+    command = [sys.executable, str(REPOSITORY / "tools" / "world"), "--json", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout, check=False)
+    assert not done.stderr, done.stderr
+    return {result["seed"]: result for result in map(json.loads, done.stdout.splitlines())}
+
+
+def assert_no_violations(results: dict[int, Any], count: int) -> None:
+    assert len(results) == count
+    assert sum(result["requests"] for result in results.values()) > 5 * count, "hardly anything was built"
+    for seed, result in results.items():
+        story = "\n".join([*result["violations"], *result["events"]])
+        assert not result["violations"], f"seed {seed} (replay: tools/world --seeds {seed} --log FILE):\n{story}"
+
+
+@pytest.mark.core
+def test_sixty_seeds_violate_no_invariant() -> None:
+    assert_no_violations(world("--seeds", "1-60"), 60)
+
+
+@pytest.mark.core
+def test_same_seed_gives_the_same_bytes() -> None:
+    first = world("--seeds", "5-10", "--jobs", "1")
+    second = world("--seeds", "5-10", "--jobs", "3")
+    assert {seed: result["digest"] for seed, result in first.items()} == {seed: r["digest"] for seed, r in second.items()}
+    assert len({result["digest"] for result in first.values()}) == 6
+
+
+@pytest.mark.timeout(1800)
+def test_a_thousand_seeds_violate_no_invariant() -> None:
+    assert_no_violations(world("--seeds", "61-1060", "--jobs", "1", timeout=1700), 1000)

@@ -1,0 +1,276 @@
+"""A whole installation: ZooKeeper, clouds, launchers and Zuul, with faults."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import random
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nodepool.simulation import install, lines
+from nodepool.simulation.kernel import Kernel, Process, SimulationError
+from nodepool.simulation.network import Network
+from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
+from tests.world import faults
+from tests.world.cloud import Cloud
+from tests.world.observer import Observer
+from tests.world.zuul import Request, Zuul
+
+#: Virtual seconds that a world gets to come to rest after the last fault and the last build.
+SETTLING = 900.0
+
+
+@dataclass
+class Scenario:
+    """What a seed stands for; everything in it can be made smaller to find the cause of a violation.
+
+    :param duration: virtual seconds during which requests arrive and faults happen.
+    """
+
+    seed: int
+    launchers: int
+    duration: float
+    providers: list[dict[str, Any]]
+    labels: dict[str, int]
+    demand: list[list[Request]]
+    faults: list[faults.Fault]
+    lines: int
+    delay: float
+
+    @classmethod
+    def from_seed(cls, seed: int, duration: float = 90.0) -> Scenario:
+        choice = random.Random(seed)
+        labels: dict[str, int] = {"small": choice.choice((0, 0, 1, 2)), "large": choice.choice((0, 0, 0, 1))}
+        providers: list[dict[str, Any]] = []
+        for number in range(choice.choice((1, 1, 2))):
+            served = sorted(labels) if number == 0 else choice.choice((["small"], ["large"], ["large", "small"]))
+            providers.append({"labels": served, "servers": choice.choice((4, 5, 8, 20))})
+        if choice.random() < 0.4:
+            # Of its own: idle slots keep their backing nodes, which other requests would wait for.
+            labels |= {"slot": choice.choice((0, 0, 1)), "backing": 0}
+            providers.append({"labels": ["backing"], "servers": choice.choice((2, 3, 8))})
+            providers.append({"backing": "backing", "slots": choice.choice((2, 3)), "labels": ["slot"]})
+        schedulers, wanted = choice.choice((1, 1, 2)), sorted(labels.keys() - {"backing"})
+        demand = [
+            [cls._request(choice, duration, wanted) for _ in range(choice.choice((5, 15, 30)) // schedulers)]
+            for _ in range(schedulers)
+        ]
+        launchers = choice.choice((1, 2, 2, 3))
+        # One seed in four has no faults: everything has to be quick then.
+        plan = faults.plan(choice, duration) if seed % 4 else []
+        lines, delay = choice.choice((0, 200, 1000)), choice.choice((0.0, 0.002, 0.02))
+        return cls(seed, launchers, duration, providers, labels, demand, plan, lines, delay)
+
+    @staticmethod
+    def _request(choice: random.Random, duration: float, labels: list[str]) -> Request:
+        wanted = [choice.choice(labels) for _ in range(choice.choice((1, 1, 1, 2, 3)))]
+        arrives, lasts = choice.uniform(0, duration), choice.choice((0.5, 5.0, 20.0, 60.0))
+        request = Request(wanted, arrives, lasts, choice.choice((100, 200, 300)), choice.choice((0, 1, 5)))
+        if choice.random() < 0.1:
+            request.cancelled = choice.uniform(0.01, 10.0)
+        if choice.random() < 0.1:
+            request.reprioritized = choice.uniform(0.01, 10.0)
+        return request
+
+
+@dataclass
+class Result:
+    seed: int
+    violations: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    #: Equal for equal runs.
+    digest: str = ""
+    virtual: float = 0.0
+    cpu: float = 0.0
+    requests: int = 0
+    faults: int = 0
+    switches: int = 0
+
+
+class Launcher:
+    """A process that runs a launcher."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.name = f"launcher-{number}"
+        self._world = world
+        self.process: Process = world.kernel.process(self.name)
+        self.pool: Any = None
+
+    def start(self) -> None:
+        self.process = self._world.kernel.process(self.name)
+        self._world.kernel.spawn(self._run, process=self.process)
+
+    def _run(self) -> None:
+        from nodepool.launcher import NodePool
+
+        def main() -> None:
+            pool: Any = NodePool(None, self._world.config_file)
+            pool.cleanup_interval = 5
+            self.pool = pool
+            pool.start()
+
+        threading.Thread(target=main, name="main").start()
+
+    def stop(self, timeout: float = 60.0) -> None:
+        """As with SIGTERM."""
+        pool = self.pool
+        self._world.kernel.spawn(threading.Thread(target=pool.stop, name="stop").start, process=self.process)
+
+
+class World:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.kernel = Kernel(scenario.seed, lines=scenario.lines, delay=scenario.delay)
+        self.network = Network(self.kernel)
+        install.begin(self.kernel, self.network)
+        lines.begin()
+        self.events: list[str] = []
+        self.violations: list[str] = []
+        self._digest = hashlib.sha256()
+        self.observer = Observer(self)
+        self.zookeeper = ZooKeeper(self.kernel, self.network, self.observer.changed)
+        self.clouds: list[Cloud] = []
+        self.config_file = "nodepool.yaml"
+        self._write_config()
+        self.launchers = [Launcher(self, number) for number in range(1, scenario.launchers + 1)]
+        self.zuuls = [Zuul(self.kernel, f"zuul-{n}", demand, self.note) for n, demand in enumerate(scenario.demand, 1)]
+        self.faults_ended = 0.0
+
+    def _write_config(self) -> None:
+        scenario = self.scenario
+        providers = []
+        for number, provider in enumerate(scenario.providers):
+            pool: dict[str, Any] = {"name": "main"}
+            if "backing" in provider:
+                pool["labels"] = [
+                    {
+                        "name": label, "backing-label": provider["backing"], "max-parallel-jobs": provider["slots"],
+                        "grace-time": 5, "host-key-checking": False,
+                    }
+                    for label in provider["labels"]
+                ]  # fmt: skip
+                providers.append({"name": f"provider-{number}", "driver": "metastatic", "pools": [pool]})
+                continue
+            quota, observer = provider["servers"] + 2, self.observer
+            cloud = Cloud(f"cloud-{number}", self.kernel, quota, (0.5, 8.0), observer.created, observer.destroyed)
+            self.clouds.append(cloud)
+            pool |= {"labels": provider["labels"], "max-servers": provider["servers"]}
+            providers.append({"name": f"provider-{number}", "driver": "simulated", "cloud": cloud.name, "pools": [pool]})
+        config = {
+            "zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}],
+            "zookeeper-insecure": True,
+            "labels": [{"name": name, "min-ready": count} for name, count in scenario.labels.items()],
+            "providers": providers,
+        }
+        Path(self.config_file).write_text(yaml.safe_dump(config))
+
+    # -- what is seen
+
+    def note(self, kind: str, text: str) -> None:
+        """Add an event to the story of this run."""
+        line = f"{self.kernel.now:9.3f} {kind:<8} {text}"
+        self.events.append(line)
+        self._digest.update(line.encode() + b"\n")
+        if kind == "stuck":
+            self.violated(text)
+
+    def violated(self, text: str) -> None:
+        self.violations.append(text)
+        self.events.append(f"{self.kernel.now:9.3f} VIOLATED {text}")
+
+    # -- running
+
+    def run(self) -> Result:
+        began = time_of_cpu()
+        result = Result(self.scenario.seed)
+        try:
+            with _logging(self):
+                self.kernel.run(self._main, until=self.scenario.duration + 4 * SETTLING)
+        except SimulationError as error:
+            self.violated(str(error))
+        result.violations, result.events = self.violations, self.events
+        self._digest.update(str(self.kernel.trace).encode())
+        result.digest = self._digest.hexdigest()
+        result.virtual, result.cpu = self.kernel.now, time_of_cpu() - began
+        result.requests = sum(zuul.ended for zuul in self.zuuls)
+        result.faults, result.switches = len(self.scenario.faults), self.kernel.switches
+        return result
+
+    def _main(self) -> None:
+        for launcher in self.launchers:
+            launcher.start()
+        for zuul in self.zuuls:
+            zuul.start()
+        for fault in self.scenario.faults:
+            delay = fault.at - self.kernel.now
+            if delay > 0:
+                self.kernel.sleep(delay)
+            self.note("fault", str(fault))
+            fault.apply(self)
+        self.kernel.sleep(max(0.0, self.scenario.duration - self.kernel.now))
+        faults.heal(self)
+        self.note("healed", "no more faults")
+        self.faults_ended = self.kernel.now
+        limit = self.kernel.now + 2 * SETTLING
+        while not all(zuul.done for zuul in self.zuuls) and self.kernel.now < limit:
+            self.kernel.sleep(1.0)
+        for zuul in self.zuuls:
+            if not zuul.done:
+                self.violated(f"builds of {zuul.name} have not ended {2 * SETTLING:.0f} s after the last fault")
+        limit = self.kernel.now + SETTLING
+        while (wrong := self.observer.at_rest()) and self.kernel.now < limit:
+            self.kernel.sleep(5.0)
+        for text in wrong:
+            self.violated(f"at rest: {text}")
+        self.observer.at_end()
+
+
+class _Recorder(logging.Handler):
+    """Every record is formatted in every run, so that a verbose run is the same run."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def createLock(self) -> None:
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kernel = self._world.kernel
+        kernel.quiet += 1
+        try:
+            text = f"{record.levelname} {kernel.running_process.name} {record.name}: {record.getMessage()}"
+            if record.exc_info and record.exc_info[0] is not None:
+                text += f" [{record.exc_info[0].__name__}: {record.exc_info[1]}]"
+            self._world.observer.logged(record, text)
+        finally:
+            kernel.quiet -= 1
+
+
+@contextlib.contextmanager
+def _logging(world: World) -> Iterator[None]:
+    root = logging.getLogger()
+    handler = _Recorder(world)
+    before, root.handlers[:] = list(root.handlers), [handler]
+    root.setLevel(logging.DEBUG)
+    threading.excepthook = lambda args: world.violated(
+        f"a thread ended: {args.thread and args.thread.name}: {''.join(traceback.format_exception(args.exc_value))}"
+    )
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+
+
+def time_of_cpu() -> float:
+    used = os.times()
+    return used.user + used.system
