@@ -145,6 +145,8 @@ class Assignment(threading.Thread):
         with self._condition:
             self._claimed.pop(request_id, None)
             claimed_at = self._claimed_at.pop(request_id, self._events)
+            # Our pool could not take it: if another launcher does, nothing was missed here.
+            self._net.offered.pop(request_id, None)
             if retry_after > 0:
                 self._claimed[request_id] = None
                 heapq.heappush(self._timers, (self.state.clock.monotonic() + retry_after, request_id, True))

@@ -533,6 +533,26 @@ def test_lost_wake_ups_are_counted(woken: bool) -> None:
 
 
 @pytest.mark.usefixtures("net_of_30_s")
+def test_request_that_our_pool_refused_and_another_launcher_takes_is_not_counted_as_missed() -> None:
+    """Found by the simulated world, seed 259 of its first scenarios."""
+    tree, worker = Tree(), Room()
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    worker.room = 1
+    hand(assignment).now += 31
+    assignment._pass()
+    assert worker.log == [name]
+    assignment.release(name, wait_for=because(Code.LIMITS_UNKNOWN, provider="p"))
+    taken = request(name)
+    taken.state = PENDING
+    assignment.request_changed(name, taken)
+    assert found(assignment) == 0
+
+
+@pytest.mark.usefixtures("net_of_30_s")
 @pytest.mark.spec("issue 11, B4: what the net looks at and has to wait still is nothing found")
 def test_the_net_finds_nothing() -> None:
     tree, worker = Tree(), Room()
