@@ -85,6 +85,9 @@ class Housekeeping:
             return
         contenders = slots.zk.getNodeLockContenders(node)
         if not contenders or contenders[0] != slots.my_id:
+            again = slots.zk.getNode(node_id)
+            if again is None or again.state != zk.IN_USE or again.version != node.version:
+                return  # it was released, perhaps by another launcher
             self.log.warning("Node %s claims to be ours, but is not locked by us", node_id)
             return
         if node.state != zk.IN_USE:

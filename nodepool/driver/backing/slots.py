@@ -331,8 +331,8 @@ class BackingSlots:
     # Backing nodes go
 
     def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
-        """It was deleted by others: what waits for a slot of it takes another."""
-        if not record.lost:
+        """Place the nodes that wait for its slots elsewhere. An idle one was released, by us or another launcher."""
+        if not record.lost and not record.isEmpty():
             self.log.warning("%s no longer exists or left state in-use; nodes that wait for its slots are moved", record)
         record.lost = record.failed = True
         for machine in self.machines(record):
