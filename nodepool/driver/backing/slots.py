@@ -407,7 +407,8 @@ class BackingSlots:
                 return
             slot = place[1]
             if not 0 <= slot < record.slot_count or record.allocated_nodes[slot] is not None:
-                self.log.warning("Node %s claims slot %s of %s, which is not free", node.id, slot, record)
+                if not record.busy:  # else the answer to our own write tells who has the slot
+                    self.log.warning("Node %s claims slot %s of %s, which is not free", node.id, slot, record)
                 return
             self.book.deallocate(node.id)
             self.book.allocate(record, node.id, slot)
