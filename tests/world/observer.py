@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.world.world import World
 
+#: Seconds from the end of its use to the deletion of a node, without faults.
+LONGEST_DELETION = 5.0
 NODES, REQUESTS = "/nodepool/nodes/", "/nodepool/requests/"
 #: Requests of launchers for the ready nodes of labels: their nodes are set free.
 MIN_READY = "NodePool:min-ready"
@@ -34,6 +36,8 @@ class Observer:
         self.requests: dict[str, dict[str, Any]] = {}
         #: Paths by session.
         self._ephemeral: dict[int, list[str]] = {}
+        #: Since when nodes have been used up.
+        self._used: dict[str, float] = {}
         self.vanished: set[str] = set()
         self.log: list[str] = []
 
@@ -62,6 +66,9 @@ class Observer:
             name = path.removeprefix(prefix)
             if name != path and records.pop(name, None) is not None:
                 self._world.note("delete", path)
+                used = self._used.pop(name, None) if records is self.nodes else None
+                if used is not None and self._world.scenario.quiet and self._world.kernel.now - used > LONGEST_DELETION:
+                    self._world.violated(f"node {name} was used for the last time {self._world.kernel.now - used:.1f} s ago")
 
     def _written(self, records: dict[str, dict[str, Any]], name: str, record: dict[str, Any], fulfilled: list[str]) -> None:
         before = records.get(name)
@@ -70,9 +77,13 @@ class Observer:
         if records is self.nodes:
             text = f"{name} {old} -> {record['state']} {record.get('external_id')} for {record.get('allocated_to')}"
             self._world.note("node", text)
+            if record["state"] == "used":
+                self._used.setdefault(name, self._world.kernel.now)
             if record["state"] not in LEGAL[old]:
                 self._world.violated(f"node {name} went from {old} to {record['state']}")
             self._reassigned(name, before, record)
+            if before is None:
+                self._within_limit(record)
         elif old != record["state"]:
             self._world.note("request", f"{name} {old} -> {record['state']} nodes {record.get('nodes')}")
             if record["state"] == "fulfilled":
@@ -85,6 +96,16 @@ class Observer:
             return
         if record.get("allocated_to") != owner:
             self._world.violated(f"node {name} was taken from the fulfilled request {owner}")
+
+    def _within_limit(self, record: dict[str, Any]) -> None:
+        """No node beyond max-servers. Two launchers that create nodes in the same moment may exceed it."""
+        if len(self._world.launchers) > 1:
+            return
+        name = record["provider"]
+        provider = self._world.scenario.providers[int(name.rpartition("-")[2])]
+        count = sum(node["provider"] == name and node["state"] != "deleting" for node in self.nodes.values())
+        if count > provider.get("servers", count):
+            self._world.violated(f"{count} nodes at {name}, more than its limit of {provider['servers']}")
 
     def _fulfilled(self, name: str, record: dict[str, Any]) -> None:
         if len(record["nodes"]) != len(record["node_types"]):
@@ -124,6 +145,8 @@ class Observer:
 
     def logged(self, record: logging.LogRecord, text: str) -> None:
         self.log.append(f"{self._world.kernel.now:9.3f} {text}")
+        if self._world.scenario.quiet and record.levelno >= logging.WARNING and record.name.startswith("nodepool"):
+            self._world.violated(f"logged without any fault: {text}")
         if record.name == "nodepool.SafetyNet":
             self._world.violated(f"the safety net had to act: {record.getMessage()}")
 

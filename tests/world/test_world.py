@@ -15,7 +15,7 @@ from tests import REPOSITORY
 def world(*arguments: str, timeout: float = 100) -> dict[int, Any]:
     """Run seeds; return their results by seed."""
     command = [sys.executable, str(REPOSITORY / "tools" / "world"), "--json", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     assert not done.stderr, done.stderr
     return {result["seed"]: result for result in map(json.loads, done.stdout.splitlines())}
 
@@ -41,6 +41,6 @@ def test_same_seed_gives_the_same_bytes() -> None:
     assert len({result["digest"] for result in first.values()}) == 6
 
 
-@pytest.mark.timeout(1800)
-def test_a_thousand_seeds_violate_no_invariant() -> None:
-    assert_no_violations(world("--seeds", "61-1060", "--jobs", "1", timeout=1700), 1000)
+@pytest.mark.timeout(900)
+def test_three_hundred_more_seeds_violate_no_invariant() -> None:
+    assert_no_violations(world("--seeds", "61-360", "--jobs", "1", timeout=800), 300)
