@@ -94,16 +94,26 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = 20.0, what: str = "the condition") -> Any:
-    """Wait until the condition gives something true, and return that."""
+    """Wait until the condition returns something true, and return that.
+
+    It does not hold either while what it asks about does not exist yet.
+    """
     timeout = limit(timeout)
     deadline = time.monotonic() + timeout
     while True:
-        value = condition()
+        value, missing = _ask(condition)
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not hold within {timeout:g} s")
+            raise AssertionError(f"{what} did not hold within {timeout:g} s") from missing
         time.sleep(0.01)
+
+
+def _ask(condition: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return condition(), None
+    except (AttributeError, LookupError, TypeError) as error:
+        return None, error
 
 
 @dataclass
