@@ -39,6 +39,7 @@ def replace_standard_library() -> None:
     python_queue: Any = vars(queue)["_PySimpleQueue"]
     replaced: dict[int, Any] = {
         id(_thread.allocate_lock): sync.Lock,
+        id(threading.Lock): sync.Lock,  # another object from Python 3.13 on
         id(_thread.RLock): sync.RLock,
         id(_thread.get_ident): sync.get_ident,
         id(_thread.start_new_thread): sync.start_new_thread,

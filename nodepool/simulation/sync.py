@@ -6,6 +6,7 @@ and run unchanged.
 
 from __future__ import annotations
 
+import _thread
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -132,9 +133,13 @@ class RLock:
         self.release()
 
 
+#: Of the thread that runs the simulation.
+_REAL_IDENT = _thread.get_ident()
+
+
 def get_ident() -> int:
     task = current().task
-    return 0 if task is None else task.ident
+    return _REAL_IDENT if task is None else task.ident
 
 
 def start_new_thread(function: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import REPOSITORY
+from tests.world.mutations import FOUND, MUTATIONS, change
 
 
 def world(*arguments: str, timeout: float = 100) -> dict[int, Any]:
@@ -44,3 +45,17 @@ def test_same_seed_gives_the_same_bytes() -> None:
 @pytest.mark.timeout(900)
 def test_three_hundred_more_seeds_violate_no_invariant() -> None:
     assert_no_violations(world("--seeds", "61-360", "--jobs", "1", timeout=800), 300)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", FOUND)
+def test_planted_defect_is_found(name: str) -> None:
+    results = world("--seeds", "1-40", "--first", "--mutation", name, timeout=360)
+    assert any(result["violations"] for result in results.values())
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_planted_defect_still_fits_the_program(name: str) -> None:
+    mutation = MUTATIONS[name]
+    text = (REPOSITORY / mutation.module.replace(".", "/")).with_suffix(".py").read_text()
+    assert change(name)(mutation.module, text) != text

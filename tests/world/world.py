@@ -262,6 +262,10 @@ class _Recorder(logging.Handler):
     def createLock(self) -> None:
         self.lock = None
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
         kernel = self._world.kernel
         kernel.quiet += 1
