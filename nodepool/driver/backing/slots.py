@@ -407,7 +407,7 @@ class BackingSlots:
                 return
             slot = place[1]
             if not 0 <= slot < record.slot_count or record.allocated_nodes[slot] is not None:
-                if not record.busy:  # else the answer to our own write tells who has the slot
+                if not record.busy:  # a write of ours is under way: its answer decides who has the slot
                     self.log.warning("Node %s claims slot %s of %s, which is not free", node.id, slot, record)
                 return
             self.book.deallocate(node.id)

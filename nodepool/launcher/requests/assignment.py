@@ -145,8 +145,6 @@ class Assignment(threading.Thread):
         with self._condition:
             self._claimed.pop(request_id, None)
             claimed_at = self._claimed_at.pop(request_id, self._events)
-            # Our pool could not take it: if another launcher does, nothing was missed here.
-            self._net.offered.pop(request_id, None)
             if retry_after > 0:
                 self._claimed[request_id] = None
                 heapq.heappush(self._timers, (self.state.clock.monotonic() + retry_after, request_id, True))
@@ -157,6 +155,8 @@ class Assignment(threading.Thread):
             if entry is None:
                 self._condition.notify()
                 return
+            # Still open: our pool could not take it. If another launcher does, nothing was missed here.
+            self._net.offered.pop(request_id, None)
             self._dirty.setdefault(request_id, None)
             # What happened since it was handed out may have taken the reason to wait away.
             unchanged = wait_for is not None and not self._changed_since(claimed_at, wait_for)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, decode_driver_data, encode_user_data, parse_user_data
+from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.backing.transactions import backing_request
 from nodepool.driver.metastatic.machines import MetastaticInstance
 from nodepool.zk.zookeeper import REQUESTED, Node
@@ -220,3 +223,19 @@ def test_backing_request_speaks_for_the_user() -> None:
         assert priority == "100"
         assert request.relative_priority == 0
         assert request.event_id
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_slot_that_two_nodes_claim_is_a_warning_unless_our_write_is_under_way(
+    busy: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    book, backing = SlotBook(), record(1)
+    book.add(backing)
+    book.allocate(backing, "0000000002")
+    backing.busy = busy
+    slots: Any = SimpleNamespace(lock=threading.RLock(), book=book, log=logging.getLogger("nodepool"), _waiting={})
+    node = Node("0000000003")
+    node.driver_data = {"backing_node": backing.node_id, "slot": 0}
+    BackingSlots.note_slot(slots, node)
+    assert backing.allocations() == {0: "0000000002"}
+    assert ("claims slot 0" in caplog.text) is not busy
