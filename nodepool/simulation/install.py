@@ -24,7 +24,7 @@ from typing import Any
 from nodepool.simulation import kernel as kernels
 from nodepool.simulation import sync
 from nodepool.simulation.kernel import Kernel, current
-from nodepool.simulation.network import Descriptors, Network, Poll
+from nodepool.simulation.network import FIRST_DESCRIPTOR, Network, Poll
 
 _network: Network | None = None
 
@@ -61,9 +61,8 @@ def replace_standard_library() -> None:
         id(os.pipe): lambda: network().pipe(),
         id(queue.SimpleQueue): python_queue,
     }
-    descriptors = _Descriptors()
-    for name in ("read", "write", "close"):
-        replaced[id(getattr(os, name))] = getattr(descriptors, name)
+    for real, method in ((os.read, "recv"), (os.write, "send"), (os.close, "close")):
+        replaced[id(real)] = _of_descriptor(real, method)
     # The first is of Python 3.12 and earlier, the others are of 3.13 and later.
     for name, function in (
         ("_set_sentinel", sync.set_sentinel),
@@ -83,21 +82,15 @@ def replace_standard_library() -> None:
                 setattr(module, attribute, replaced[id(value)])
 
 
-class _Descriptors:
-    """Of the network that is in use."""
+def _of_descriptor(real: Callable[..., Any], method: str) -> Callable[..., Any]:
+    """Return the function for simulated descriptors; others are passed on."""
 
-    def __init__(self) -> None:
-        self._real = {name: getattr(os, name) for name in ("read", "write", "close")}
+    def function(number: int, *arguments: Any) -> Any:
+        if number < FIRST_DESCRIPTOR:
+            return real(number, *arguments)
+        return getattr(network().files.socket(number), method)(*arguments)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        real = self._real[name]
-
-        def function(number: int, *arguments: Any) -> Any:
-            if _network is None or number < 1_000_000:
-                return real(number, *arguments)
-            return getattr(Descriptors(_network), name)(number, *arguments)
-
-        return function
+    return function
 
 
 def begin(kernel: Kernel, net: Network) -> None:

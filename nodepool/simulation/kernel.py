@@ -44,9 +44,7 @@ class Process:
 class Task:
     """One simulated thread."""
 
-    __slots__ = (
-        "awaited", "context", "foreign", "greenlet", "ident", "parked", "process", "readings", "sentinels", "ticket", "woken",
-    )  # fmt: skip
+    __slots__ = ("awaited", "foreign", "greenlet", "ident", "parked", "process", "readings", "sentinels", "ticket", "woken")
 
     def __init__(self, ident: int, process: Process, run: Callable[[], None], hub: greenlet.greenlet) -> None:
         self.ident = ident
@@ -123,7 +121,7 @@ class Kernel:
 
         task = Task(next(self._sequence), process or self.running_process, run, self._hub)
         self.tasks[task] = None
-        self._make_ready(task)
+        self.ready.append(task)
         return task
 
     def kill(self, process: Process) -> None:
@@ -153,9 +151,6 @@ class Kernel:
 
     # -- waiting
 
-    def _make_ready(self, task: Task) -> None:
-        self.ready.append(task)
-
     def park(self, deadline: float | None = None) -> bool:
         """Wait until `wake` is called for this task, or until the deadline; return whether it was woken."""
         task = self.task
@@ -171,7 +166,7 @@ class Kernel:
     def wake(self, task: Task) -> None:
         if task.parked and task.process.alive:
             task.parked, task.woken = False, True
-            self._make_ready(task)
+            self.ready.append(task)
 
     def sleep(self, seconds: float) -> None:
         self.park(self.now + max(0.0, seconds))
@@ -183,12 +178,6 @@ class Kernel:
     def _leave(self) -> None:
         self._hub.switch()
 
-    def yield_(self) -> None:
-        """Let others run."""
-        if self.task is not None:
-            self._make_ready(self.task)
-            self._leave()
-
     def preempt(self) -> None:
         """Let others run, perhaps for a while."""
         if self.task is None or self.quiet:
@@ -196,7 +185,8 @@ class Kernel:
         if self.delay and self.random.random() < 0.1:
             self.sleep(self.random.expovariate(1 / self.delay))
         else:
-            self.yield_()
+            self.ready.append(self.task)
+            self._leave()
 
     def point(self) -> None:
         """A place at which a task may be preempted."""
@@ -280,7 +270,7 @@ class Kernel:
             what()
         else:
             task.parked = False
-            self._make_ready(task)
+            self.ready.append(task)
 
     def _stuck(self, why: str) -> NoReturn:
         raise SimulationError(f"{why} (at {self.now:.3f} s, {len(self.tasks)} tasks)")

@@ -33,15 +33,13 @@ def step() -> None:
 
 
 def begin() -> None:
-    """Start the count anew, for runs that can be repeated."""
+    """Reset the count at the start of a run, so that the run can be repeated."""
     global _left
     _left = 0
 
 
 class _Insert(ast.NodeTransformer):
-    def _visit_function(self, node: Any) -> Any:
-        self.generic_visit(node)
-        return node
+    _depth = 0
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -50,8 +48,6 @@ class _Insert(ast.NodeTransformer):
             if isinstance(block, list) and block and self._depth and not isinstance(node, (ast.ClassDef, ast.Match)):
                 setattr(node, field, [each for statement in block for each in (_call(statement), statement)])
         return node
-
-    _depth = 0
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self._depth += 1
@@ -88,13 +84,11 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...], change: Callable[[str, str], str]) -> None:
-        self._include = include
-        self._exclude = exclude
+    def __init__(self, change: Callable[[str, str], str]) -> None:
         self._change = change
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if not name.startswith(self._include) or name.startswith(self._exclude):
+        if not name.startswith("nodepool.") or name.startswith(("nodepool.simulation", "nodepool.zkserver")):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
@@ -103,11 +97,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def instrument(
-    include: tuple[str, ...] = ("nodepool.",),
-    exclude: tuple[str, ...] = (),
-    change: Callable[[str, str], str] = lambda _name, text: text,
-) -> None:
+def instrument(change: Callable[[str, str], str] = lambda _name, text: text) -> None:
     """Have modules that are imported from now on call `step`.
 
     :param change: gets name and text of each module, and returns the text to use.
@@ -115,5 +105,4 @@ def instrument(
     import builtins
 
     setattr(builtins, _CALL, step)
-    excluded = ("nodepool.simulation", "nodepool.zkserver", *exclude)
-    sys.meta_path.insert(0, _Finder(include, excluded, change))
+    sys.meta_path.insert(0, _Finder(change))

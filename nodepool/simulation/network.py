@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import select
 import socket
 from collections.abc import Callable, Iterable
@@ -71,9 +70,6 @@ class File:
             return b""
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    def wait(self, deadline: float | None, mask: int) -> bool:
-        return bool(wait_for([(self, mask)], deadline))
-
     def close(self) -> None:
         if not self.closed:
             self.closed = True
@@ -117,15 +113,23 @@ class Files:
     def remove(self, file: File) -> None:
         self.open.pop(file.descriptor, None)
 
+    def socket(self, descriptor: int) -> Socket:
+        """
+        :raises OSError: it is closed.
+        """
+        found = self.open.get(descriptor)
+        if not isinstance(found, Socket):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        return found
+
 
 class Socket(File):
     """The client's end of a connection, or either end of a pair."""
 
-    def __init__(self, files: Files, send: Callable[[bytes], None], hang_up: Callable[[], None], peer: Any) -> None:
+    def __init__(self, files: Files, send: Callable[[bytes], None], hang_up: Callable[[], None]) -> None:
         super().__init__(files)
         self._send = send
         self._hang_up = hang_up
-        self._peer = peer
         self._timeout: float | None = None
         self._process = current().running_process
         self._process.at_exit[self.close] = None
@@ -139,22 +143,13 @@ class Socket(File):
     def settimeout(self, seconds: float | None) -> None:
         self._timeout = seconds
 
-    def gettimeout(self) -> float | None:
-        return self._timeout
-
     def setsockopt(self, *_arguments: Any) -> None:
         pass
 
-    def getpeername(self) -> Any:
-        return self._peer
-
-    def getsockname(self) -> Any:
-        return ("127.0.0.1", self.descriptor)
-
     def recv(self, size: int, _flags: int = 0) -> bytes:
         if self._timeout != 0:
-            kernel = current()
-            if not self.wait(None if self._timeout is None else kernel.now + self._timeout, select.POLLIN):
+            deadline = None if self._timeout is None else current().now + self._timeout
+            if not wait_for([(self, select.POLLIN)], deadline):
                 raise TimeoutError("timed out")
         return self.read(size)
 
@@ -167,23 +162,11 @@ class Socket(File):
         self._send(bytes(data))
         return len(data)
 
-    def sendall(self, data: Any, _flags: int = 0) -> None:
-        self.send(data)
-
-    def shutdown(self, _how: int) -> None:
-        self._hang_up()
-
     def close(self) -> None:
         if not self.closed:
             super().close()
             self._process.at_exit.pop(self.close, None)
             self._hang_up()
-
-    def __enter__(self) -> Socket:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 class Connection:
@@ -199,7 +182,7 @@ class Connection:
         self.address = address
         self.receive: Callable[[bytes], None] = lambda _data: None
         self.lost: Callable[[], None] = lambda: None
-        self.socket = Socket(network.files, self._to_service, self._client_closed, address)
+        self.socket = Socket(network.files, self._to_service, self._client_closed)
         self.open = True
         self.muted = False
         self._stalled: list[tuple[str, Any]] | None = None
@@ -328,20 +311,12 @@ class Network:
 
     def socketpair(self, *_arguments: Any) -> tuple[Socket, Socket]:
         ends: list[Socket] = []
-        for mine, other in ((0, 1), (1, 0)):
-            ends.append(
-                Socket(
-                    self.files,
-                    lambda data, other=other: ends[other].deliver(data),  # type: ignore[misc]
-                    lambda mine=mine, other=other: ends[other].end() if len(ends) > other else None,  # type: ignore[misc]
-                    None,
-                )
-            )
+        ends.append(Socket(self.files, lambda data: ends[1].deliver(data), lambda: ends[1].end()))
+        ends.append(Socket(self.files, lambda data: ends[0].deliver(data), lambda: ends[0].end()))
         return ends[0], ends[1]
 
     def pipe(self) -> tuple[int, int]:
         reading, writing = self.socketpair()
-        reading.setblocking(True)
         return reading.descriptor, writing.descriptor
 
     @staticmethod
@@ -359,8 +334,6 @@ class Poll:
     def register(self, file: Any, mask: int = select.POLLIN | select.POLLOUT | select.POLLPRI) -> None:
         self._registered[file if isinstance(file, int) else file.fileno()] = mask
 
-    modify = register
-
     def unregister(self, file: Any) -> None:
         del self._registered[file if isinstance(file, int) else file.fileno()]
 
@@ -374,29 +347,3 @@ class Poll:
         if gone:
             return gone
         return wait_for([(opened[number], mask) for number, mask in self._registered.items() if number in opened], deadline)
-
-
-class Descriptors:
-    """``os.read``, ``os.write`` and ``os.close`` for simulated descriptors; others are passed on."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._real = (os.read, os.write, os.close)
-
-    def _socket(self, number: int) -> Socket:
-        found = self._network.files.open.get(number)
-        if not isinstance(found, Socket):
-            raise OSError(errno.EBADF, "Bad file descriptor")
-        return found
-
-    def read(self, number: int, size: int) -> bytes:
-        return self._real[0](number, size) if number < FIRST_DESCRIPTOR else self._socket(number).recv(size)
-
-    def write(self, number: int, data: Any) -> int:
-        return self._real[1](number, data) if number < FIRST_DESCRIPTOR else self._socket(number).send(data)
-
-    def close(self, number: int) -> None:
-        if number < FIRST_DESCRIPTOR:
-            self._real[2](number)
-        else:
-            self._socket(number).close()
