@@ -143,12 +143,12 @@ class StatsdReceiver:
         return next((line[len(name) + 1 :] for line in reversed(self.lines) if line.startswith(f"{name}:")), None)
 
     def wait_any(self, name: str, timeout: float = 10) -> str:
-        """The latest ``value|type`` of a name, which may still have to come."""
+        """Return the latest ``value|type`` of a name; wait for the first one."""
         self.wait_line(re.escape(name) + ":.*", timeout)
         return self.last(name) or ""
 
     def wait_line(self, pattern: str, timeout: float = 10) -> None:
-        """Until a whole line matches."""
+        """Wait until a whole line matches the regular expression."""
         wait_for(lambda: any(re.fullmatch(pattern, line) for line in self.lines), timeout, pattern)
 
     def wait(self, name: str, value: str, timeout: float = 10) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 
+#: The order of sets of strings is a part of what a seed stands for.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 
 

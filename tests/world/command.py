@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -142,12 +143,12 @@ def results(scenarios: Sequence[Scenario], jobs: int = 1, log: str | None = None
 
 def shrink(scenario: Scenario) -> Scenario:
     """Leave out what a violation does not need: faults, requests, statements between preemptions."""
-    left = MOST_ATTEMPTS
+    left, wanted = MOST_ATTEMPTS, _kinds(next(results([scenario])))
 
     def fails(smaller: Scenario) -> bool:
         nonlocal left
         left -= 1
-        return left >= 0 and bool(next(results([smaller])).violations)
+        return left >= 0 and bool(_kinds(next(results([smaller]))) & wanted)
 
     for change in ({"lines": 0}, {"delay": 0.0}, {"launchers": 1}, {"launchers": 2}):
         if any(getattr(scenario, name) != value for name, value in change.items()) and fails(replace(scenario, **change)):
@@ -165,6 +166,11 @@ def shrink(scenario: Scenario) -> Scenario:
                     start += size
             size //= 2
     return scenario
+
+
+def _kinds(result: Result) -> set[str]:
+    """The violations without their numbers: a smaller scenario must fail in the same way."""
+    return {re.sub(r"[0-9]+", "", text) for text in result.violations}
 
 
 def _numbers(text: str) -> list[int]:

@@ -163,7 +163,6 @@ def vanish(world: World, fault: Fault) -> None:
     if machines:
         machine = machines[int(fault.pick * len(machines))]
         world.note("vanish", f"machine {machine}")
-        world.observer.vanished.add(machine)
         cloud.vanish(machine)
 
 

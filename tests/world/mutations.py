@@ -119,6 +119,14 @@ MUTATIONS: dict[str, Mutation] = {
     "backing-take-over-ignores-version": Mutation(
         "nodepool.driver.backing.transactions", "    version = node.version\n    txn.set", "    version = -1\n    txn.set"
     ),
+    "warns-of-idle-backing-nodes": Mutation(
+        "nodepool.driver.backing.slots", "if not record.lost and not record.isEmpty():", "if not record.lost:"
+    ),
+    "warns-of-released-backing-nodes": Mutation(
+        "nodepool.driver.backing.housekeeping",
+        "if again is None or again.state != zk.IN_USE or again.version != node.version:",
+        "if False:",
+    ),
     "backing-recovery-trusts-the-mirror": Mutation(
         "nodepool.driver.backing.housekeeping", "if time.monotonic() - since >= SIGNING_TIME:", "if True:"
     ),
@@ -139,6 +147,8 @@ FOUND = (
     "nodes-are-not-rechecked-when-unlocked",
     "reuse-ignores-lock",
     "reuse-ignores-version",
+    "warns-of-idle-backing-nodes",
+    "warns-of-released-backing-nodes",
     "writes-ignore-versions",
 )
 

@@ -38,7 +38,6 @@ class Observer:
         self._ephemeral: dict[int, list[str]] = {}
         #: Since when nodes have been used up.
         self._used: dict[str, float] = {}
-        self.vanished: set[str] = set()
         self.log: list[str] = []
 
     # -- transactions
@@ -79,7 +78,7 @@ class Observer:
             self._world.note("node", text)
             if record["state"] == "used":
                 self._used.setdefault(name, self._world.kernel.now)
-            if record["state"] not in LEGAL[old]:
+            if record["state"] not in LEGAL.get(old, ()):
                 self._world.violated(f"node {name} went from {old} to {record['state']}")
             self._reassigned(name, before, record)
             if before is None:

@@ -29,6 +29,8 @@ from tests.world.zuul import Request, Zuul
 SETTLING = 900.0
 #: The same without faults: less than the safety nets of the launcher wait.
 QUICK_SETTLING = 25.0
+#: Servers of a provider that has room for whatever is asked for.
+ROOM = 99
 #: Seconds from submission to fulfillment without faults, when there is room: booting takes up to 8 s.
 LONGEST_LAUNCH = 15.0
 
@@ -45,7 +47,7 @@ class Scenario:
     duration: float
     providers: list[dict[str, Any]]
     labels: dict[str, int]
-    demand: list[list[Request]]
+    demand: list[Request]
     faults: list[faults.Fault]
     lines: int
     delay: float
@@ -55,7 +57,7 @@ class Scenario:
     @property
     def quiet(self) -> bool:
         """Without faults, and with room for all requests: everything has to be quick."""
-        return not self.faults
+        return not self.faults and all(provider.get("servers", ROOM) == ROOM for provider in self.providers)
 
     @classmethod
     def from_seed(cls, seed: int, duration: float = 90.0) -> Scenario:
@@ -66,16 +68,17 @@ class Scenario:
         providers: list[dict[str, Any]] = []
         for number in range(choice.choice((1, 1, 2))):
             served = sorted(labels) if number == 0 else choice.choice((["small"], ["large"], ["large", "small"]))
-            providers.append({"labels": served, "servers": 99 if quiet else choice.choice((4, 5, 8, 20))})
+            providers.append({"labels": served, "servers": ROOM if quiet else choice.choice((4, 5, 8, 20))})
         if choice.random() < 0.4:
-            # Of its own: idle slots keep their backing nodes, which other requests would wait for.
+            # Of its own, and with room: idle slots keep their backing nodes, and requests would wait for them.
             labels |= {"slot": choice.choice((0, 0, 1)), "backing": 0}
-            providers.append({"labels": ["backing"], "servers": 99 if quiet else choice.choice((2, 3, 8))})
+            providers.append({"labels": ["backing"], "servers": ROOM})
             providers.append({"backing": "backing", "slots": choice.choice((2, 3)), "labels": ["slot"]})
         schedulers, wanted = choice.choice((1, 1, 2)), sorted(labels.keys() - {"backing"})
         demand = [
-            [cls._request(choice, duration, wanted) for _ in range(choice.choice((5, 15, 30)) // schedulers)]
-            for _ in range(schedulers)
+            cls._request(choice, duration, wanted, scheduler)
+            for scheduler in range(1, schedulers + 1)
+            for _ in range(choice.choice((5, 15, 30)) // schedulers)
         ]
         launchers = choice.choice((1, 2, 2, 3))
         plan = [] if quiet else faults.plan(choice, duration)
@@ -83,12 +86,12 @@ class Scenario:
         return cls(seed, launchers, duration, providers, labels, demand, plan, lines, delay, choice.choice((0.001, 0.001, 0.01)))
 
     @staticmethod
-    def _request(choice: random.Random, duration: float, labels: list[str]) -> Request:
+    def _request(choice: random.Random, duration: float, labels: list[str], scheduler: int) -> Request:
         wanted = [choice.choice(labels) for _ in range(choice.choice((1, 1, 1, 2, 3)))]
         # Half of them arrive in bursts.
-        arrives = choice.choice((choice.uniform(0, duration), 10.0 * choice.randrange(int(duration / 10.0))))
+        arrives = choice.choice((choice.uniform(0, duration), 10.0 * choice.randrange(max(1, int(duration / 10.0)))))
         lasts = choice.choice((0.5, 5.0, 20.0, 60.0))
-        request = Request(wanted, arrives, lasts, choice.choice((100, 200, 300)), choice.choice((0, 1, 5)))
+        request = Request(scheduler, wanted, arrives, lasts, choice.choice((100, 200, 300)), choice.choice((0, 1, 5)))
         if choice.random() < 0.1:
             request.cancelled = choice.uniform(0.01, 10.0)
         if choice.random() < 0.1:
@@ -134,11 +137,6 @@ class Launcher:
 
         threading.Thread(target=main, name="main").start()
 
-    def stop(self, timeout: float = 60.0) -> None:
-        """As with SIGTERM."""
-        pool = self.pool
-        self._world.kernel.spawn(threading.Thread(target=pool.stop, name="stop").start, process=self.process)
-
 
 class World:
     def __init__(self, scenario: Scenario) -> None:
@@ -156,8 +154,10 @@ class World:
         self.config_file = "nodepool.yaml"
         self._write_config()
         self.launchers = [Launcher(self, number) for number in range(1, scenario.launchers + 1)]
-        self.zuuls = [Zuul(self.kernel, f"zuul-{n}", demand, self.note) for n, demand in enumerate(scenario.demand, 1)]
-        self.faults_ended = 0.0
+        self.zuuls = [
+            Zuul(self.kernel, f"zuul-{number}", [each for each in scenario.demand if each.scheduler == number], self.note)
+            for number in sorted({request.scheduler for request in scenario.demand})
+        ]
 
     def _write_config(self) -> None:
         scenario = self.scenario
@@ -178,7 +178,7 @@ class World:
             cloud = Cloud(f"cloud-{number}", self.kernel, quota, (0.5, 8.0), observer.created, observer.destroyed)
             self.clouds.append(cloud)
             pool |= {"labels": provider["labels"], "max-servers": provider["servers"]}
-            providers.append({"name": f"provider-{number}", "driver": "simulated", "cloud": cloud.name, "pools": [pool]})
+            providers.append({"name": f"provider-{number}", "driver": "simulated", "cloud-dir": cloud.name, "pools": [pool]})
         config = {
             "zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}],
             "zookeeper-insecure": True,
@@ -233,7 +233,6 @@ class World:
         self.kernel.sleep(max(0.0, self.scenario.duration - self.kernel.now))
         faults.heal(self)
         self.note("healed", "no more faults")
-        self.faults_ended = self.kernel.now
         limit = self.kernel.now + 2 * SETTLING
         while not all(zuul.done for zuul in self.zuuls) and self.kernel.now < limit:
             self.kernel.sleep(1.0)

@@ -25,7 +25,8 @@ _LOST = (KazooException, OSError, TimeoutError)
 class Request:
     """What a build wants; times in virtual seconds."""
 
-    def __init__(self, labels: list[str], arrives: float, lasts: float, priority: int = 200, relative: int = 0) -> None:
+    def __init__(self, scheduler: int, labels: list[str], arrives: float, lasts: float, priority: int, relative: int) -> None:
+        self.scheduler = scheduler
         self.labels = labels
         self.arrives = arrives
         self.lasts = lasts
@@ -42,7 +43,6 @@ class Zuul:
     def __init__(self, kernel: Kernel, name: str, demand: list[Request], on_event: Any) -> None:
         self.name = name
         self._kernel = kernel
-        self._demand = demand
         self._event = on_event
         self.process: Process = kernel.process(name)
         self.client: Any = None
@@ -66,7 +66,7 @@ class Zuul:
     def _run(self) -> None:
         self.client = KazooClient(f"{ADDRESS[0]}:{ADDRESS[1]}", timeout=10.0)
         self.client.start(timeout=3600)
-        # Builds of our former life begin again.
+        # Builds that a killed scheduler had begun are started again.
         self._withdraw(lambda record: bool(record["requestor"] == self.name))
         random_ = random.Random(self._kernel.random.random())
         for request in sorted(self.waiting, key=lambda request: request.arrives):

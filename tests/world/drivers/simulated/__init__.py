@@ -8,83 +8,31 @@ from concurrent.futures import Future
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig, statemachine
+from nodepool.driver import statemachine
 from nodepool.driver.utils import QuotaInformation
+from tests.support.faults.drivers.diskcloud import DiskPool, DiskProviderConfig
 from tests.world.cloud import Cloud, CloudError, clouds
 
 #: Seconds after which an answer of the cloud is not waited for any more.
 DEADLINE = 10.0
 
 
-class SimulatedImage(ConfigValue):
-    name = "none"
-    username = "zuul"
-    python_path = "auto"
-    shell_type = None
-    connection_port = 22
-    connection_type = "ssh"
-
-
-class SimulatedLabel(ConfigValue):
-    ignore_equality = ["pool"]
-
-    def __init__(self, name: str, pool: SimulatedPool) -> None:
-        self.name = name
-        self.pool = pool
-        self.diskimage = None
-        self.cloud_image = SimulatedImage()
-        self.host_key_checking = False
-
-
-class SimulatedPool(ConfigPool):
-    ignore_equality = ["provider"]
-
+class SimulatedPool(DiskPool):
     def load(self, pool_config: dict[str, Any], full_config: Any, provider: Any) -> None:
-        super().load(pool_config)
-        self.name = pool_config["name"]
-        self.provider = provider
-        self.use_internal_ip = False
+        super().load(pool_config, full_config, provider)
         self.host_key_checking = False
-        self.max_cores = self.max_ram = None
-        self.max_resources: dict[str, float] = {}
-        self.labels = {}
-        for name in pool_config["labels"]:
-            self.labels[name] = SimulatedLabel(name, self)
-            full_config.labels[name].pools.append(self)
+        for label in self.labels.values():
+            label.host_key_checking = False
 
 
-class SimulatedProviderConfig(ProviderConfig):
-    def __init__(self, _driver: Any, provider: dict[str, Any]) -> None:
-        super().__init__(provider)
-        self._pools: dict[str, SimulatedPool] = {}
-        self.cloud = provider["cloud"]
-        self.launch_retries = provider.get("launch-retries", 3)
-        self.launch_timeout = provider.get("launch-timeout", 60)
-        self.boot_timeout = 30
-        self.diskimages: dict[str, Any] = {}
-        self.cloud_images: dict[str, Any] = {}
-
-    @property
-    def pools(self) -> dict[str, Any]:
-        return self._pools
-
-    @property
-    def manage_images(self) -> bool:
-        return False
+class SimulatedProviderConfig(DiskProviderConfig):
+    """``cloud-dir`` is the name of a cloud in `clouds`."""
 
     def load(self, newconfig: Any) -> None:
-        for pool_config in self.provider.get("pools", []):
+        for pool_config in self.provider["pools"]:
             pool = SimulatedPool()
             pool.load(pool_config, newconfig, self)
             self._pools[pool.name] = pool
-
-    def getSchema(self) -> Any:
-        import voluptuous as v
-
-        return v.Schema({"cloud": str, "pools": list}, extra=v.ALLOW_EXTRA)
-
-    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for pool in self._pools.values() if pool_name in (None, pool.name) for label in pool.labels}
 
 
 class SimulatedInstance(statemachine.Instance):
@@ -195,7 +143,7 @@ class Delete(Machine):
 class SimulatedAdapter(statemachine.Adapter):
     def __init__(self, provider_config: SimulatedProviderConfig) -> None:
         self.provider = provider_config
-        self.cloud = clouds[provider_config.cloud]
+        self.cloud = clouds[provider_config.directory]
 
     def getCreateStateMachine(
         self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any, az: str | None, log: Any

@@ -12,7 +12,7 @@ import os
 import pathlib
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nodepool import exceptions
@@ -20,7 +20,7 @@ from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig, statemachin
 from nodepool.driver.utils import QuotaInformation
 
 #: A test's hook: called with the name of each step as it is passed.
-checkpoint = lambda name: None  # noqa: E731
+checkpoint: Callable[[str], None] = lambda _name: None  # noqa: E731
 
 
 class DiskImage(ConfigValue):
@@ -72,7 +72,7 @@ class DiskProviderConfig(ProviderConfig):
         self.cloud_images: dict[str, Any] = {}
 
     @property
-    def pools(self) -> dict[str, DiskPool]:
+    def pools(self) -> dict[str, Any]:
         return self._pools
 
     @property
