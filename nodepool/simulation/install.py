@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import _threading_local
+import concurrent.futures  # noqa: F401
 import gc
 import itertools
 import os
@@ -127,6 +128,8 @@ def order_by_age(prefixes: tuple[str, ...]) -> None:
             and cls.__dictoffset__
         ):
             type.__setattr__(cls, "__hash__", _hash)
+    # It locks futures in the order of their addresses.
+    vars(sys.modules["concurrent.futures._base"])["id"] = hash
 
 
 def _subclasses(cls: type) -> Iterator[type]:
