@@ -246,7 +246,7 @@ def test_nothing_is_left_of_a_broken_upload(builders: BuilderBench, cloud: Balky
     builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
     upload = builders.wait_upload(provider="balky")
     assert len(cloud.images()) == 2
-    assert len(notes(builders)) == 1
+    wait_for(lambda: len(notes(builders)) == 1, what="note of the stored upload removed, that of the broken one kept")
     builders.stop(builder)
     builders.start(config(builders, cloud.provider()))
     wait_for(lambda: len(cloud.images()) == 1, what="stray image gone")
