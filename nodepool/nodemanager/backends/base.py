@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nodepool.nodemanager.setup.privileges import PRIVILEGES
+from nodepool.nodemanager.ssh.files import SSHD_ARGV
 from nodepool.nodemanager.texts import clean
 
 Handle = dict[str, Any]
@@ -37,6 +38,13 @@ class Problem:
     feature: str
     fatal: bool
     remedy: str
+
+
+def missing_ssh_server() -> list[Problem]:
+    """What to do about logins to slivers of image ``host``, which use the server of this machine."""
+    if os.path.exists(SSHD_ARGV[0]):
+        return []
+    return [Problem("sshd", False, "install openssh-server; slivers of image host cannot be logged into without")]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from nodepool.nodemanager.backends.base import (
     SliverSpec,
     Spawned,
     Starting,
+    missing_ssh_server,
 )
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.kernel.descriptors import readable
@@ -90,9 +91,7 @@ class NativeBackend(Backend):
             )
         if self.services.cgroups is None:
             problems.append(Problem("cgroups", False, "mount the cgroup controllers; without them slivers have no limits"))
-        if not os.path.exists("/usr/sbin/sshd"):
-            problems.append(Problem("sshd", False, "install openssh-server; slivers of image host cannot be logged into without"))
-        return problems
+        return problems + missing_ssh_server()
 
     def _probe(self) -> str | None:
         self._prepare()

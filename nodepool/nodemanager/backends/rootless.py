@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec
+from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec, missing_ssh_server
 from nodepool.nodemanager.backends.native import NativeBackend
 from nodepool.nodemanager.helper.operations import ALL_NAMESPACES
 from nodepool.nodemanager.setup.rootless import MARK
@@ -34,6 +34,7 @@ class RootlessBackend(NativeBackend):
         problems = [
             Problem("limits", False, "rlimits only (processes, memory of each process, size of a file); root can more"),
             Problem("root inside", False, "one user without sudo, /usr read-only; run as root for more"),
+            *missing_ssh_server(),
         ]
         self._prepare()
         name = "probe"
