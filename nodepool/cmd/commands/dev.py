@@ -1,0 +1,49 @@
+"""``dev``: an installation of one's own, on this machine and for as long as the command runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from nodepool.cmd.commands.context import Context, Subparsers, add_command
+from nodepool.process.program import absolute_path
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "dev", dev, "run ZooKeeper, launcher and nodes on this machine, to try things out")
+    parser.add_argument(
+        "--directory", metavar="DIR", type=absolute_path, default=None,
+        help="where everything is kept (default: nodepool-dev in $XDG_STATE_HOME or ~/.local/state)",
+    )  # fmt: skip
+    parser.add_argument("--keep", action="store_true", help="keep the directory at the end, for the next time")
+    parser.add_argument("--fake", action="store_true", help="no machines: nodes are records of the fake driver")
+
+
+def _directory() -> str:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "nodepool-dev")
+
+
+def dev(context: Context) -> int:
+    from nodepool.dev.files import Directory
+    from nodepool.dev.installation import Installation
+
+    args = context.args
+    if not args.debug:
+        logging.getLogger("nodepool").setLevel(logging.ERROR)
+    directory = Directory(Path(args.directory or _directory()), args.keep)
+    try:
+        end = "kept at the end" if directory.kept else "removed at the end (--keep keeps it)"
+        _say(f"Everything is in {directory.path}, {end}")
+        if directory.existed:
+            _say("  going on with what was there")
+        Installation(directory, args.fake, _say).run()
+    finally:
+        directory.close()
+        _say(f"Everything has ended{f'; {directory.path} is kept' if directory.kept else ''}")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
