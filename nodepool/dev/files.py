@@ -125,7 +125,8 @@ class Directory:
         """
         try:
             config = yaml.safe_load(self.config.read_text())
-            int(config["zookeeper-servers"][0]["port"]), int(config["webapp"]["port"]), list(config["providers"])
+            int(config["zookeeper-servers"][0]["port"]), int(config["webapp"]["port"])
+            [provider["driver"] for provider in config["providers"]]
         except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError) as error:
             remedy = f"repair it, or remove {self.path} and start again"
             raise ConfigurationError(f"{self.config}: needs zookeeper-servers, webapp: port and providers; {remedy}") from error

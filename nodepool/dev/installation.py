@@ -130,7 +130,7 @@ class Installation:
         options = [text for pair in tls.items() for text in pair]
         self._launch("zookeeper", ["nodepool.zkserver", "--directory", str(path / "zookeeper"), "--tls-port", port, *options])
         # The launcher imports its modules while ZooKeeper and the node manager start: it waits for both.
-        if any(provider.get("driver") == "nodemanager" for provider in settings["providers"]):
+        if any(provider["driver"] == "nodemanager" for provider in settings["providers"]):
             self._start_manager()
         self._launch("launcher", ["nodepool.cmd.launcher", "-f", "-c", str(self._directory.config)])
 
