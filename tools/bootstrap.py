@@ -22,8 +22,6 @@ VENV = REPOSITORY / ".venv"
 VENV_MIB = 400
 #: program -> Debian package that brings it.
 PROGRAMS = {
-    "java": "default-jre-headless",
-    "openssl": "openssl",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "ip": "iproute2",
@@ -33,7 +31,10 @@ PROGRAMS = {
 }
 #: The same, for tests of images with containers.
 CONTAINER_PROGRAMS = {"podman": "podman", "crun": "crun"}
-FILES = {"/usr/share/java/zookeeper.jar": "zookeeper", "/usr/sbin/sshd": "openssh-server"}
+FILES = {"/usr/sbin/sshd": "openssh-server"}
+#: The same, for tools/zookeeper.
+ZOOKEEPER_PROGRAMS = {"java": "default-jre-headless", "openssl": "openssl"}
+ZOOKEEPER_FILES = {"/usr/share/java/zookeeper.jar": "zookeeper"}
 #: The same, for building images with diskimage-builder.
 IMAGE_PROGRAMS = {
     "debootstrap": "debootstrap",
@@ -63,9 +64,10 @@ def old_python() -> str | None:
     return f"Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}"
 
 
-def missing_packages(images: bool, containers: bool = True) -> list[str]:
+def missing_packages(images: bool, containers: bool = True, zookeeper: bool = True) -> list[str]:
     programs = {**PROGRAMS, **(IMAGE_PROGRAMS if images else {}), **(CONTAINER_PROGRAMS if containers else {})}
-    files = {**FILES, **(IMAGE_FILES if images else {})}
+    programs |= ZOOKEEPER_PROGRAMS if zookeeper else {}
+    files = {**FILES, **(IMAGE_FILES if images else {}), **(ZOOKEEPER_FILES if zookeeper else {})}
     found = {package for program, package in programs.items() if shutil.which(program) is None}
     found |= {package for path, package in files.items() if not os.path.exists(path)}
     probe = subprocess.run([sys.executable, "-c", "import ensurepip, venv"], capture_output=True, check=False)
@@ -141,18 +143,21 @@ def name_this_machine() -> None:
     pathlib.Path("/etc/hosts").write_text(f"{old}127.0.1.1\t{name}\n")
 
 
-def install_packages(images: bool = True, log: pathlib.Path | None = None, containers: bool = True) -> None:
+def install_packages(
+    images: bool = True, log: pathlib.Path | None = None, containers: bool = True, zookeeper: bool = True
+) -> None:
     """Install what is missing.
 
     :param images: also what building images needs.
     :param log: for what the tools print; default: a file of its own.
     :param containers: also podman, which only tests use.
+    :param zookeeper: also the real ZooKeeper, with Java.
 
     :raises SystemExit: something is missing and we are not root, or it cannot be installed.
     """
     if images:
         name_this_machine()
-    _install(missing_packages(images, containers), log)
+    _install(missing_packages(images, containers, zookeeper), log)
 
 
 def install(programs: dict[str, str]) -> None:

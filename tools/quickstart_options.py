@@ -22,6 +22,7 @@ def create_parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep", action="store_true", help="leave it running until Ctrl-C, with commands to try")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write what happened to FILE")
     parser.add_argument("--no-image", action="store_true", help="build no image: seconds instead of minutes")
+    parser.add_argument("--zookeeper", action="store_true", help="with the real ZooKeeper instead of a small one; needs Java")
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     return parser
 

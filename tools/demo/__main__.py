@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from nodepool.dev import certificates
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk import zookeeper as zk
 
@@ -82,14 +83,10 @@ class Demo:
     # -- starting
 
     def start(self) -> None:
-        say("Starting ZooKeeper (TLS, loopback only)")
-        out = subprocess.run(
-            [sys.executable, str(TOOLS / "zookeeper"), "start", "--dir", str(self.work / "zookeeper")],
-            check=True,
-            capture_output=True,
-            timeout=120,
-        )
-        self.server = json.loads(out.stdout)
+        if self.arguments.zookeeper:
+            self._start_zookeeper()
+        else:
+            self._start_small_zookeeper()
         say(f"Starting nodepool-nodemanager ({self.slivers.backend}): it carves this machine into slivers")
         self.slivers.start()
         if self.slivers.process is not None:
@@ -128,6 +125,33 @@ class Demo:
         self.facade.wait_synced(30)
         self.facade.request_tree.listeners.append(self._request_changed)
         self.facade.node_tree.listeners.append(self._node_changed)
+
+    def _start_zookeeper(self) -> None:
+        say("Starting ZooKeeper (TLS, loopback only)")
+        out = subprocess.run(
+            [sys.executable, str(TOOLS / "zookeeper"), "start", "--dir", str(self.work / "zookeeper")],
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+        self.server = json.loads(out.stdout)
+
+    def _start_small_zookeeper(self) -> None:
+        say("Starting a small ZooKeeper for demonstrations (TLS, loopback only)")
+        certificates.create(self.work)
+        files = {name: str(self.work / f"{name}.pem") for name in ("cert", "key", "ca")}
+        self.server = {"port": ports.reserve(), **files}
+        options = [text for name, path in files.items() for text in (f"--tls-{name}", path)]
+        with open(self.work / "zookeeper.log", "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "nodepool.zkserver", "--tls-port", str(self.server["port"]), *options],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.processes.append(("zookeeper", process))
+        self._watch("zookeeper", process, "zookeeper.log")
 
     def _write_config(self) -> None:
         images = [image.IMAGE] if self.image is not None else []

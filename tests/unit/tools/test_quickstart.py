@@ -135,11 +135,15 @@ Do you want to continue? [Y/n] N
 """
 
 
-def test_quickstart_does_not_install_containers(bootstrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart_installs_neither_containers_nor_java(bootstrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap.shutil, "which", lambda program: None)
+    monkeypatch.setattr(bootstrap.os.path, "exists", lambda path: False)
+    assert not {"default-jre-headless", "zookeeper"} & set(bootstrap.missing_packages(True, zookeeper=False))
+    assert {"default-jre-headless", "zookeeper"} <= set(bootstrap.missing_packages(True))
     assert not {"podman", "crun"} & set(bootstrap.missing_packages(True, containers=False))
     assert {"podman", "crun"} <= set(bootstrap.missing_packages(True))
-    assert "containers=False" in (TOOLS / "quickstart").read_text()
+    text = (TOOLS / "quickstart").read_text()
+    assert "containers=False" in text and "zookeeper=zookeeper" in text
 
 
 def test_interrupt_during_imports_leaves_nothing(tmp_path: pathlib.Path) -> None:
