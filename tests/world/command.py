@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import random
 import re
 import shutil
 import socket
@@ -171,6 +172,22 @@ def shrink(scenario: Scenario) -> Scenario:
     return scenario
 
 
+def measure() -> Iterator[tuple[str, Any]]:
+    """Run an hour without and an hour with demand and faults; yield a name and the result."""
+    from tests.world import faults
+    from tests.world.world import Scenario
+
+    hour = 3600.0
+    base = replace(Scenario.from_seed(2, hour), lines=0, delay=0.0, latency=0.001)
+    base = replace(base, labels={"small": 1, "large": 0}, providers=[{"labels": ["large", "small"], "servers": 20}])
+    yield "idle hour, one launcher", next(results([replace(base, launchers=1, demand=[], faults=[])]))
+    demand = [request for seed in range(1, 41) for request in Scenario.from_seed(seed, hour).demand if request.scheduler == 1]
+    for request in demand:
+        request.labels = [label if label in base.labels else "small" for label in request.labels]
+    plan = faults.plan(random.Random(2), hour)
+    yield "busy hour, two launchers", next(results([replace(base, launchers=2, demand=demand, faults=plan)]))
+
+
 def _kinds(result: Result) -> set[str]:
     """The violations without their numbers: a smaller scenario must fail in the same way."""
     return {re.sub(r"[0-9]+", "", text) for text in result.violations}
@@ -204,8 +221,14 @@ def command() -> int:
     parser.add_argument("--mutation", help="plant this defect; see tests/world/mutations.py")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each seed")
     parser.add_argument("--first", action="store_true", help="end at the first seed that fails")
+    parser.add_argument("--figures", action="store_true", help="measure an idle and a busy hour instead")
     args = parser.parse_args()
     prepare(args.mutation)
+    if args.figures:
+        for name, result in measure():
+            violations = len(result.violations)
+            print(f"{name}: {result.cpu:.1f} CPU s, {result.requests} builds, {result.faults} faults, {violations} violations")
+        return 0
     from tests.world.world import Scenario
 
     seeds = _numbers(args.seeds)

@@ -138,7 +138,7 @@ MUTATIONS: dict[str, Mutation] = {
     "declines-ignore-locks": Mutation(_ASSIGNMENT, "        add_unlocked_check(txn, directory, lock_directory_exists)\n", ""),
 }
 
-#: Those that the world finds within 40 seeds. Many of the others are masked by a second guard: the version of a record
+#: Those that the world finds within 200 seeds. Many of the others are masked by a second guard: the version of a record
 #: protects where a lock is ignored, and the other way round.
 FOUND = (
     "abandoned-locks-are-forgotten",

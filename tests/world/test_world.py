@@ -50,7 +50,7 @@ def test_three_hundred_more_seeds_violate_no_invariant() -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", FOUND)
 def test_planted_defect_is_found(name: str) -> None:
-    results = world("--seeds", "1-40", "--first", "--mutation", name, timeout=360)
+    results = world("--seeds", "1-200", "--first", "--mutation", name, timeout=360)
     assert any(result["violations"] for result in results.values())
 
 
