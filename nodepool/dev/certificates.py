@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from nodepool.base.files import replace_file
 
-#: They are made anew with each new directory.
+#: Each new directory gets new certificates.
 LIFETIME = datetime.timedelta(days=3650)
 #: Clocks of two daemons may differ.
 LEEWAY = datetime.timedelta(days=1)

@@ -59,7 +59,7 @@ class Directory:
         self.kept = (path / "kept").exists()
 
     def write(self) -> None:
-        """Write what is missing. The last file is written last and at once, so that its presence tells that all are there."""
+        """Create missing files. ``nodepool.yaml`` comes last: if it exists, all others do."""
         # Nodes that are still there are added again.
         self.ssh_config.unlink(missing_ok=True)
         self.known_hosts.unlink(missing_ok=True)
@@ -94,9 +94,12 @@ class Directory:
         }
         self._write_config(first + PLACES, first + PLACES + 1, slivers)
 
-    def use_fake(self) -> None:
-        """Have records instead of machines from now on."""
-        config = self.settings()
+    def use_fake(self) -> Path | None:
+        """Configure the ``fake`` driver. Return the copy of a configuration that the user may have changed."""
+        config, old = self.settings(), None
+        if self.existed and [provider["driver"] for provider in config["providers"]] != ["fake"]:
+            old = self.config.with_suffix(".yaml.old")
+            replace_file(str(old), self.config.read_bytes())
         label = {"name": LABEL, "cloud-image": "fake", "min-ram": 1}
         provider = {
             "name": "fake",
@@ -106,6 +109,7 @@ class Directory:
             "pools": [{"name": "main", "max-servers": PLACES, "labels": [label]}],
         }
         self._write_config(config["zookeeper-servers"][0]["port"], config["webapp"]["port"], provider)
+        return old
 
     def _write_config(self, zookeeper: int, pages: int, provider: dict[str, Any]) -> None:
         config = {
@@ -151,7 +155,15 @@ class Directory:
     def close(self) -> None:
         """Let another installation use it; remove it unless it is kept."""
         if not self.kept:
-            shutil.rmtree(self.path, ignore_errors=True)
+            # The lock file is last: without it the next start would take the rest for somebody else's.
+            for entry in self.path.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif entry.name != LOCK:
+                    entry.unlink()
+            if [entry.name for entry in self.path.iterdir()] == [LOCK]:
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
         os.close(self._lock)
 
 

@@ -25,7 +25,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds for a daemon to start, and to stop.
 START_LIMIT, STOP_LIMIT = 30.0, 20.0
-#: Seconds after which a user is told how to find out why no node is ready.
+#: Seconds without a ready node until the command for the reason is shown.
 PATIENCE = 20.0
 #: Seconds between two attempts to reach a daemon that starts.
 PAUSE = 0.02
@@ -33,13 +33,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DevError(Exception):
-    """The installation cannot go on; the text is for the user."""
+    """Report to the user why the installation ends."""
 
 
 class Daemon:
-    """A process that ends with this one, in whatever way this one ends.
+    """Run a process that is killed when this process ends or is killed.
 
-    :param ended: called in a thread of its own when it ends.
+    :param ended: called in a separate thread after the process has ended.
     """
 
     def __init__(self, name: str, arguments: list[str], log: Path, ended: Callable[[Daemon], None]) -> None:
@@ -109,8 +109,10 @@ class Installation:
             self._start()
             self._watch()
             self._serve()
+        except KeyboardInterrupt:
+            pass
         except Exception:
-            # The logs may tell more.
+            # The user may need the logs.
             self._directory.kept = True
             raise
         finally:
@@ -124,12 +126,9 @@ class Installation:
         # For fake clouds, which need an entry somewhere.
         os.environ["OS_CLIENT_CONFIG_FILE"] = str(self._directory.clouds)
         settings = self._directory.settings()
-        port, tls = str(settings["zookeeper-servers"][0]["port"]), {}
-        for name in ("cert", "key", "ca"):
-            tls[f"--tls-{name}"] = str(path / f"{name}.pem")
-        options = [text for pair in tls.items() for text in pair]
-        self._launch("zookeeper", ["nodepool.zkserver", "--directory", str(path / "zookeeper"), "--tls-port", port, *options])
-        # The launcher imports its modules while ZooKeeper and the node manager start: it waits for both.
+        port = str(settings["zookeeper-servers"][0]["port"])
+        tls = [text for name in ("cert", "key", "ca") for text in (f"--tls-{name}", str(path / f"{name}.pem"))]
+        self._launch("zookeeper", ["nodepool.zkserver", "--directory", str(path / "zookeeper"), "--tls-port", port, *tls])
         if any(provider["driver"] == "nodemanager" for provider in settings["providers"]):
             self._start_manager()
         self._launch("launcher", ["nodepool.cmd.launcher", "-f", "-c", str(self._directory.config)])
@@ -148,7 +147,12 @@ class Installation:
             reason = "as asked for"
         else:
             manager = self._launch("nodemanager", ["nodepool.cmd.nodemanager", "-f", "-c", str(self._directory.manager_config)])
-            capacity = self._wait_manager(manager)
+            try:
+                capacity = self._wait_manager(manager)
+            except DevError:
+                if manager.running:
+                    raise
+                capacity = None
             if capacity is not None:
                 self._manager = manager
                 self._say("Nodes are slivers of this machine" + ("" if os.geteuid() == 0 else ", without root in them"))
@@ -159,16 +163,22 @@ class Installation:
             self._daemons.remove(manager)
             reason = manager.last_line()
         self._say(f"Nodes are FAKE, records without machines: {reason}")
-        self._directory.use_fake()
+        old = self._directory.use_fake()
+        if old is not None:
+            self._say(f"  the configuration before that is {old}")
 
     def _wait_manager(self, manager: Daemon) -> Any:
+        """Return the capacity of the node manager once it can make slivers, or None after START_LIMIT.
+
+        :raises DevError: a daemon has ended.
+        """
         deadline = time.monotonic() + START_LIMIT
         while manager.running and time.monotonic() < deadline:
             with contextlib.suppress(RpcError, RpcFault):
                 capacity = self._api.call("GetCapacity", timeout=5)
                 if capacity["prepared"]:
                     return capacity
-            time.sleep(PAUSE)
+            self._next_node(PAUSE)
         return None
 
     def _watch(self) -> None:
@@ -186,21 +196,31 @@ class Installation:
         self._say(f"Pages: http://127.0.0.1:{self._directory.settings()['webapp']['port']}/ui/")
         command = f"nodepool -c {self._directory.config}"
         while True:
-            try:
-                kind, what = self._events.get(timeout=None if seen else PATIENCE)
-            except queue.Empty:
-                self._say(f"No node is ready yet; ask why: {command} explain label {LABEL}")
+            node = self._next_node(None if seen else PATIENCE)
+            if node is None and not seen:
+                self._say(f"No node is ready yet. Show the reason: {command} explain label {LABEL}")
                 seen.add("")
-                continue
-            if kind == "signal":
-                return
-            if kind == "ended" and what in self._daemons:
-                raise DevError(f"{what.name} has ended ({what.log}): {what.last_line()}")
-            if kind == "node" and what is not None and what.state == READY and what.id not in seen:
-                self._directory.add_node(what)
+            if node is not None and node.state == READY and node.id not in seen:
+                self._directory.add_node(node)
                 if not seen - {""}:
-                    self._introduce(what, command)
-                seen.add(what.id)
+                    self._introduce(node, command)
+                seen.add(node.id)
+
+    def _next_node(self, timeout: float | None) -> Any:
+        """Return the next changed node, or None if nothing, or something else, happens within the timeout (seconds).
+
+        :raises KeyboardInterrupt: the user has asked for the end.
+        :raises DevError: a daemon has ended.
+        """
+        try:
+            kind, what = self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if kind == "signal":
+            raise KeyboardInterrupt
+        if kind == "ended" and what in self._daemons:
+            raise DevError(f"{what.name} has ended ({what.log}): {what.last_line()}")
+        return what if kind == "node" else None
 
     def _introduce(self, node: Any, command: str) -> None:
         self._say(f"Node {node.id} is ready, {time.monotonic() - self._began:.1f} s after the start. Try in another terminal:")
@@ -223,8 +243,10 @@ class Installation:
             self._say("Not all slivers could be deleted; the next nodepool dev with this directory finds them")
             self._directory.kept = True
         if self._facade is not None:
-            with contextlib.suppress(KazooException, TimeoutError):
-                self._delete_records(self._facade)
+            # Without ZooKeeper the client would wait for it for ever.
+            if by_name["zookeeper"].running:
+                with contextlib.suppress(KazooException, TimeoutError):
+                    self._delete_records(self._facade)
             self._facade.client.disconnect()
         for daemon in reversed(self._daemons):
             daemon.stop()

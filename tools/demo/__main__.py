@@ -98,23 +98,9 @@ class Demo:
             self.image = image.ImageDemo(self.work, self.config)
         self._write_config()
         say("Starting nodepool-launcher")
-        with open(self.work / "launcher.log", "wb") as log:
-            process = subprocess.Popen(
-                [
-                    str(pathlib.Path(sys.executable).with_name("nodepool-launcher")),
-                    "-f",
-                    "-c",
-                    str(self.config),
-                    "-p",
-                    str(self.work / "launcher.pid"),
-                ],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self.processes.append(("nodepool-launcher", process))
-        self._watch("nodepool-launcher", process, "launcher.log")
+        program = str(pathlib.Path(sys.executable).with_name("nodepool-launcher"))
+        options = ["-f", "-c", str(self.config), "-p", str(self.work / "launcher.pid")]
+        process = self._launch("nodepool-launcher", [program, *options], "launcher.log")
         self._wait_ready(process)
         client = ZooKeeperClient(
             f"127.0.0.1:{self.server['port']}", tls_cert=self.server["cert"], tls_key=self.server["key"], tls_ca=self.server["ca"]
@@ -142,16 +128,15 @@ class Demo:
         files = {name: str(self.work / f"{name}.pem") for name in ("cert", "key", "ca")}
         self.server = {"port": ports.reserve(), **files}
         options = [text for name, path in files.items() for text in (f"--tls-{name}", path)]
-        with open(self.work / "zookeeper.log", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "nodepool.zkserver", "--tls-port", str(self.server["port"]), *options],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self.processes.append(("zookeeper", process))
-        self._watch("zookeeper", process, "zookeeper.log")
+        command = [sys.executable, "-m", "nodepool.zkserver", "--tls-port", str(self.server["port"]), *options]
+        self._launch("zookeeper", command, "zookeeper.log")
+
+    def _launch(self, name: str, command: list[str], log: str) -> subprocess.Popen[bytes]:
+        with open(self.work / log, "wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.processes.append((name, process))
+        self._watch(name, process, log)
+        return process
 
     def _write_config(self) -> None:
         images = [image.IMAGE] if self.image is not None else []

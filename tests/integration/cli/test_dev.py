@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import yaml
 
+from nodepool.dev.files import Directory
 from tests.conftest import wait_for
 
 
@@ -131,6 +132,7 @@ def test_kept_one_starts_again_where_no_slivers_can_be_made(dev: Start) -> None:
     again = dev()
     assert again.wait_ready() > first, "a node whose sliver is gone was introduced"
     assert re.search(r"Nodes are FAKE, records without machines: .*absent", again.output), again.output
+    assert "driver: nodemanager" in (run.directory / "nodepool.yaml.old").read_text()
     assert again.end() == 0
     assert again.directory.exists() and "is kept" in again.output
 
@@ -147,11 +149,27 @@ def test_one_directory_serves_one_run_and_others_are_not_touched(dev: Start, tmp
     assert (tmp_path / "mine" / "lock").exists()
 
 
-def test_daemon_that_ends_is_named_and_its_log_is_kept(dev: Start) -> None:
-    run = dev("--fake")
+@pytest.mark.parametrize("name", ["zookeeper", "launcher", "nodemanager"])
+def test_daemon_that_ends_is_named_and_its_log_is_kept(dev: Start, name: str) -> None:
+    run = dev()
     run.wait_ready()
-    (launcher,) = (daemon for daemon in run.daemons() if "nodepool.cmd.launcher" in daemon[1])
-    os.kill(launcher[0], signal.SIGKILL)
+    module = {"zookeeper": "nodepool.zkserver"}.get(name, f"nodepool.cmd.{name}")
+    (victim,) = (pid for pid, command in run.daemons() if module in command)
+    os.kill(victim, signal.SIGKILL)
     assert run.process.wait(60) == 1
-    assert f"launcher has ended ({run.directory}/launcher.log)" in run.output
-    assert (run.directory / "launcher.log").exists()
+    assert f"{name} has ended ({run.directory}/{name}.log)" in run.output
+    assert (run.directory / f"{name}.log").exists()
+
+
+def test_interrupted_removal_of_the_directory_can_be_repeated(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    first = Directory(tmp_path / "run", kept=False)
+    for name in ("a", "z"):
+        (tmp_path / "run" / name).mkdir()
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # killed before anything was removed
+    first.close()
+    monkeypatch.undo()
+    second = Directory(tmp_path / "run", kept=False)
+    assert second.existed
+    second.close()
+    assert not (tmp_path / "run").exists()
