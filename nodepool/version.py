@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 #: As in setup.cfg.
 FALLBACK = "12.0.0"
 
@@ -21,6 +23,10 @@ class VersionInfo:
 version_info = VersionInfo()
 
 
+@functools.cache
 def get_version_string() -> str:
-    """The release, for ``--version`` and the component records."""
+    """Return the release, for ``--version`` and the component records.
+
+    Reading the metadata of the package takes 1 ms, and each report of a launcher contains the release.
+    """
     return version_info.version_string()
