@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ Identities = Collection[tuple[str, str]]
 #: Type and path, in the order in which watches are triggered.
 Event = tuple[int, str]
 
+#: Characters that no path may contain.
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
 _STAT = struct.Struct("!qqqqiiiqiiq")
 _OPEN = (Acl((31, "world", "anyone")),)
 
@@ -56,12 +59,8 @@ def check_path(path: str) -> None:
     if path == "/":
         return
     parts = path.split("/")
-    if parts[0] or any(part in ("", ".", "..") for part in parts[1:]) or any(_forbidden(char) for char in path):
+    if parts[0] or any(part in ("", ".", "..") for part in parts[1:]) or _FORBIDDEN.search(path):
         raise Refused(Code.BAD_ARGUMENTS)
-
-
-def _forbidden(char: str) -> bool:
-    return char < " " or "\x7f" <= char <= "\x9f" or "\ud800" <= char <= "\uf8ff" or "\ufff0" <= char <= "\uffff"
 
 
 def parent_of(path: str) -> str:
