@@ -10,6 +10,7 @@ import _threading_local
 import concurrent.futures  # noqa: F401
 import gc
 import itertools
+import logging
 import os
 import queue
 import random
@@ -92,6 +93,53 @@ def _of_descriptor(real: Callable[..., Any], method: str) -> Callable[..., Any]:
         return getattr(network().files.socket(number), method)(*arguments)
 
     return function
+
+
+class _Ordered(dict[Any, None]):
+    """As far as kazoo uses a set of its listeners: it contains functions, which are hashed by address."""
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        self.pop(item, None)
+
+
+class _NoEvents:
+    """Stands for inotify, of whose instances a busy machine may run out. Configuration files are checked every 10 s."""
+
+    def __init__(self, **_options: Any) -> None:
+        pass
+
+    def add_watch(self, *_arguments: Any) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return 0
+
+    def read(self, **_options: Any) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def adapt_libraries() -> None:
+    """Import what the launcher uses, and replace what would depend on this machine or on addresses of objects."""
+    import inotify_simple
+    import kazoo.client
+    import kazoo.handlers.utils
+
+    from nodepool.base import hostnames
+
+    # Both are cached for the process, of which there are several here.
+    hostnames.short = socket.gethostname  # type: ignore[assignment]
+    hostnames.fqdn = socket.getfqdn  # type: ignore[assignment]
+    inotify_simple.INotify = _NoEvents
+    kazoo.handlers.utils.HAS_FNCTL = False
+    kazoo.client.set = _Ordered
+    # Messages about requests contain the addresses of watchers, and a filter of the product compares messages.
+    logging.getLogger("kazoo").setLevel(logging.INFO)
 
 
 def begin(kernel: Kernel, net: Network) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import random
 import re
 import shutil
-import socket
 import sys
 import tempfile
 import traceback
@@ -28,35 +26,6 @@ SHOWN = 50
 MOST_ATTEMPTS = 60
 
 
-class _Ordered(dict[Any, None]):
-    """As far as kazoo uses a set of its listeners: it contains functions, which are hashed by address."""
-
-    def add(self, item: Any) -> None:
-        self[item] = None
-
-    def discard(self, item: Any) -> None:
-        self.pop(item, None)
-
-
-class _NoEvents:
-    """Stands for inotify, of whose instances a busy machine may run out. Configuration files are checked every 10 s."""
-
-    def __init__(self, **_options: Any) -> None:
-        pass
-
-    def add_watch(self, *_arguments: Any) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return 0
-
-    def read(self, **_options: Any) -> list[Any]:
-        return []
-
-    def close(self) -> None:
-        pass
-
-
 def prepare(mutation: str | None = None) -> None:
     """Import everything that a run needs: each runs in a fork.
 
@@ -65,28 +34,16 @@ def prepare(mutation: str | None = None) -> None:
     from tests.world import mutations
 
     lines.instrument(change=mutations.change(mutation) if mutation else lambda _name, text: text)
-    import inotify_simple
-    import kazoo.client
-    import kazoo.handlers.utils
-
+    install.adapt_libraries()
     import nodepool.driver.metastatic.adapter
     import nodepool.driver.statemachine.provider
     import nodepool.launcher  # noqa: F401
-    from nodepool.base import hostnames
     from nodepool.driver import Drivers
     from tests.world import world  # noqa: F401
 
     Drivers.load([os.path.join(os.path.dirname(os.path.abspath(__file__)), "drivers")])
     for name in ("simulated", "metastatic"):
         Drivers.get(name)
-    # Both are cached for the process, of which there are several here.
-    hostnames.short = socket.gethostname  # type: ignore[assignment]
-    hostnames.fqdn = socket.getfqdn  # type: ignore[assignment]
-    inotify_simple.INotify = _NoEvents
-    kazoo.handlers.utils.HAS_FNCTL = False
-    kazoo.client.set = _Ordered
-    # Messages about requests contain the addresses of watchers, and a filter of the product compares messages.
-    logging.getLogger("kazoo").setLevel(logging.INFO)
     install.order_by_age(("nodepool.", "kazoo.", "concurrent.", "threading", "tests.", "simulated"))
 
 
