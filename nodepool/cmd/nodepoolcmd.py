@@ -8,13 +8,13 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 
-from nodepool.cmd.commands import aliens, configuration, data, dev, images, nodes, observe, providers, recover, requests
+from nodepool.cmd.commands import aliens, configuration, data, dev, images, nodes, observe, providers, recover, requests, simulate
 from nodepool.cmd.commands.context import Context
 from nodepool.process.program import arguments, make_parser, run_console, seconds, setup_command_logging
 
-COMMANDS = (nodes, images, aliens, providers, data, configuration, requests, observe, recover, dev)
+COMMANDS = (nodes, images, aliens, providers, data, configuration, requests, observe, recover, dev, simulate)
 EPILOG = "`nodepool SUBCOMMAND --help` tells more; the manual is doc/operation/ of the source, or its rendered pages."
-WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev"})
+WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev", "simulate"})
 
 
 def create_parser() -> argparse.ArgumentParser:

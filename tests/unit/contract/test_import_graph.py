@@ -18,7 +18,7 @@ LAYERS = (
     ("nodemanager",),
     ("driver",),
     ("launcher", "builder", "web"),
-    ("stats", "webapp", "provider_manager", "dev"),
+    ("stats", "webapp", "provider_manager", "dev", "whatif"),
     ("cmd",),
 )
 #: Folder -> what it imports of its own layer.

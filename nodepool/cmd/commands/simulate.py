@@ -1,0 +1,174 @@
+"""``simulate``: replay demand against a configuration in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from nodepool import status
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.config.source import Source
+from nodepool.process.program import absolute_path, load_config
+from nodepool.zk.history import HistoryReader
+
+if TYPE_CHECKING:
+    from nodepool.whatif.assumptions import Assumptions
+    from nodepool.whatif.demand import Trace
+
+#: Names of the runs in tables and charts.
+NOW, WHAT_IF = "now", "what-if"
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers, "simulate", simulate, "replay demand against a configuration in virtual time: waiting times and utilization"
+    )
+    parser.add_argument("--config", dest="config", metavar="FILE", type=absolute_path, default=argparse.SUPPRESS,
+                        help="configuration to simulate (default: that of the option -c)")  # fmt: skip
+    demand = parser.add_mutually_exclusive_group(required=True)
+    demand.add_argument("--trace", metavar="CSV", help="demand: columns time, labels, duration, tenant, priority, "
+                                                       "relative_priority")  # fmt: skip
+    demand.add_argument("--history", action="store_true",
+                        help="demand and launch times of the last day, from the history in ZooKeeper")  # fmt: skip
+    parser.add_argument("--what-if", metavar="FILE", type=absolute_path, help="another configuration to compare with")
+    parser.add_argument("--assume", metavar="FILE", help="launch times, sizes of nodes, and quotas (YAML)")
+    parser.add_argument("--seed", type=int, default=1, help="of random choices such as launch times (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print all measures as JSON")
+    parser.add_argument("--chart", metavar="SVG", help="write a chart of machines and waiting requests to this file")
+    parser.add_argument("--save-trace", metavar="CSV", help="write the demand to this file, such as that of --history")
+
+
+def simulate(context: Context) -> int:
+    if importlib.util.find_spec("greenlet") is None:
+        raise CommandError("the Python module greenlet is missing; install the extra simulate: pip install '.[simulate]'")
+    from nodepool.whatif.assumptions import Assumptions, AssumptionsError
+    from nodepool.whatif.demand import TraceError, write_csv
+    from nodepool.whatif.report import chart, tables
+
+    args = context.args
+    try:
+        trace = _trace(context)
+        assumptions = Assumptions.read(args.assume) if args.assume else Assumptions()
+    except (TraceError, AssumptionsError) as error:
+        raise CommandError(str(error)) from None
+    assumptions.learn(trace.launch_times)
+    if args.save_trace:
+        write_csv(args.save_trace, trace.requests)
+    files = {NOW: args.config} | ({WHAT_IF: args.what_if} if args.what_if else {})
+    for file in files.values():
+        load_config(file, None)  # mistakes are shown before anything runs
+    runs = _run(files, trace, assumptions, args.seed)
+    if args.chart:
+        Path(args.chart).write_text(chart(runs), encoding="utf8")
+    for name, summary in runs.items():
+        for text in summary["notes"]:
+            _warn(f"{name}: {text}")
+        for text, count in summary["complaints"].items():
+            _warn(f"{name}: the launcher logged ({count} times): {text}")
+    if args.json:
+        print(json.dumps(runs))
+        return 0
+    for title, results in tables(runs):
+        print(f"{title}:\n{status.output(results, 'table')}\n")
+    return 0
+
+
+def _trace(context: Context) -> Trace:
+    from nodepool.whatif.demand import from_history, read_csv
+
+    if context.args.trace:
+        return read_csv(context.args.trace)
+    trace = from_history(HistoryReader().read_all(context.zk.kazoo_client))
+    if trace.estimated:
+        _warn(f"{trace.estimated} of {len(trace.requests)} requests have not ended: they use the median of their label")
+    return trace
+
+
+def _warn(text: str) -> None:
+    print(f"nodepool: {text}", file=sys.stderr, flush=True)
+
+
+# -- runs
+
+
+def _run(files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: int) -> dict[str, dict[str, Any]]:
+    """Run all configurations at the same time; return the summary of each.
+
+    :raises CommandError: a run has failed.
+    """
+    from nodepool.whatif.replay import make_job, write_config
+
+    processes = {}
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="nodepool-simulate-"))
+        shown = stack.enter_context(contextlib.closing(_Progress(list(files))))
+        for name, file in files.items():
+            path = os.path.join(directory, f"{name}.yaml")
+            write_config(path, _content(file))
+            # The order of sets of strings must not differ between runs.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "nodepool.whatif"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, env={**os.environ, "PYTHONHASHSEED": "0"},
+            )  # fmt: skip
+            processes[name] = stack.enter_context(process)
+            assert process.stdin is not None and process.stderr is not None
+            thread = threading.Thread(target=shown.follow, args=(name, process.stderr), name=f"simulate-{name}")
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(process.kill)
+            with process.stdin:
+                json.dump(make_job(path, trace.requests, assumptions, seed), process.stdin)
+        outputs = {}
+        for name, process in processes.items():
+            assert process.stdout is not None
+            outputs[name] = process.stdout.read()
+            if process.wait() != 0:
+                raise CommandError(f"the simulation of {name} has failed: {shown.last_text(name)}")
+        return {name: json.loads(text) for name, text in outputs.items()}
+
+
+def _content(file: str) -> dict[str, Any]:
+    """Return the content of a configuration file, with absolute paths of drivers."""
+    data: Any = Source(file).data
+    paths = data.get("drivers-path")
+    if paths:
+        base = os.path.dirname(file)
+        paths = [paths] if isinstance(paths, str) else paths
+        data = {**data, "drivers-path": [os.path.join(base, os.path.expanduser(path)) for path in paths]}
+    return dict(data)
+
+
+class _Progress:
+    """Shows on a terminal how far each run is; keeps what else it prints to its error output."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._percents = dict.fromkeys(names, "0")
+        self._texts: dict[str, str] = {}
+        self._shows = sys.stderr.isatty()
+
+    def follow(self, name: str, output: IO[str]) -> None:
+        for line in output:
+            text = line.strip()
+            if text.isdecimal():
+                self._percents[name] = text
+                if self._shows:
+                    done = ", ".join(f"{run} {percent} %" for run, percent in self._percents.items())
+                    print(f"\rSimulated: {done} ", end="", file=sys.stderr, flush=True)
+            elif text:
+                self._texts[name] = text
+
+    def last_text(self, name: str) -> str:
+        return self._texts.get(name, "no message")
+
+    def close(self) -> None:
+        if self._shows:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

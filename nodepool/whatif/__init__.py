@@ -1,0 +1,15 @@
+"""Replay demand against a configuration in virtual time: ``nodepool simulate``.
+
+The launcher runs unchanged, with its own drivers for ``static`` and ``metastatic`` nodes and with a
+model of the machines of all other drivers. Needs the extra ``simulate`` (greenlet).
+
+====================  =====================================================================
+:mod:`.demand`        the requests: from a trace (CSV) or from the launcher's history
+:mod:`.assumptions`   what a configuration does not say: launch times, sizes, quotas
+:mod:`.replay`        one run, in a process of its own
+:mod:`.machines`      providers without a cloud
+:mod:`.client`        the user of the nodes
+:mod:`.measures`      what is measured during a run
+:mod:`.report`        tables and the chart
+====================  =====================================================================
+"""

@@ -1,0 +1,20 @@
+"""``python -m nodepool.whatif``: one run, of a job from standard input (see `replay`); its result is JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+if __name__ == "__main__":
+    # Before anything else that makes a lock.
+    from nodepool.simulation import install, kernel
+
+    kernel.use(kernel.Kernel(0))
+    install.replace_standard_library()
+
+    from nodepool.whatif.replay import replay
+
+    print(json.dumps(replay(json.load(sys.stdin), lambda text: print(text, file=sys.stderr, flush=True))), flush=True)
+    # The interpreter's own shutdown would wait for threads that are none.
+    os._exit(0)

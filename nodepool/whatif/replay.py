@@ -1,0 +1,168 @@
+"""One run: the launcher with ZooKeeper and the user of its nodes, in virtual time."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from nodepool.simulation import install
+from nodepool.simulation.kernel import Kernel
+from nodepool.simulation.network import Network
+from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
+from nodepool.whatif.assumptions import Assumptions
+from nodepool.whatif.demand import Demand
+from nodepool.whatif.measures import SAMPLES, Measures
+
+#: Virtual seconds before the first request, in which ``min-ready`` nodes are launched.
+WARM_UP = 1800.0
+#: Virtual seconds that requests may wait after the last one was submitted.
+PATIENCE = 6 * 3600.0
+#: Virtual seconds between two reports and statistics of the launcher.
+REPORTS_EVERY = 60.0
+#: Distinct messages of the launcher that are part of the result.
+MOST_COMPLAINTS = 10
+#: Objects allocated between two collections of cyclic garbage.
+_GARBAGE = 200_000
+#: At the beginning of messages.
+_IDS = re.compile(r"(\[[^\]]*\] )+")
+
+
+def replay(job: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run a job, in a process whose standard library was replaced; return the summary of its measures.
+
+    :param job: as of :func:`make_job`.
+    :param progress: called with the part that is done, in percent.
+    """
+    install.adapt_libraries()
+    return _Run(job).run(progress)
+
+
+def make_job(config_file: str, demand: list[Demand], assumptions: Assumptions, seed: int) -> dict[str, Any]:
+    """Return a JSON object for :func:`replay`.
+
+    :param config_file: as of :func:`write_config`.
+    """
+    return {
+        "config_file": config_file,
+        "demand": [list(vars(each).values()) for each in demand],
+        "assumptions": vars(assumptions),
+        "seed": seed,
+    }
+
+
+def write_config(path: str, content: dict[str, Any]) -> None:
+    """Write a configuration file that uses the ZooKeeper of the simulation.
+
+    :param content: of the real file.
+    """
+    removed = ("zookeeper-tls", "webapp")
+    servers = {"zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}], "zookeeper-insecure": True}
+    text = yaml.safe_dump({name: value for name, value in content.items() if name not in removed} | servers)
+    with open(path, "w", encoding="utf8") as file:
+        file.write(text)
+
+
+class _Complaints(logging.Handler):
+    """Collects warnings and errors of the launcher, without a lock: it is called between tasks, too."""
+
+    def __init__(self, config_file: str) -> None:
+        super().__init__(logging.WARNING)
+        self._config_file = config_file
+        #: Counts by text, without the ids of requests and nodes.
+        self.texts: dict[str, int] = {}
+
+    def createLock(self) -> None:
+        self.lock = None
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= self.level:
+            reason = f": {record.exc_info[1]!r}" if record.exc_info else ""
+            text = _IDS.sub("", record.getMessage() + reason)
+            # Warnings about the configuration are those of the real launcher.
+            if self._config_file in text:
+                return True
+            if text in self.texts or len(self.texts) < MOST_COMPLAINTS:
+                self.texts[text] = self.texts.get(text, 0) + 1
+        return True
+
+
+class _Run:
+    def __init__(self, job: dict[str, Any]) -> None:
+        from nodepool.driver import lifecycle
+        from nodepool.launcher import report, statistics
+        from nodepool.whatif import machines
+        from nodepool.whatif.client import Client
+
+        self._config_file: str = job["config_file"]
+        self._notes: list[str] = []
+        self._demand = [Demand(time, tuple(labels), *more) for time, labels, *more in job["demand"]]
+        self._assumptions = assumptions = Assumptions(**job["assumptions"])
+        choice = random.Random(job["seed"])
+        self._kernel = Kernel(job["seed"], preemption=0.0, delay=0.0)
+        network = Network(self._kernel)
+        install.begin(self._kernel, network)
+        machines.need_no_clouds()
+        # Nobody reads them during a run.
+        report.INTERVAL = statistics.INTERVAL = REPORTS_EVERY
+        lifecycle.get_provider = lambda provider_config: machines.get_provider(provider_config, assumptions, choice)
+        self._measures = Measures(lambda: self._kernel.now, lambda name, nodes: self._client.ended(name, nodes))
+        zookeeper = ZooKeeper(self._kernel, network, self._measures.observe)
+        self._client = Client(self._kernel, zookeeper.server, self._measures.submitted)
+
+    def run(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        complaints = _Complaints(self._config_file)
+        root = logging.getLogger()
+        root.handlers[:] = [complaints]
+        root.setLevel(logging.WARNING)
+        # The collection is off in simulations, since it would run the rest of killed tasks. None is killed here.
+        gc.freeze()
+        gc.set_threshold(_GARBAGE, 20, 20)
+        gc.enable()
+        self._kernel.run(lambda: self._main(progress))
+        return {**self._measures.summary(), "notes": self._notes, "complaints": complaints.texts}
+
+    def _main(self, progress: Callable[[str], None]) -> None:
+        from nodepool.launcher import NodePool
+
+        kernel, measures = self._kernel, self._measures
+        pool: Any = NodePool(None, self._config_file)
+        config = pool.loadConfig()
+        self._notes = self._check(config)
+        self._client.upload_images(_images(config))
+        process = kernel.process("launcher")
+        kernel.spawn(threading.Thread(target=pool.start, name="main").start, process=process)
+        kernel.sleep(WARM_UP)
+        measures.begin()
+        self._client.plan(self._demand, kernel.now)
+        begin, span = kernel.now, self._demand[-1].time
+        step = max(1.0, span / SAMPLES)
+        while kernel.now <= begin + span or self._client.uses_nodes or (measures.open and kernel.now < begin + span + PATIENCE):
+            measures.sample()
+            kernel.sleep(step)
+            progress(f"{min(100.0, 100 * (kernel.now - begin) / max(span, 1.0)):.0f}")
+
+    def _check(self, config: Any) -> list[str]:
+        """Return what makes the result less than it seems."""
+        from nodepool.whatif.machines import unknown_sizes
+
+        notes = [f"provider {name} is left out: {reason}" for name, reason in sorted(config.provider_errors.items())]
+        unknown = unknown_sizes(config, self._assumptions)
+        notes += [f"{text}; the limit has no effect (--assume: labels, resources)" for text in unknown]
+        offered = {label for provider in config.providers.values() for pool in provider.pools.values() for label in pool.labels}
+        missing = sorted({label for request in self._demand for label in request.labels} - offered)
+        if missing:
+            notes.append(f"no pool offers {', '.join(missing)}; requests for it fail")
+        return notes
+
+
+def _images(config: Any) -> list[tuple[str, str, str]]:
+    """Return the uploads that a builder would have made: name, provider and format."""
+    providers = [provider for provider in config.providers.values() if provider.manage_images]
+    return [(name, provider.name, "qcow2") for provider in providers for name in sorted(provider.diskimages)]
