@@ -1,0 +1,131 @@
+"""Zuul's own client, and the launcher of release 11.0.0, on the embedded server: black boxes in a virtual environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import yaml
+
+from nodepool.base.files import lock_file
+from tests import REPOSITORY
+from tests.conftest import load_tool, wait_for
+
+HERE = pathlib.Path(__file__).resolve().parent
+OTHERS = pathlib.Path(os.environ.get("NODEPOOL_OTHERS_VENV") or REPOSITORY / ".others-venv")
+#: What the two import and our own environment lacks.
+REQUIREMENTS = (
+    "nodepool==11.0.0", "zuul==14.3.0", "extras", "google-re2", "grpcio", "ibm-platform-services", "jsonpath-rw", "lockfile",
+    "openshift", "opentelemetry-exporter-otlp-proto-grpc", "Paste", "ply", "python-daemon", "WebOb",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def others() -> str:
+    """Return the Python of an environment with both; all other modules are those of our environment."""
+    python = OTHERS / "bin" / "python"
+    with open(f"{OTHERS}.lock", "w") as lock:
+        lock_file(lock.fileno(), 900)
+        if not (OTHERS / "complete").exists():
+            shutil.rmtree(OTHERS, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(OTHERS)], check=True, timeout=120)
+            ours = sysconfig.get_path("purelib")
+            theirs = sysconfig.get_path("purelib", "venv", {"base": str(OTHERS)})
+            pathlib.Path(theirs, "ours.pth").write_text(f"{ours}\n")
+            subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *REQUIREMENTS], check=True, timeout=600)
+            (OTHERS / "complete").touch()
+    return str(python)
+
+
+class Server:
+    """The embedded server with TLS and its data on disk, which can be killed and started again at the same port."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        load_tool("zookeeper").make_certificates(directory)
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        files = {"cert": "server.pem", "key": "server.key", "ca": "ca.pem"}
+        keys = [f"--tls-{name}={self.directory / file}" for name, file in files.items()]
+        command = [sys.executable, "-m", "nodepool.zkserver", f"--tls-port={self.port}", f"--directory={self.directory / 'data'}"]
+        with open(self.directory / "zookeeper.log", "a") as log:
+            self.process = subprocess.Popen([*command, *keys], stdout=subprocess.PIPE, stderr=log, text=True, cwd=REPOSITORY)
+        assert self.process.stdout is not None
+        self.port = json.loads(self.process.stdout.readline())["tls_port"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def client_files(self) -> dict[str, str]:
+        return {
+            name: str(self.directory / file) for name, file in (("cert", "client.pem"), ("key", "client.key"), ("ca", "ca.pem"))
+        }
+
+
+@pytest.fixture
+def server(tmp_path: pathlib.Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.kill()
+
+
+@contextmanager
+def running(command: list[str], log: pathlib.Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program of another environment: it must not find our package first."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with open(log, "w") as output:
+        process = subprocess.Popen(command, stderr=output, text=True, cwd=log.parent, env=environment, **options)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("launcher", ["11.0.0", "ours"])
+def test_build_of_zuul_survives_a_restart_of_the_server(
+    launcher: str, others: str, server: Server, tmp_path: pathlib.Path
+) -> None:
+    files = server.client_files()
+    config = {
+        "zookeeper-servers": [{"host": "127.0.0.1", "port": server.port}],
+        "zookeeper-tls": files,
+        "webapp": {"port": 0},
+        "labels": [{"name": "small", "min-ready": 0}],
+        "providers": [{"name": "p", "driver": "instant", "pools": [{"name": "main", "labels": ["small"]}]}],
+    }
+    path = tmp_path / "nodepool.yaml"
+    path.write_text(yaml.safe_dump(config))
+    python = others if launcher == "11.0.0" else sys.executable
+    serve = [python, str(REPOSITORY / "tests" / "benchmark" / "serve.py"), str(path)]
+    zuul = [others, str(HERE / "zuul_client.py"), f"127.0.0.1:{server.port}", files["cert"], files["key"], files["ca"]]
+    logs = tmp_path / "launcher.log", tmp_path / "zuul.log"
+    with running(serve, logs[0]), running(zuul, logs[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as build:
+        assert build.stdin is not None and build.stdout is not None
+        step = build.stdout.readline().split()
+        assert step and step[0] == "in-use", logs[1].read_text()
+        server.kill()
+        server.start()
+        build.stdin.write("go on\n")
+        build.stdin.flush()
+        assert build.stdout.readline() == "deleted\n", logs[1].read_text() + logs[0].read_text()[-5000:]
+        build.stdin.write("go on\n")
+        build.stdin.flush()
+        wait_for(lambda: build.poll() is not None, what="end of the client", timeout=60)
+        assert build.returncode == 0, logs[1].read_text()
+        assert "thread failed" not in logs[1].read_text()
