@@ -206,7 +206,10 @@ class StateMachineNodeLauncher(StatsReporter):
         if self.complete:
             return None
         if self.stage is Stage.ORPHANED:
-            return self._pass_delete()
+            again = self._pass_delete()
+            if self.complete:
+                self.handler.pw.progress(self.handler)  # its request has waited for this
+            return again
         try:
             again = self._pass()
         except (SessionExpiredError, _LockLost):

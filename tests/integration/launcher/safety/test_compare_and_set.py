@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
+from kazoo.protocol.serialization import SetData
 
+from nodepool.zk.writer import Txn
 from tests.conftest import wait_for
 from tests.support.interference import LOCKS, NODES, REQUESTS, OtherClient, creates, deletes, sets
 from tests.support.launcher import LauncherBench, config, provider
@@ -27,6 +30,12 @@ def served_once(bench: LauncherBench, request_id: str, nodes: int = 1) -> dict[s
     allocated = {node.id for node in bench.nodes(allocated_to=request_id) if node.state != "deleting"}
     assert allocated == set(record["nodes"])
     return record
+
+
+def records_machine(txn: Txn) -> str | None:
+    """Match a transaction that writes the id of a machine to the record of its node."""
+    writes = (operation for operation in txn.operations if isinstance(operation, SetData) and NODES in operation.path)
+    return next((txn.client.unchroot(write.path) for write in writes if json.loads(write.data).get("external_id")), None)
 
 
 # -- a request is accepted
@@ -124,6 +133,26 @@ def test_new_node_is_not_launched_if_another_client_changed_it(bench: LauncherBe
     assert [late.refused()] == changed
     served_once(bench, request_id)
     assert len(bench.servers("fake-provider", pool)) == 1
+
+
+def test_machine_is_not_recorded_and_its_request_is_served_again_if_the_lock_of_the_node_is_lost(
+    bench: LauncherBench, other: OtherClient
+) -> None:
+    pool = bench.start(config(provider()), cleanup_interval=0.2)
+    seized: list[str] = []
+
+    def seize(path: str) -> None:
+        seized.append(path.removeprefix(NODES))
+        other.write(path, state="hold", allocated_to=None)
+        other.break_lock(f"{path}/lock")
+
+    late = other.before(records_machine, seize)
+    request_id = bench.submit("fake-label")
+    path, lost, _name = late.refused().rpartition("/lock/")
+    assert lost and path == NODES + seized[0]
+    assert seized[0] not in served_once(bench, request_id)["nodes"]
+    assert (bench.node(seized[0]).state, bench.node(seized[0]).external_id) == ("hold", None)
+    assert len(bench.servers("fake-provider", pool)) == 1, "the server of the lost launch is still there"
 
 
 def test_paused_request_creates_no_node_if_its_lock_is_lost(bench: LauncherBench, other: OtherClient) -> None:
