@@ -18,7 +18,7 @@ from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
 from tests.conftest import wait_for
 from tests.support.builder import CREATE, PERIOD, BuilderBench, alive
 from tests.support.deadline import limit
-from tests.support.launcher import StatsdReceiver
+from tests.support.launcher import StatsdReceiver, expire_session
 
 Env = dict[str, Any]
 
@@ -389,6 +389,30 @@ def test_record_while_building(builders: BuilderBench, tmp_path: pathlib.Path) -
     builders.wait_build()
     builders.wait_progress(build.id, READY)
     assert set(builders.progress(build.id).sizes) == {"qcow2", "tar"}
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["another builder built it", "nobody else built it"])
+def test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_the_image(
+    builders: BuilderBench, tmp_path: pathlib.Path, built: bool
+) -> None:
+    block = tmp_path / "block"
+    block.touch()
+    image = builders.image(formats=["tar"])
+    image["env-vars"]["CREATE_BLOCK"] = str(block)
+    builder = builders.start(builders.config([image]), cleanup_interval=0)
+    build = builders.wait_build(state=BUILDING)
+    client = builder.state.client
+    session = client.session_id
+    expire_session(builder)
+    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
+    theirs = ImageBuild("fake-image")
+    theirs.state, theirs.formats = READY, ["tar"]
+    if built:
+        builders.zk.storeBuild("fake-image", theirs)
+    block.unlink()
+    reason = wait_for(lambda: (progress := builders.progress(build.id)).ended and (progress.reason or "stored"))
+    assert ("another builder built the image meanwhile" in reason) is built
+    assert [found.id for found in builders.builds()] == [theirs.id if built else build.id]
 
 
 def test_secrets_are_not_logged(builders: BuilderBench, tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from nodepool.base.backoff import Backoff
 from nodepool.exceptions import ConfigurationError
-from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING
+from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload
 from tests.conftest import wait_for
 from tests.support.builder import PERIOD, BuilderBench
 from tests.support.launcher import StatsdReceiver, expire_session
@@ -482,6 +482,27 @@ def test_lock_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
         wait_for(lambda: not cloud.images(), what="image deleted again")
     wait_for(lambda: not builders.uploads(provider="balky", state=None), what="record dropped")
     wait_for(lambda: "lock cannot be taken again" in getattr(failure(builders, "balky"), "reason", ""), what="reason shown")
+
+
+@pytest.mark.spec("BLD-17: another builder has uploaded the build meanwhile: the image is deleted again")
+def test_image_that_another_builder_has_uploaded_in_a_lost_session_is_not_stored_twice(
+    builders: BuilderBench, cloud: BalkyCloud
+) -> None:
+    cloud.do("upload-blocks")
+    builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
+    wait_for(cloud.images, what="image in the cloud")
+    (before,) = builders.uploads(provider="balky", state=UPLOADING)
+    client = builder.state.client
+    session = client.session_id
+    expire_session(builder)
+    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
+    theirs = ImageUpload(before.build_id, "balky", IMAGE)
+    theirs.state, theirs.external_id = READY, "theirs"
+    number = builders.zk.storeImageUpload(IMAGE, before.build_id, "balky", theirs)
+    cloud.stop_doing("upload-blocks")
+    wait_for(lambda: not cloud.images(), what="image deleted again")
+    wait_for(lambda: "another builder" in getattr(failure(builders, "balky"), "reason", ""), what="reason shown")
+    assert [upload.id for upload in builders.uploads(provider="balky")] == [number]
 
 
 @pytest.mark.spec("BLD-14: Locks give each upload to one worker; only the builder with the files can upload a build")

@@ -9,6 +9,7 @@ from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.serialization import Create, SetData, Transaction
 
 from nodepool.zk import paths
+from nodepool.zk.cluster import Cluster
 from nodepool.zk.connection.protocol import Client
 from nodepool.zk.records import Node, RecordError
 from nodepool.zk.zookeeper import ZooKeeper
@@ -76,6 +77,19 @@ def test_the_time_of_a_point_is_taken_before_its_counter(zk: Any, monkeypatch: p
         stat = zk.kazoo_client.exists(paths.node(node.id or ""))
         marks = {"nodepool_node_id": node.id, "nodepool_node_created": str(stat.ctime)}
         assert zk.cluster.view().foreign(marks, None) is None
+
+
+def test_change_of_another_process_is_kept(zk: Any, zk_chroot: Chroot) -> None:
+    other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
+    zk.cluster.note()
+
+    def skip(known: Cluster) -> Cluster:
+        if not known.skipped:
+            other.cluster.change(lambda theirs: theirs.with_skipped(1, 2))
+        return known.with_skipped(7, 8)
+
+    zk.cluster.change(skip)
+    assert zk.cluster.read().skipped == ((1, 2), (7, 8))
 
 
 def test_an_emptied_tree_gets_another_id(zk: Any) -> None:

@@ -336,6 +336,16 @@ def test_a_doubtful_registration_after_a_lost_session(zk: Any, zk_chroot: Chroot
     assert [entry["paused"] for entry in pool_entries(other, zk.client.session_id)] == [True]
 
 
+def test_component_without_a_mirror_registers_again_in_a_new_session(zk: Any, zk_chroot: Chroot) -> None:
+    owner = ZooKeeper(zk_chroot.connect(), enable_cache=False)  # nobody reports that the entry no longer exists
+    component = pool_component(owner)
+    component.register()
+    lost = owner.client.session_id
+    owner.kazoo_client._call(_SESSION_EXPIRED, None)
+    wait_for(lambda: owner.client.session_id not in (None, lost), what="a new session")
+    wait_for(lambda: pool_entries(zk.kazoo_client, owner.client.session_id), what="an entry of the new session")
+
+
 @pytest.mark.spec("issue 11, B10: a connection that breaks in the first seconds leaves no second client behind")
 @pytest.mark.parametrize("where", ["nodepool.zk.zookeeper.ZooKeeper.start", "nodepool.zk.components.LauncherComponent.register"])
 def test_a_start_that_breaks_leaves_no_client_behind(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str) -> None:

@@ -10,7 +10,9 @@ import pytest
 from nodepool import exceptions
 from nodepool.zk import zookeeper as zkm
 from nodepool.zk.facade.nodes import DELETION_GUARD
-from nodepool.zk.writer import TransactionFailed
+from nodepool.zk.locks import add_lock, add_unlocked_check
+from nodepool.zk.locks.turn import TurnLock
+from nodepool.zk.writer import TransactionFailed, Txn
 from tests.conftest import Chroot, wait_for
 from tests.support.interference import NODES, OtherClient, creates, deletes, sets
 
@@ -148,3 +150,23 @@ def test_lock_that_was_taken_and_released_between_two_readings_is_told_as_free(z
     zk.node_tree.contenders[node.id] = {"x"}
     zk.node_tree.unchanged([node.id, "lock"])
     assert told == [(node.id, False)]
+
+
+@pytest.mark.parametrize("add", [add_lock, add_unlocked_check], ids=["taken", "taken for free"])
+@pytest.mark.parametrize("known", [True, False], ids=["known directory", "unknown directory"])
+def test_lock_of_another_client_makes_the_transaction_fail(zk: Any, other: OtherClient, add: Any, known: bool) -> None:
+    node = idle(zk)
+    directory = f"{NODES}{node.id}/lock"
+    theirs = other.lock(directory)
+    txn = Txn(zk.kazoo_client)
+    add(txn, directory, known)
+    with pytest.raises(TransactionFailed):
+        zk.writer.run(txn)
+    assert zk.kazoo_client.get_children(directory) == [theirs.rpartition("/")[2]]
+
+
+def test_turn_of_another_launcher_is_not_taken(zk: Any, zk_chroot: Chroot) -> None:
+    ours, theirs = TurnLock(zk.kazoo_client, "a", "label"), TurnLock(zk_chroot.connect().client, "b", "label")
+    assert theirs.take() and not ours.take()
+    theirs.drop()
+    assert ours.take()

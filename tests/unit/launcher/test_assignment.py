@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodepool.launcher.requests import choice
-from nodepool.launcher.requests.assignment import OTHERS_TURN, OVERDUE, Assignment
+from nodepool.launcher.requests.assignment import OTHERS_TURN, OVERDUE, REGISTRATION_GRACE, Assignment
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.metrics import Metrics
 from nodepool.reasons import Code, Reason, because, render
@@ -705,6 +705,24 @@ def test_a_class_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     assert log == ["200-0000000002"]
     assert assignment.reason_for("100-0000000001") == "error: TypeError('induced')"
     assert sum("Cannot assign request 100-0000000001 (b)" in r.message for r in caplog.records) == 1
+
+
+def test_nothing_is_declined_until_other_launchers_had_time_to_register_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Tree()
+    assignment = make(tree, Room(room=9))
+    name = "200-0000000001"
+    tree.requests[name] = request(name, ("theirs",))
+    declined: list[str] = []
+    monkeypatch.setattr(assignment, "_decline", lambda request_id, _launcher_ids: declined.append(request_id))
+    assignment.session_lost()
+    assignment.rebuild()
+    assignment._pass()
+    hand(assignment).now += REGISTRATION_GRACE - 0.1
+    assignment._pass()
+    assert declined == []
+    hand(assignment).now += 0.2
+    assignment._pass()
+    assert declined == [name]
 
 
 @pytest.mark.spec("issue 11, C1: a request whose decline fails is tried again")

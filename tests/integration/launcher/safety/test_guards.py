@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from kazoo.exceptions import ConnectionLoss
+from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 
 from nodepool.driver.request import handler as handlers
 from nodepool.driver.request.ends import RequestEnds
@@ -41,6 +41,20 @@ def test_zookeeper_is_not_asked_who_holds_our_own_requests(bench: LauncherBench,
     asked = count_calls(pool.zk.kazoo_client, "get_children_async", monkeypatch)
     pool.cleanup.lost.run(True)
     assert [path for path, *_ in asked if path.startswith(LOCKS.rstrip("/"))] == []
+
+
+def test_nothing_is_written_for_a_request_that_another_launcher_holds(bench: LauncherBench, other: OtherClient) -> None:
+    pool = bench.start(config(provider()), cleanup_interval=1000)
+    request_id = bench.submit("fake-label", state="testing")  # a state that no launcher touches
+    contender = other.lock(LOCKS + request_id)
+    sent: list[str] = []
+    other.before(sets(REQUESTS, state="requested"), sent.append)
+    other.write(REQUESTS + request_id, state="pending")
+    wait_for(lambda: pool.zk.request_tree.pending)
+    pool.cleanup.lost.run(True)
+    assert not sent
+    other.unlock(contender)
+    bench.wait_request(request_id, "fulfilled")
 
 
 def test_request_is_not_reset_together_with_a_node_that_is_known_to_be_locked(
@@ -179,6 +193,14 @@ def test_trouble_with_zookeeper_declines_nothing() -> None:
     handler.drop.reset_mock()
     RequestEnds.trouble(handler, RuntimeError("the driver is wrong"))
     assert handler.declineRequest.called and not handler.drop.called
+
+
+def test_locks_that_a_handler_obtains_after_its_end_are_given_back() -> None:
+    handler, lock = Mock(done=True), f"{NODES}0000000001/lock/{'a' * 32}__lock__0000000000"
+    RequestEnds._answered(handler, handler.then, ("step",), [f"{NODES}0000000001", lock, object()], None)
+    handler.zk.kazoo_client.abandoned.add.assert_called_once_with(lock)
+    (step, results, error), _options = handler.then.call_args
+    assert (step, results) == ("step", None) and isinstance(error, SessionExpiredError)
 
 
 @pytest.mark.parametrize("admitted", [True, False])
@@ -324,6 +346,22 @@ def test_node_of_a_provider_that_is_not_configured_is_not_touched(bench: Launche
     pool.node_reconciler.reconcile(node.id)
     pool.node_reconciler._delete(bench.node(node.id))
     assert looked and bench.node(node.id).state == "used" and bench.zuul.contenders(node.id) == []
+
+
+@pytest.mark.parametrize("state", ["used", "init"])
+def test_nothing_is_written_for_a_node_that_is_known_to_be_locked(bench: LauncherBench, other: OtherClient, state: str) -> None:
+    pool = bench.start(config(provider()), cleanup_interval=1000)
+    node = bench.ready_node("fake-provider", "main", "fake-label", state="hold")
+    contender = other.lock(f"{NODES}{node.id}/lock")
+    wait_for(lambda: pool.zk.node_tree.is_locked(node.id))
+    sent: list[str] = []
+    other.before(sets(NODES, state="deleting"), sent.append)
+    other.write(NODES + node.id, state=state)
+    wait_for(lambda: pool.zk.node_tree.get(node.id).state == state and not pool.zk.node_tree.is_changing(node.id))
+    assert pool.node_reconciler.reconcile(node.id) is None
+    assert not sent
+    other.unlock(contender)
+    bench.wait_gone(node.id)
 
 
 def test_record_of_a_deleted_node_is_removed_without_its_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,169 @@
+"""What the mirror reads, and when, while its own writes and events of other clients cross each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kazoo.protocol.serialization import GetChildren2, GetData
+from kazoo.protocol.states import KazooState, ZnodeStat
+
+from nodepool.zk.connection.protocol import CHANGED, CREATED
+from nodepool.zk.connection.reply import Reply
+from nodepool.zk.mirror.nodes import NodeTree
+from nodepool.zk.records import Node
+
+NODES = "/nodepool/nodes"
+ONE, TWO = f"{NODES}/0000000001", f"{NODES}/0000000002"
+
+
+def stat(zxid: int, version: int = 0) -> ZnodeStat:
+    return ZnodeStat(1, zxid, 0, 0, version, 0, 0, 0, 0, 0, zxid)
+
+
+def data(state: str) -> bytes:
+    return json.dumps({"state": state}).encode()
+
+
+class Server:
+    """Keeps the requests of the mirror until a test answers them."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.client = self
+        self.state_listeners: list[Callable[[str], Any]] = []
+        self.requests: list[tuple[Any, Reply]] = []
+        self.armed: list[Reply] = []
+        self.event: Callable[[int, str], Any] = lambda _kind, _path: None
+
+    def add_persistent_watch(self, _root: str, callback: Callable[[int, str], Any]) -> None:
+        self.event = callback
+
+    def arm_persistent_watch(self, _root: str, reply: Reply) -> None:
+        self.armed.append(reply)
+
+    def full_path(self, path: str) -> str:
+        return path
+
+    def submit(self, request: Any, reply: Reply) -> None:
+        self.requests.append((request, reply))
+
+    def reconnect(self) -> None:
+        for state in (KazooState.SUSPENDED, KazooState.CONNECTED):
+            for listener in self.state_listeners:
+                listener(state)
+
+    def asked(self) -> list[str]:
+        """The paths of records that are being read."""
+        return [request.path for request, _reply in self.requests if isinstance(request, GetData)]
+
+    def list_answered(self, *names: str) -> None:
+        """Answer the oldest listing."""
+        entry = next(entry for entry in self.requests if isinstance(entry[0], GetChildren2))
+        self.requests.remove(entry)
+        entry[1].set((list(names), stat(1)))
+
+    def read_answered(self, path: str, state: str, zxid: int) -> None:
+        entry = next(entry for entry in self.requests if isinstance(entry[0], GetData) and entry[0].path == path)
+        self.requests.remove(entry)
+        entry[1].set((data(state), stat(zxid)))
+
+    def synchronise(self, **nodes: str) -> None:
+        self.armed.pop().set()
+        self.list_answered(*nodes)
+        for name, state in nodes.items():
+            self.read_answered(f"{NODES}/{name}", state, 5)
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def tree(server: Server) -> NodeTree:
+    client: Any = server
+    found = NodeTree(client)
+    found.start()
+    server.synchronise(**{"0000000001": "ready"})
+    assert found.synced.is_set() and not server.requests
+    return found
+
+
+def node(state: str) -> Node:
+    made = Node()
+    made.state = state
+    return made
+
+
+def state_of(tree: NodeTree, path: str) -> str | None:
+    found = tree.get(path.rpartition("/")[2])
+    return found.state if found is not None else None
+
+
+def test_creation_of_another_client_beside_ours_is_read_after_the_answer(tree: NodeTree, server: Server) -> None:
+    three = f"{NODES}/0000000003"
+    tree.expect(f"{NODES}/", True)
+    server.event(CREATED, TWO)
+    server.event(CREATED, three)
+    assert server.asked() == [], "either may be ours"
+    tree.settle(f"{NODES}/", node("init"), three, 7)
+    tree.settled()
+    assert server.asked() == [TWO]
+    server.read_answered(TWO, "hold", 6)
+    assert (state_of(tree, TWO), state_of(tree, three)) == ("hold", "init")
+
+
+def test_record_that_another_client_writes_too_is_read_after_the_answer(tree: NodeTree, server: Server) -> None:
+    tree.expect(ONE, False)
+    server.event(CHANGED, ONE)
+    server.event(CHANGED, ONE)
+    assert server.asked() == []
+    tree.settle(ONE, node("in-use"), stat(6, 1), 6)
+    assert server.asked() == [ONE]
+    server.read_answered(ONE, "used", 7)
+    assert state_of(tree, ONE) == "used"
+
+
+def test_record_that_another_client_changed_is_read_when_our_write_is_refused(tree: NodeTree, server: Server) -> None:
+    tree.expect(ONE, False)
+    server.event(CHANGED, ONE)
+    assert server.asked() == []
+    tree.settle(ONE, None, None, 0)
+    assert server.asked() == [ONE]
+
+
+def test_our_own_write_is_shown_without_reading(tree: NodeTree, server: Server) -> None:
+    tree.expect(ONE, False)
+    server.event(CHANGED, ONE)
+    tree.settle(ONE, node("in-use"), stat(6, 1), 6)
+    assert server.asked() == [] and state_of(tree, ONE) == "in-use"
+
+
+def test_record_that_vanished_during_a_lost_connection_is_forgotten(tree: NodeTree, server: Server) -> None:
+    server.reconnect()
+    assert not tree.synced.is_set() and state_of(tree, ONE) == "ready"
+    server.synchronise()
+    assert tree.synced.is_set() and state_of(tree, ONE) is None
+
+
+def test_answers_of_an_earlier_reading_do_not_count(tree: NodeTree, server: Server) -> None:
+    server.reconnect()
+    server.armed.pop().set()
+    server.reconnect()
+    server.armed.pop().set()
+    server.list_answered("0000000001")
+    assert server.asked() == [] and not tree.synced.is_set()
+    server.list_answered()
+    assert tree.synced.is_set() and state_of(tree, ONE) is None
+
+
+def test_expected_events_are_forgotten_with_the_connection(tree: NodeTree, server: Server) -> None:
+    tree.expect(ONE, False)
+    server.reconnect()
+    server.synchronise(**{"0000000001": "ready"})
+    server.event(CHANGED, ONE)
+    assert server.asked() == [ONE]
