@@ -1,6 +1,6 @@
 """Let the scheduler preempt tasks between any two statements of the daemons.
 
-An import hook puts a call before each statement of each function.
+An import hook puts a call before each statement of each function. It can also replace the text of modules.
 """
 
 from __future__ import annotations
@@ -75,25 +75,29 @@ def _call(before: ast.stmt) -> ast.stmt:
 
 class _Loader(importlib.machinery.SourceFileLoader):
     change: Callable[[str, str], str]
+    steps: bool
 
     def get_code(self, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
-        text = self.change(fullname, self.get_data(path).decode())
-        tree = _Insert().visit(ast.parse(text, path))
-        return compile(tree, path, "exec", dont_inherit=True)
+        tree = ast.parse(self.change(fullname, self.get_data(path).decode()), path)
+        return compile(_Insert().visit(tree) if self.steps else tree, path, "exec", dont_inherit=True)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, change: Callable[[str, str], str]) -> None:
+    def __init__(self, change: Callable[[str, str], str], only: str | None = None) -> None:
         self._change = change
+        self._only = only
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if not name.startswith("nodepool.") or name.startswith(("nodepool.simulation", "nodepool.zkserver")):
+            return None
+        if self._only not in (None, name):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             spec.loader = _Loader(name, spec.loader.path)
             spec.loader.change = self._change
+            spec.loader.steps = self._only is None
         return spec
 
 
@@ -106,3 +110,14 @@ def instrument(change: Callable[[str, str], str] = lambda _name, text: text) -> 
 
     setattr(builtins, _CALL, step)
     sys.meta_path.insert(0, _Finder(change))
+
+
+def replace_text(module: str, change: Callable[[str, str], str]) -> None:
+    """Change the text of one module, which is imported later, and nothing else.
+
+    :param change: gets name and text of the module, and returns the text to use.
+    :raises ImportError: the module has been imported already.
+    """
+    if module in sys.modules:
+        raise ImportError(f"{module} was imported before its text could be replaced")
+    sys.meta_path.insert(0, _Finder(change, only=module))

@@ -1,7 +1,8 @@
 """Which tests run in the short set, in which order, and how far a run is.
 
 ``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is every test that takes at
-most `SHORT` seconds, each unknown one, and those marked ``core``. The rest runs with ``tools/run-tests --all``.
+most `SHORT` seconds, each unknown one, and those marked ``core``, without those marked ``full``. The rest runs with
+``tools/run-tests --all``.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Selection:
         hypothesis.settings.load_profile("many" if self._rest else "few")
 
     def is_short(self, item: pytest.Item) -> bool:
+        if item.get_closest_marker("full") is not None:
+            return False
         return self.durations.get(item.nodeid, 0.0) <= SHORT or item.get_closest_marker("core") is not None
 
     @pytest.hookimpl(trylast=True)

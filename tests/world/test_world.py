@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import REPOSITORY
-from tests.world.mutations import FOUND, MUTATIONS, change
+from tests.world.mutations import MUTATIONS
 
 
 def world(*arguments: str, timeout: float = 100) -> dict[int, Any]:
@@ -47,15 +47,9 @@ def test_three_hundred_more_seeds_violate_no_invariant() -> None:
     assert_no_violations(world("--seeds", "61-360", "--jobs", "1", timeout=800), 300)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", [name for name, mutation in MUTATIONS.items() if isinstance(mutation.found_by, int)])
 def test_planted_defect_is_found(name: str) -> None:
     results = world("--seeds", "1-200", "--first", "--mutation", name, timeout=360)
     assert any(result["violations"] for result in results.values())
-
-
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_planted_defect_still_fits_the_program(name: str) -> None:
-    mutation = MUTATIONS[name]
-    text = (REPOSITORY / mutation.module.replace(".", "/")).with_suffix(".py").read_text()
-    assert change(name)(mutation.module, text) != text

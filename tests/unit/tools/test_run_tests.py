@@ -115,3 +115,5 @@ def test_each_test_is_in_one_of_the_sets(pytestconfig: pytest.Config, request: p
     request.node.add_marker("core")
     assert selection.is_short(request.node)
     del selection.durations[request.node.nodeid]
+    request.node.add_marker("full")
+    assert not selection.is_short(request.node)
