@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from nodepool.zkserver import codec
 from nodepool.zkserver.codec import Code, Reader, Refused
-from nodepool.zkserver.tree import Event, Tree
+from nodepool.zkserver.tree import READ, Event, Tree
 from nodepool.zkserver.watches import Watches
 
 log = logging.getLogger("nodepool.zkserver")
@@ -232,11 +232,12 @@ class Server:
         return self.zxid, int(self._wall() * 1000)
 
     def commit(self, changes: list[list[Any]], events: list[Event], zxid: int, time: int) -> None:
-        """Keep the changes of a transaction, then notify clients of its events."""
+        """Keep the changes of a transaction, then notify clients of its events, if they may read the znode."""
         self.keep(zxid, time, changes)
-        for event in events:
-            for client in self.watches.triggered(event):
-                self.send_event(client, *event)
+        for what, path, acl in events:
+            for client in self.watches.triggered(what, path):
+                if self.tree.may(acl, READ, client.identities):
+                    self.send_event(client, what, path)
 
     def send_event(self, client: Connection, what: int, path: str) -> None:
         if client.open:

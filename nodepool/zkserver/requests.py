@@ -136,7 +136,7 @@ def _children(with_stat: bool) -> Operation:
 def _get_acl(server: Server, client: Connection, reader: Reader) -> bytes:
     node = server.tree.get(reader.string())
     server.tree.allow(node, READ | ADMIN, client.identities)
-    return codec.acls(node.acl if server.tree.may(node, ADMIN, client.identities) else _masked(node.acl)) + node.stat()
+    return codec.acls(node.acl if server.tree.may(node.acl, ADMIN, client.identities) else _masked(node.acl)) + node.stat()
 
 
 def _masked(acl: Iterable[Acl]) -> Iterator[Acl]:

@@ -17,8 +17,8 @@ CREATED, DELETED, CHANGED, CHILD = 1, 2, 3, 4
 EPHEMERAL, SEQUENCE = 1, 2
 #: What a client is known as: pairs of scheme and id.
 Identities = Collection[tuple[str, str]]
-#: Type and path, in the order in which watches are triggered.
-Event = tuple[int, str]
+#: Type, path and access control list of the znode, in the order in which watches are triggered.
+Event = tuple[int, str, tuple[Acl, ...]]
 
 #: Characters that no path may contain.
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
@@ -111,12 +111,12 @@ class Tree:
         return node
 
     @staticmethod
-    def may(node: Znode, permission: int, identities: Identities) -> bool:
+    def may(acl: Sequence[Acl], permission: int, identities: Identities) -> bool:
         known = {("world", "anyone"), *identities}
-        return any(perms & permission and (scheme, name) in known for perms, scheme, name in node.acl)
+        return any(perms & permission and (scheme, name) in known for perms, scheme, name in acl)
 
     def allow(self, node: Znode, permission: int, identities: Identities) -> None:
-        if not self.may(node, permission, identities):
+        if not self.may(node.acl, permission, identities):
             raise Refused(Code.NO_AUTH)
 
     # -- writing
@@ -167,7 +167,7 @@ class Tree:
         self._change(parent, created=parent.created + 1, pzxid=node.czxid)
         self._link(path, name, node, parent)
         self._undo.append(lambda: self._unlink(path, name, node, parent))
-        self._events += [(CREATED, path), (CHILD, parent_of(path))]
+        self._events += [(CREATED, path, node.acl), (CHILD, parent_of(path), parent.acl)]
 
     def delete(self, path: str, version: int, identities: Identities, zxid: int) -> None:
         if path == "/":
@@ -186,7 +186,7 @@ class Tree:
         self._change(parent, pzxid=zxid)
         self._unlink(path, name, node, parent)
         self._undo.append(lambda: self._link(path, name, node, parent))
-        self._events += [(DELETED, path), (CHILD, parent_of(path))]
+        self._events += [(DELETED, path, node.acl), (CHILD, parent_of(path), parent.acl)]
 
     def set(self, path: str, data: bytes | None, version: int, identities: Identities, zxid: int, time: int) -> Znode:
         check_path(path)
@@ -199,7 +199,7 @@ class Tree:
     def change(self, node: Znode, path: str, data: bytes | None, zxid: int, time: int) -> None:
         """Replace the data of a znode; without checks."""
         self._change(node, data=data, version=node.version + 1, mzxid=zxid, mtime=time)
-        self._events.append((CHANGED, path))
+        self._events.append((CHANGED, path, node.acl))
 
     def set_acl(self, path: str, acl: Sequence[Acl], version: int, identities: Identities) -> Znode:
         check_path(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from nodepool.zkserver.tree import CHILD, DELETED, Event, parent_of
+from nodepool.zkserver.tree import CHILD, DELETED, parent_of
 
 C = TypeVar("C", bound=Hashable)
 
@@ -40,9 +40,8 @@ class Watches(Generic[C]):
         for kind, path in list(self._of.get(client, ())):
             self._remove(kind, path, client)
 
-    def triggered(self, event: Event) -> Iterable[C]:
-        """Return which clients are notified of an event; one-shot watches end by it."""
-        what, path = event
+    def triggered(self, what: int, path: str) -> Iterable[C]:
+        """Return which clients watch for an event; one-shot watches end by it."""
         told: dict[C, None] = {}
         for kind in ("children",) if what == CHILD else ("data", "children") if what == DELETED else ("data",):
             for client in list(self._by_path[kind].get(path, ())):
