@@ -19,6 +19,9 @@ class ZooKeeper:
     def __init__(self, kernel: Kernel, network: Network, observe: Any = lambda _zxid, _time, _changes: None) -> None:
         self._kernel = kernel
         self._timer = 0.0
+        #: Session and process of the request that is being served.
+        self.session = 0
+        self.writer = ""
         self.server = StandaloneServer(observe, lambda: kernel.now, lambda: EPOCH + kernel.now, kernel.random.randbytes)
         network.serve(ADDRESS, self._accept)
 
@@ -26,6 +29,7 @@ class ZooKeeper:
         client = self.server.connect(connection.write, connection.hang_up, {("ip", "127.0.0.1")}, connection.client.name)
 
         def receive(data: bytes) -> None:
+            self.session, self.writer = client.session.id if client.session else 0, connection.client.name
             self.server.receive(client, data)
             self._schedule()
 

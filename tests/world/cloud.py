@@ -33,6 +33,18 @@ class Machine:
     fails: bool = False
 
 
+@dataclass
+class Image:
+    """
+    :param ready: it has been received completely, so that machines can be created of it.
+    """
+
+    id: str
+    name: str
+    metadata: dict[str, Any]
+    ready: bool = False
+
+
 class Cloud:
     """
     :param boot: seconds that a machine needs, at least and at most.
@@ -55,6 +67,11 @@ class Cloud:
         self._boot = boot
         self._created = created
         self._destroyed = destroyed
+        #: Called with the id of each image that a driver deletes.
+        self.image_gone: Callable[[str], None] = lambda _id: None
+        self.images: dict[str, Image] = {}
+        #: Machines that were asked for with an image that does not exist.
+        self.imageless = 0
         self.machines: dict[str, Machine] = {}
         self._count = 0
         self.calls = 0
@@ -98,7 +115,10 @@ class Cloud:
 
     # -- what it does
 
-    def create(self, hostname: str, metadata: dict[str, Any]) -> str:
+    def create(self, hostname: str, metadata: dict[str, Any], image: str | None = None) -> str:
+        if image is not None and not (image in self.images and self.images[image].ready):
+            self.imageless += 1
+            raise CloudError(400)
         if len(self.machines) >= self.quota:
             raise CloudError(403)
         self._count += 1
@@ -109,6 +129,25 @@ class Cloud:
         self._created(machine.id, hostname)
         self._changed()
         return machine.id
+
+    def upload(self, name: str, metadata: dict[str, Any]) -> str:
+        """Receive an image. It is listed from the start, and stays there if the client ends meanwhile."""
+        self._count += 1
+        image = self.images[f"{self.name}-image-{self._count}"] = Image(f"{self.name}-image-{self._count}", name, dict(metadata))
+        self._kernel.sleep(self._kernel.random.uniform(0.2, 3.0))
+        if image.id not in self.images:
+            raise CloudError(404)
+        image.ready = True
+        return image.id
+
+    def delete_image(self, image_id: str) -> bool:
+        if self.images.pop(image_id, None) is None:
+            raise CloudError(404)
+        self.image_gone(image_id)
+        return True
+
+    def list_images(self) -> list[Image]:
+        return list(self.images.values())
 
     def status(self, machine_id: str) -> str:
         machine = self.machines.get(machine_id)

@@ -35,12 +35,14 @@ def prepare(mutation: str | None = None) -> None:
 
     lines.instrument(change=mutations.change(mutation) if mutation else lambda _name, text: text)
     install.adapt_libraries()
+    import nodepool.builder
     import nodepool.driver.metastatic.adapter
     import nodepool.driver.statemachine.provider
     import nodepool.launcher  # noqa: F401
     from nodepool.driver import Drivers
-    from tests.world import world  # noqa: F401
+    from tests.world import builders, world  # noqa: F401
 
+    builders.replace_machine()
     Drivers.load([os.path.join(os.path.dirname(os.path.abspath(__file__)), "drivers")])
     for name in ("simulated", "metastatic"):
         Drivers.get(name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nodepool.simulation.network import Connection
+    from tests.world.builders import Builder
     from tests.world.cloud import Cloud
     from tests.world.world import Launcher, World
     from tests.world.zuul import Zuul
@@ -43,9 +44,9 @@ def plan(choice: random.Random, duration: float) -> list[Fault]:
     return found
 
 
-def _process(world: World, fault: Fault) -> Launcher | Zuul:
-    """A launcher or a scheduler."""
-    members: list[Launcher | Zuul] = [*world.launchers, *world.launchers, *world.zuuls]
+def _process(world: World, fault: Fault) -> Launcher | Builder | Zuul:
+    """A launcher, a builder or a scheduler."""
+    members: list[Launcher | Builder | Zuul] = [*world.launchers, *world.launchers, *world.builders, *world.zuuls]
     return members[int(fault.pick * len(members))]
 
 
@@ -182,7 +183,7 @@ KINDS: dict[str, Callable[[World, Fault], None]] = {
 
 def heal(world: World) -> None:
     """End all faults that last."""
-    members: list[Launcher | Zuul] = [*world.launchers, *world.zuuls]
+    members: list[Launcher | Builder | Zuul] = [*world.launchers, *world.builders, *world.zuuls]
     for member in members:
         world.network.rejoin(member.process)
         world.kernel.resume(member.process)

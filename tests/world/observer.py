@@ -6,6 +6,8 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from tests.world.images import ImageObserver
+
 if TYPE_CHECKING:
     from tests.world.world import World
 
@@ -39,6 +41,7 @@ class Observer:
         #: Since when nodes have been used up.
         self._used: dict[str, float] = {}
         self.log: list[str] = []
+        self.images = ImageObserver(world)
 
     # -- transactions
 
@@ -46,6 +49,7 @@ class Observer:
         fulfilled: list[str] = []
         for change in filter(None, changes):
             kind, path = change[0], change[1]
+            self.images.changed(change)
             if kind == "close":
                 for owned in self._ephemeral.pop(path, ()):
                     self._deleted(owned)
@@ -170,9 +174,12 @@ class Observer:
                 wrong.append(f"{ready[label]} of {count} ready nodes of {label}")
         for cloud in self._world.clouds:
             wrong += [f"machine {machine} belongs to no node" for machine in cloud.machines if machine not in used_machines]
-        return wrong
+        return wrong + self.images.at_rest()
 
     def at_end(self) -> None:
         for launcher in self._world.launchers:
             for ended in launcher.pool.watchdog.ended:
                 self._world.violated(f"{launcher.name}: {ended}")
+        for builder in self._world.builders:
+            for ended in builder.service.watchdog.ended:
+                self._world.violated(f"{builder.name}: {ended}")

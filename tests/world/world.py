@@ -20,7 +20,7 @@ from nodepool.simulation import install, lines
 from nodepool.simulation.kernel import Kernel, Process, SimulationError
 from nodepool.simulation.network import Network
 from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
-from tests.world import faults
+from tests.world import builders, faults
 from tests.world.cloud import Cloud
 from tests.world.observer import Observer
 from tests.world.zuul import Request, Zuul
@@ -53,6 +53,8 @@ class Scenario:
     delay: float
     #: Mean seconds that a message takes.
     latency: float
+    images: builders.Images = field(default_factory=builders.Images)
+    image_actions: list[builders.Action] = field(default_factory=list)
 
     @property
     def quiet(self) -> bool:
@@ -68,7 +70,9 @@ class Scenario:
         providers: list[dict[str, Any]] = []
         for number in range(choice.choice((1, 1, 2))):
             served = sorted(labels) if number == 0 else choice.choice((["small"], ["large"], ["large", "small"]))
-            providers.append({"labels": served, "servers": ROOM if quiet else choice.choice((4, 5, 8, 20))})
+            # Beside idle nodes, which are not deleted for other labels, there is room for the largest request.
+            servers = max(choice.choice((4, 5, 8, 20)), sum(labels.values()) + 3)
+            providers.append({"labels": served, "servers": ROOM if quiet else servers})
         if choice.random() < 0.4:
             # Of its own, and with room: idle slots keep their backing nodes, and requests would wait for them.
             labels |= {"slot": choice.choice((0, 0, 1)), "backing": 0}
@@ -76,17 +80,20 @@ class Scenario:
             providers.append({"backing": "backing", "slots": choice.choice((2, 3)), "labels": ["slot"]})
         schedulers, wanted = choice.choice((1, 1, 2)), sorted(labels.keys() - {"backing"})
         demand = [
-            cls._request(choice, duration, wanted, scheduler)
+            cls.request(choice, duration, wanted, scheduler)
             for scheduler in range(1, schedulers + 1)
             for _ in range(choice.choice((5, 15, 30)) // schedulers)
         ]
         launchers = choice.choice((1, 2, 2, 3))
         plan = [] if quiet else faults.plan(choice, duration)
         lines, delay = choice.choice((0, 200, 1000)), choice.choice((0.0, 0.002, 0.02))
-        return cls(seed, launchers, duration, providers, labels, demand, plan, lines, delay, choice.choice((0.001, 0.001, 0.01)))
+        latency = choice.choice((0.001, 0.001, 0.01))
+        scenario = cls(seed, launchers, duration, providers, labels, demand, plan, lines, delay, latency)
+        builders.extend(scenario)
+        return scenario
 
     @staticmethod
-    def _request(choice: random.Random, duration: float, labels: list[str], scheduler: int) -> Request:
+    def request(choice: random.Random, duration: float, labels: list[str], scheduler: int) -> Request:
         wanted = [choice.choice(labels) for _ in range(choice.choice((1, 1, 1, 2, 3)))]
         # Half of them arrive in bursts.
         arrives = choice.choice((choice.uniform(0, duration), 10.0 * choice.randrange(max(1, int(duration / 10.0)))))
@@ -145,6 +152,7 @@ class World:
         self.network = Network(self.kernel, mean=scenario.latency)
         install.begin(self.kernel, self.network)
         lines.begin()
+        builders.begin()
         self.events: list[str] = []
         self.violations: list[str] = []
         self._digest = hashlib.sha256()
@@ -154,6 +162,7 @@ class World:
         self.config_file = "nodepool.yaml"
         self._write_config()
         self.launchers = [Launcher(self, number) for number in range(1, scenario.launchers + 1)]
+        self.builders = [builders.Builder(self, number) for number in range(1, scenario.images.builders + 1)]
         self.zuuls = [
             Zuul(self.kernel, f"zuul-{number}", [each for each in scenario.demand if each.scheduler == number], self.note)
             for number in sorted({request.scheduler for request in scenario.demand})
@@ -176,6 +185,7 @@ class World:
                 continue
             quota, observer = provider["servers"] + 2, self.observer
             cloud = Cloud(f"cloud-{number}", self.kernel, quota, (0.5, 8.0), observer.created, observer.destroyed)
+            cloud.image_gone = observer.images.gone
             self.clouds.append(cloud)
             pool |= {"labels": provider["labels"], "max-servers": provider["servers"]}
             providers.append({"name": f"provider-{number}", "driver": "simulated", "cloud-dir": cloud.name, "pools": [pool]})
@@ -185,6 +195,7 @@ class World:
             "labels": [{"name": name, "min-ready": count} for name, count in scenario.labels.items()],
             "providers": providers,
         }
+        builders.configure(scenario, config)
         Path(self.config_file).write_text(yaml.safe_dump(config))
 
     # -- what is seen
@@ -222,6 +233,7 @@ class World:
     def _main(self) -> None:
         for launcher in self.launchers:
             launcher.start()
+        builders.start(self)
         for zuul in self.zuuls:
             zuul.start()
         for fault in self.scenario.faults:

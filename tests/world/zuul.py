@@ -19,7 +19,7 @@ from nodepool.simulation.zookeeper import ADDRESS
 
 #: Seconds after which a build is given up if its request does not end.
 PATIENCE = 1800.0
-_LOST = (KazooException, OSError, TimeoutError)
+LOST = (KazooException, OSError, TimeoutError)
 
 
 class Request:
@@ -89,7 +89,7 @@ class Zuul:
                     except NoNodeError:
                         continue
                 return
-            except _LOST:
+            except LOST:
                 time.sleep(1.0)
 
     # -- one build
@@ -114,7 +114,7 @@ class Zuul:
                 return True
             self.latencies.append((self._kernel.now - began, request))
             return self._use(path, record, request)
-        except _LOST:
+        except LOST:
             # The answer to the creation may be lost, too.
             self._withdraw(lambda record: (record["requestor_data"] or {}).get("build_set_uuid") == token)
             return False
@@ -170,7 +170,7 @@ class Zuul:
                 return
             except NoNodeError:
                 return
-            except _LOST:
+            except LOST:
                 time.sleep(1.0)
 
     def _use(self, path: str, record: dict[str, Any], request: Request) -> bool:
@@ -212,7 +212,7 @@ class Zuul:
                 return
             except NoNodeError:
                 return
-            except _LOST:
+            except LOST:
                 time.sleep(1.0)
 
     def _write(self, node_ids: list[str], state: str) -> None:

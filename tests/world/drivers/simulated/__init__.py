@@ -7,11 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import voluptuous as v
+
 from nodepool import exceptions
 from nodepool.driver import statemachine
+from nodepool.driver.common.options import ProviderDiskImage
 from nodepool.driver.utils import QuotaInformation
 from tests.support.faults.drivers.diskcloud import DiskPool, DiskProviderConfig
-from tests.world.cloud import Cloud, CloudError, clouds
+from tests.world.cloud import Cloud, CloudError, Image, clouds
 
 #: Seconds after which an answer of the cloud is not waited for any more.
 DEADLINE = 10.0
@@ -19,16 +22,35 @@ DEADLINE = 10.0
 
 class SimulatedPool(DiskPool):
     def load(self, pool_config: dict[str, Any], full_config: Any, provider: Any) -> None:
-        super().load(pool_config, full_config, provider)
+        """Labels are names, or mappings that name a disk image, too."""
+        labels = [label if isinstance(label, dict) else {"name": label} for label in pool_config["labels"]]
+        super().load({**pool_config, "labels": [label["name"] for label in labels]}, full_config, provider)
         self.host_key_checking = False
-        for label in self.labels.values():
+        for options in labels:
+            label = self.labels[options["name"]]
             label.host_key_checking = False
+            if "diskimage" in options:
+                label.cloud_image, label.diskimage = None, provider.diskimages[options["diskimage"]].diskimage
 
 
 class SimulatedProviderConfig(DiskProviderConfig):
     """``cloud-dir`` is the name of a cloud in `clouds`."""
 
+    image_type = "qcow2"
+    image_name_format = "{image_name}-{timestamp}"
+    post_upload_hook: str | None = None
+
+    @property
+    def manage_images(self) -> bool:
+        return bool(self.diskimages)
+
+    def getSchema(self) -> Any:
+        return v.Schema({"cloud-dir": str, "pools": list, "diskimages": list, "post-upload-hook": str}, extra=v.ALLOW_EXTRA)
+
     def load(self, newconfig: Any) -> None:
+        self.post_upload_hook = self.provider.get("post-upload-hook")
+        for image in self.provider.get("diskimages", []):
+            self.diskimages[image["name"]] = ProviderDiskImage(self.image_type, image, newconfig.diskimages[image["name"]])
         for pool_config in self.provider["pools"]:
             pool = SimulatedPool()
             pool.load(pool_config, newconfig, self)
@@ -49,8 +71,8 @@ class SimulatedInstance(statemachine.Instance):
 
 
 class SimulatedResource(statemachine.Resource):
-    def __init__(self, external_id: str, metadata: dict[str, Any]) -> None:
-        super().__init__(metadata, "instance")
+    def __init__(self, external_id: str, metadata: dict[str, Any], kind: str = "instance") -> None:
+        super().__init__(metadata, kind)
         self.id = external_id
 
     def belongs_to(self, external_id: Any) -> bool:
@@ -93,14 +115,15 @@ class Machine(statemachine.StateMachine):
 
 
 class Create(Machine):
-    def __init__(self, cloud: Cloud, hostname: str, metadata: dict[str, Any]) -> None:
+    def __init__(self, cloud: Cloud, hostname: str, metadata: dict[str, Any], image: str | None) -> None:
         super().__init__(cloud)
         self.hostname = hostname
         self.metadata = metadata
+        self.image = image
 
     def advance(self) -> SimulatedInstance | None:
         if self.state == self.START:
-            self._ask("creating", lambda: self.cloud.create(self.hostname, self.metadata))
+            self._ask("creating", lambda: self.cloud.create(self.hostname, self.metadata, self.image))
         elif self.state == "creating":
             answer = self._answer()
             if answer is not None:
@@ -148,7 +171,7 @@ class SimulatedAdapter(statemachine.Adapter):
     def getCreateStateMachine(
         self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any, az: str | None, log: Any
     ) -> Create:
-        return Create(self.cloud, hostname, metadata)
+        return Create(self.cloud, hostname, metadata, image_external_id)
 
     def getDeleteStateMachine(self, external_id: Any, log: Any) -> Delete:
         return Delete(self.cloud, external_id)
@@ -161,10 +184,33 @@ class SimulatedAdapter(statemachine.Adapter):
         return [SimulatedInstance(i, metadata) for i, metadata in self._list()]
 
     def listResources(self) -> list[SimulatedResource]:
-        return [SimulatedResource(i, metadata) for i, metadata in self._list()]
+        found = [SimulatedResource(i, metadata) for i, metadata in self._list()]
+        if self.provider.diskimages:
+            found += [SimulatedResource(image.id, image.metadata, "image") for image in self.listImages()]
+        return found
 
     def deleteResource(self, resource: Any) -> None:
-        self.cloud.call(lambda: self.cloud.delete(resource.id)).result(DEADLINE)
+        delete = self.cloud.delete_image if resource.type == "image" else self.cloud.delete
+        self.cloud.call(lambda: delete(resource.id)).result(DEADLINE)
+
+    def uploadImage(
+        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
+        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
+    ) -> str:  # fmt: skip
+        with open(filename, "rb"):
+            external_id: str = self.cloud.call(lambda: self.cloud.upload(image_name, metadata or {})).result(DEADLINE)
+        return external_id
+
+    def deleteImage(self, external_id: Any) -> None:
+        try:
+            self.cloud.call(lambda: self.cloud.delete_image(external_id)).result(DEADLINE)
+        except CloudError as error:
+            if error.code != 404:
+                raise
+
+    def listImages(self) -> list[Image]:
+        found: list[Image] = self.cloud.call(self.cloud.list_images).result(DEADLINE)
+        return found
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
         there = {external_id for external_id, _metadata in self._list()}

@@ -1,0 +1,255 @@
+"""The invariants of builds and uploads."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from tests.world import builders
+
+if TYPE_CHECKING:
+    from tests.world.world import World
+
+IMAGES, PROGRESS = "/nodepool/images/", "/nodepool/image-progress/"
+#: State transitions; from `deleting` and from an abandoned `uploading` records are deleted.
+LEGAL_BUILDS = {
+    None: {"building"},
+    "building": {"ready", "failed", "deleting"},
+    "ready": {"deleting"},
+    "failed": {"deleting"},
+    "deleting": {"deleting"},
+}
+LEGAL_UPLOADS = {
+    None: {"uploading"},
+    "uploading": {"ready", "failed", "deleting"},
+    "ready": {"deleting"},
+    "failed": {"deleting"},
+    "deleting": {"deleting"},
+}
+DELETED_FROM = {"deleting", "uploading"}
+#: Builds and uploads that are kept, besides those that a kept one needs.
+KEPT = 2
+#: Seconds without faults: from the request to the ready build; from the ready build to all its uploads.
+LONGEST_BUILD, LONGEST_UPLOADS = 12.0, 15.0
+
+
+def _newest(records: dict[str, dict[str, Any]]) -> list[str]:
+    """The paths of the ready ones, newest first."""
+    ready = [path for path, record in records.items() if record["state"] == "ready"]
+    return sorted(ready, key=lambda path: (records[path]["state_time"], path), reverse=True)
+
+
+class ImageObserver:
+    """Sees each change below ``/nodepool/images``."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        #: Records by path.
+        self.builds: dict[str, dict[str, Any]] = {}
+        self.uploads: dict[str, dict[str, Any]] = {}
+        #: Since when an image has to be built, and since when a build has to be uploaded.
+        self._due: dict[str, float] = {}
+        self._unsent: dict[tuple[str, str], float] = {}
+        #: Called once, at the next change that a builder makes, with its name.
+        self.strikes: list[Any] = []
+
+    # -- transactions
+
+    def changed(self, change: list[Any]) -> None:
+        kind, path = change[0], change[1]
+        if not isinstance(path, str) or not path.startswith(IMAGES):
+            return
+        parts = path.removeprefix(IMAGES).split("/")
+        if parts[1:] == ["request-build"] or parts[1:] == ["pause"]:
+            self._flag(kind, parts[0], parts[1])
+        elif len(parts) == 3 and parts[1] == "builds" and parts[2] != "lock":
+            self._record(self.builds, LEGAL_BUILDS, kind, path, change)
+        elif len(parts) == 7 and parts[5] == "images" and parts[6] != "lock":
+            self._record(self.uploads, LEGAL_UPLOADS, kind, path, change)
+
+    def _flag(self, kind: str, image: str, flag: str) -> None:
+        self._world.note("image", f"{image} {kind} {flag}")
+        if flag == "pause":
+            self._due.pop(image, None)
+        elif kind == "create" and not self._paused(image):
+            self._due[image] = self._world.kernel.now
+
+    def _paused(self, image: str) -> bool:
+        return f"{IMAGES}{image}/pause" in self._world.zookeeper.server.tree.nodes
+
+    def _record(
+        self, records: dict[str, dict[str, Any]], legal: dict[str | None, set[str]], kind: str, path: str, change: list[Any]
+    ) -> None:
+        world, before = self._world, records.get(path)
+        old = before["state"] if before else None
+        if kind == "delete":
+            if records.pop(path, None) is not None:
+                world.note("image", f"{path} deleted, was {old}")
+                if old not in DELETED_FROM:
+                    world.violated(f"{path} was deleted in state {old}")
+            return
+        if not change[2]:
+            return
+        record = records[path] = json.loads(change[2])
+        state = record["state"]
+        writer = world.zookeeper.writer
+        world.note("image", f"{path} {old} -> {state} {record.get('external_id') or ''} by {writer}")
+        if state not in legal.get(old, ()):
+            world.violated(f"{path} went from {old} to {state}")
+        if records is self.builds:
+            self._build(path, old, record)
+        else:
+            self._upload(path, old, record)
+        if self.strikes and writer.startswith("builder"):
+            self.strikes.pop(0)(writer)
+
+    def _build(self, path: str, old: str | None, record: dict[str, Any]) -> None:
+        world, now = self._world, self._world.kernel.now
+        if record["state"] in ("building", "ready") and not self._holds(f"{path.rpartition('/')[0]}/lock"):
+            world.violated(f"{world.zookeeper.writer} set {path} to {record['state']} without the lock of the image")
+        if record["state"] == "ready":
+            image = path.removeprefix(IMAGES).split("/")[0]
+            since = self._due.pop(image, now)
+            if world.scenario.quiet and now - since > LONGEST_BUILD:
+                world.violated(f"{path} is ready {now - since:.1f} s after it was asked for")
+            for name in self._providers():
+                self._unsent[path, name] = now
+
+    def _upload(self, path: str, old: str | None, record: dict[str, Any]) -> None:
+        world = self._world
+        if record["state"] in ("uploading", "ready") and not self._holds(f"{path.rpartition('/')[0]}/lock"):
+            world.violated(f"{world.zookeeper.writer} set {path} to {record['state']} without the lock of the upload")
+        if record["state"] != "ready":
+            return
+        directory = path.rpartition("/")[0]
+        for other, theirs in self.uploads.items():
+            if other != path and other.rpartition("/")[0] == directory and theirs["state"] == "ready":
+                world.violated(f"{path} and {other} are both ready")
+        if not any(record["external_id"] in cloud.images for cloud in world.clouds):
+            world.violated(f"{path} is ready, but there is no image {record['external_id']}")
+        parts = path.split("/")
+        since = self._unsent.pop(("/".join(parts[:6]), parts[7]), None)
+        if since is not None and world.scenario.quiet and world.kernel.now - since > LONGEST_UPLOADS:
+            world.violated(f"{path} is ready {world.kernel.now - since:.1f} s after its build")
+
+    def _holds(self, directory: str) -> bool:
+        """Whether the session that writes now holds the lock."""
+        nodes = self._world.zookeeper.server.tree.nodes
+        names = self._contenders(directory)
+        return bool(names) and nodes[f"{directory}/{names[0]}"].owner == self._world.zookeeper.session
+
+    def _contenders(self, directory: str) -> list[str]:
+        node = self._world.zookeeper.server.tree.nodes.get(directory)
+        return sorted(node.children if node else (), key=lambda child: child.rpartition("__")[2])
+
+    def _providers(self) -> list[str]:
+        """Those that shall have all images."""
+        return [f"provider-{number}" for number, each in enumerate(self._world.scenario.providers) if "images" in each]
+
+    # -- clouds
+
+    def gone(self, image_id: str) -> None:
+        """A driver has deleted an image."""
+        self._world.note("cloud", f"delete {image_id}")
+        for path, record in self.uploads.items():
+            if record.get("external_id") == image_id and record["state"] == "ready":
+                self._world.violated(f"{image_id} was deleted although {path} is ready")
+
+    # -- at rest
+
+    def at_rest(self) -> list[str]:
+        wrong: list[str] = []
+        if not self._world.scenario.images.builders:
+            return wrong
+        for image in self._world.scenario.images.ages:
+            wrong += self._image(image)
+        known = {record.get("external_id") for record in self.uploads.values()}
+        for cloud in self._world.clouds:
+            wrong += [f"{image.id} belongs to no upload" for image in cloud.images.values() if image.id not in known]
+        wrong += self._tree()
+        for number in range(1, self._world.scenario.images.builders + 1):
+            wrong += self._files(f"builder-{number}")
+        wrong += [f"{builders.TEMPORARY}/{name} is left" for name in os.listdir(builders.TEMPORARY)]
+        wrong += [f"program {pid} of {each.builder} runs" for pid, each in builders.machine.programs.items()]
+        return wrong
+
+    def _image(self, image: str) -> list[str]:
+        prefix = f"{IMAGES}{image}/"
+        found = {path: record for path, record in self.builds.items() if path.startswith(prefix)}
+        uploads = {path: record for path, record in self.uploads.items() if path.startswith(prefix)}
+        records = [*found.items(), *uploads.items()]
+        wrong = [f"{path} is {record['state']}" for path, record in records if record["state"] != "ready"]
+        kept = _newest(found)[:KEPT]
+        if not kept:
+            return wrong if self._paused(image) else [*wrong, f"there is no build of {image}"]
+        recent: list[str] = []
+        for name in self._providers():
+            theirs = {path: record for path, record in uploads.items() if path.split("/")[7] == name}
+            recent += _newest(theirs)[:KEPT]
+            if not any(path.startswith(f"{kept[0]}/") for path in _newest(theirs)):
+                wrong.append(f"{kept[0]} is not uploaded to {name}")
+        needed = kept + ["/".join(path.split("/")[:6]) for path in recent]
+        wrong += [f"{path} is not needed any more" for path in found if path not in needed]
+        wrong += [
+            f"{path} is not needed any more"
+            for path in uploads
+            if path not in recent and not any(path.startswith(f"{build}/") for build in kept)
+        ]
+        images = {image.id: image for cloud in self._world.clouds for image in cloud.images.values()}
+        for path, record in uploads.items():
+            there = images.get(record.get("external_id") or "")
+            if there is None or not there.ready:
+                wrong.append(f"{path} is ready, but its image is not: {there}")
+        return wrong
+
+    def _tree(self) -> list[str]:
+        """What is in ZooKeeper besides the records."""
+        wrong = []
+        for path, node in self._world.zookeeper.server.tree.nodes.items():
+            if path.startswith(IMAGES):
+                parts = path.removeprefix(IMAGES).split("/")
+                if "__lock__" in parts[-1]:
+                    wrong.append(f"{path} is held")
+                elif parts[1:] == ["request-build"] and not self._paused(parts[0]):
+                    wrong.append(f"{path} is not served")
+                elif len(parts) in (3, 7) and parts[-1] != "lock" and not node.data and parts[-1] != "providers":
+                    wrong.append(f"{path} is empty")
+            elif path.startswith(f"{PROGRESS}uploads/"):
+                wrong.append(f"{path} is left")
+            elif path.startswith(f"{PROGRESS}builds/"):
+                record = json.loads(node.data or b"{}")
+                if record.get("state") == "building" or (record.get("state") == "ready" and not self._build_exists(record)):
+                    wrong.append(f"{path} is left: {record.get('state')}")
+        return wrong
+
+    def _build_exists(self, progress: dict[str, Any]) -> bool:
+        return f"{IMAGES}{progress['image']}/builds/{progress['build']}" in self.builds
+
+    def _files(self, builder: str) -> list[str]:
+        """What is on the disk of a builder."""
+        wanted = {"builder_id.txt", ".builds", ".uploads"}
+        optional: set[str] = {".uploads"}
+        for path, record in self.builds.items():
+            if record["builder"] != f"{builder}.example.org" or record["state"] != "ready":
+                continue
+            parts = path.split("/")
+            base = f"{parts[3]}-{parts[5]}"
+            files = {f"{base}.qcow2", f"{base}.qcow2.md5", f"{base}.qcow2.sha256"}
+            wanted |= {f"{base}.d"}
+            if not self._world.scenario.images.thrifty:
+                wanted |= files
+            elif not all(self._uploaded(path, name) for name in self._providers()):
+                optional |= files
+        directory = f"{builder}/images"
+        there = set(os.listdir(directory))
+        wrong = [f"{directory}/{name} is left" for name in sorted(there - wanted - optional)]
+        wrong += [f"{directory}/{name} is missing" for name in sorted(wanted - optional - there)]
+        for name, known in ((".builds", ["lock"]), (".uploads", [])):
+            if name in there:
+                wrong += [f"{directory}/{name}/{each} is left" for each in os.listdir(f"{directory}/{name}") if each not in known]
+        return wrong
+
+    def _uploaded(self, build: str, provider: str) -> bool:
+        prefix = f"{build}/providers/{provider}/"
+        return any(path.startswith(prefix) and record["state"] == "ready" for path, record in self.uploads.items())
