@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKException
@@ -17,6 +17,9 @@ from nodepool.zk.facade.base import FacadeBase, newest_first
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import ProgressData, ProgressStore
 from nodepool.zk.records import READY, ImageBuild, ImageBuildRequest, ImageUpload, parse_object
+
+#: Deletions of a record that other clients contend for.
+DELETE_ATTEMPTS = 10
 
 
 class ImageMethods(FacadeBase):
@@ -102,14 +105,31 @@ class ImageMethods(FacadeBase):
 
     def deleteBuild(self, image: str, build_id: str) -> bool:
         """Remove a build; False while it has upload records."""
-        for provider in self.getBuildProviders(image, build_id):
-            if self.getImageUploadNumbers(image, build_id, provider):
-                return False
-        try:
-            self.kazoo_client.delete(paths.build(image, build_id), recursive=True)
-        except NoNodeError:
-            pass
-        return True
+
+        def unused() -> bool:
+            providers = self.getBuildProviders(image, build_id)
+            return not any(self.getImageUploadNumbers(image, build_id, provider) for provider in providers)
+
+        return self._delete(paths.build(image, build_id), unused)
+
+    def _delete(self, path: str, allowed: Callable[[], bool] = lambda: True) -> bool:
+        """Delete a record with everything below it; return False if it may not be deleted.
+
+        Other clients may start to contend for its lock meanwhile; the deletion is repeated then.
+        """
+        attempts = 0
+        while allowed():
+            try:
+                self.kazoo_client.delete(path, recursive=True)
+            except NoNodeError:
+                pass
+            except NotEmptyError:
+                attempts += 1
+                if attempts == DELETE_ATTEMPTS:
+                    raise
+                continue
+            return True
+        return False
 
     # -- flags
 
@@ -246,8 +266,7 @@ class ImageMethods(FacadeBase):
         return upload_number
 
     def deleteUpload(self, image: str, build_id: str, provider: str, upload_number: str) -> None:
-        with contextlib.suppress(NoNodeError):
-            self.kazoo_client.delete(paths.upload(image, build_id, provider, upload_number), recursive=True)
+        self._delete(paths.upload(image, build_id, provider, upload_number))
 
     # -- all at once
 

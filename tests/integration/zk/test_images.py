@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nodepool import exceptions
+from nodepool.zk import paths
 from nodepool.zk import zookeeper as zkm
 from nodepool.zk.locks.long_held import HeldLock
 from nodepool.zk.zookeeper import ZooKeeper
@@ -214,6 +215,27 @@ def test_most_recent_uploads(zk: Any) -> None:
     assert {b: {u.id for u in ups} for b, ups in found["image"].items()} == {first: {old, newest, later}, second: {elsewhere}}
     assert [u.id for u in zk.getProviderUploads("other")["image"][second]] == [theirs]
     assert zk.getProviderUploads("nobody") == {}
+
+
+def test_records_are_deleted_although_another_client_asks_for_their_lock(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_id = zk.storeBuild("image", build())
+    number = zk.storeImageUpload("image", build_id, "prov", upload())
+    waiting = [paths.upload("image", build_id, "prov", number), paths.build("image", build_id)]
+    for path in waiting:
+        zk.kazoo_client.create(f"{path}/lock")
+    read = zk.kazoo_client.get_children
+
+    def contended(path: str, *arguments: Any, **named: Any) -> Any:
+        """The contender arrives after the children were listed."""
+        found = read(path, *arguments, **named)
+        if waiting and path == f"{waiting[0]}/lock":
+            zk.kazoo_client.create(f"{waiting.pop(0)}/lock/contender")
+        return found
+
+    monkeypatch.setattr(zk.kazoo_client, "get_children", contended)
+    zk.deleteUpload("image", build_id, "prov", number)
+    assert zk.deleteBuild("image", build_id)
+    assert not waiting and zk.getBuildIds("image") == []
 
 
 @pytest.mark.spec(SPEC + "deleteBuild, deleteBuild_with_uploads, deleteUpload")
