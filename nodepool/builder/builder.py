@@ -19,6 +19,7 @@ from nodepool.builder.build.worker import BuildWorker, fail_interrupted
 from nodepool.builder.cleanup.worker import CleanupWorker
 from nodepool.builder.host import build_journal, image_files
 from nodepool.builder.state import BuilderState
+from nodepool.builder.upload import journal as upload_journal
 from nodepool.builder.upload.worker import UploadWorker
 from nodepool.builder.worker import Worker
 from nodepool.config.live.changes import taken_over
@@ -155,7 +156,11 @@ class NodePoolBuilder:
 
     def _start(self, config: Any) -> None:
         self._warn_about_name()
-        interrupted = build_journal.clean_all(config.images_dir, self.log) if self._images_lock is not None else []
+        interrupted = []
+        if self._images_lock is not None:
+            for name in ("", build_journal.JOURNAL, upload_journal.DIRECTORY):
+                image_files.remove_unfinished(os.path.join(config.images_dir, name))
+            interrupted = build_journal.clean_all(config.images_dir, self.log)
         self._connect(config)
         self._apply(config)
         fail_interrupted(self.state, interrupted, self.log)

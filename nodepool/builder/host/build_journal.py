@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.base.boot import boot_id
-from nodepool.base.files import NEW, lock_file, replace_file, sync_directory
+from nodepool.base.files import lock_file, replace_file, sync_directory
 from nodepool.builder.host import mounts, processes
 from nodepool.builder.host.image_files import image_id
 from nodepool.builder.host.processes import MARKER_VARIABLE, Origin
@@ -204,12 +204,6 @@ class BuildJournal:
 
         Returns the builds found; what could not be cleared is logged and stays written down.
         """
-        if not _running:
-            # Killed before the rename; no other builder writes here.
-            for name in _list(self.directory):
-                if name.startswith(NEW):
-                    with contextlib.suppress(OSError):
-                        os.unlink(os.path.join(self.directory, name))
         found = []
         for entry in self.entries(log):
             if entry.path in _running:

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
-from nodepool.base.files import replace_file
+from nodepool.base.files import NEW, replace_file
 from nodepool.builder.host.mounts import remove_tree
 from nodepool.exceptions import ConfigurationError
 
@@ -359,7 +359,8 @@ def check_images_dir(images_dir: str) -> None:
     if not os.path.isdir(images_dir):
         raise ConfigurationError(f"images-dir {images_dir} is not a directory")
     try:
-        with tempfile.NamedTemporaryFile(dir=images_dir, prefix=".write-test-"):
+        # Without a name, so that a builder killed here leaves nothing.
+        with tempfile.TemporaryFile(dir=images_dir, prefix=".write-test-"):
             pass
     except OSError as error:
         raise ConfigurationError(f"images-dir {images_dir} is not writable for user {os.geteuid()}: {error.strerror}") from error
@@ -372,6 +373,14 @@ def _new_builder_id(path: str) -> str:
     except OSError as error:
         raise ConfigurationError(f"images-dir: cannot write {path}: {error.strerror}") from error
     return text
+
+
+def remove_unfinished(directory: str) -> None:
+    """Remove the files that killed builders were writing. Call it before anything is written there."""
+    for entry in _entries(directory):
+        if entry.name.startswith(NEW):
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
 
 
 # Disk space

@@ -91,8 +91,7 @@ def notes(images_dir: str) -> list[UploadEntry]:
     for entry in names:
         path = os.path.join(directory, entry)
         if not entry.endswith(".json"):
-            _remove_unfinished(path)
-            continue
+            continue  # being written
         try:
             with open(path, encoding="utf-8") as file:
                 values = json.load(file)
@@ -107,12 +106,6 @@ def notes(images_dir: str) -> list[UploadEntry]:
             with contextlib.suppress(OSError):
                 os.unlink(path)
     return found
-
-
-def _remove_unfinished(path: str) -> None:
-    with contextlib.suppress(OSError):
-        if time.time() - os.stat(path).st_mtime > 60:
-            os.unlink(path)
 
 
 def is_of(item: object, key: UploadKey) -> bool:

@@ -255,6 +255,15 @@ def test_nothing_is_left_of_a_broken_upload(builders: BuilderBench, cloud: Balky
     assert [u.id for u in builders.uploads(provider="balky")] == [upload.id]
 
 
+def test_start_removes_files_that_a_killed_builder_was_writing(builders: BuilderBench, cloud: BalkyCloud) -> None:
+    left = [builders.images_dir / directory / ".new-left" for directory in ("", ".builds", ".uploads")]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    builders.start(config(builders, cloud.provider()))
+    assert [path for path in left if path.exists()] == []
+
+
 def test_note_of_a_stored_upload(builders: BuilderBench, cloud: BalkyCloud) -> None:
     """Killed between storing the result and forgetting the note: the image is kept."""
     from nodepool.builder.upload import journal as upload_journal

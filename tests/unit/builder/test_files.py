@@ -10,15 +10,19 @@ import pathlib
 import stat
 import struct
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodepool.base.files import NEW
 from nodepool.builder.host import image_files
 from nodepool.builder.host.image_files import DibImageFile
+from nodepool.builder.upload import journal as upload_journal
 from nodepool.exceptions import ConfigurationError
 
 log = logging.getLogger("test")
@@ -281,6 +285,29 @@ def test_images_dir_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
         image_files.builder_id(str(tmp_path / "file"))
     with pytest.raises(ConfigurationError, match="is not writable"):
         image_files.builder_id("/proc")
+
+
+def test_write_test_leaves_nothing_when_the_builder_is_killed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    create = tempfile.TemporaryFile
+
+    def observed(**options: Any) -> Any:
+        file = create(**options)
+        seen.append(names(tmp_path))
+        return file
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", observed)
+    image_files.check_images_dir(str(tmp_path))
+    assert seen == [set()]
+
+
+def test_note_of_an_upload_that_is_being_written_is_kept_whatever_the_clock_says(tmp_path: pathlib.Path) -> None:
+    unfinished = tmp_path / upload_journal.DIRECTORY / f"{NEW}note"
+    unfinished.parent.mkdir()
+    touch(unfinished.parent, unfinished.name)
+    os.utime(unfinished, (0, 0))
+    assert upload_journal.notes(str(tmp_path)) == []
+    assert unfinished.exists()
 
 
 # Disk space

@@ -156,7 +156,6 @@ def test_broken_files_are_moved_aside(journal: BuildJournal, tmp_base: pathlib.P
     for number, text in enumerate(("", "[]", "{}", json.dumps({**content, "private_tmp": "/home"}),
                                    json.dumps({**content, "build_dirs": ["/home"]}), json.dumps(content))):  # fmt: skip
         (directory / f"bad-{number}.json").write_text(text)
-    (directory / ".new-abc").write_text("{")
     forget()
     assert clean_all(journal.images_dir, log) == [("good", "01")]
     assert sorted(os.listdir(directory)) == [f"bad-{number}.json.broken" for number in range(6)]
