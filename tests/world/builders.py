@@ -24,8 +24,10 @@ from nodepool.builder.build.process import ProcessResult
 from nodepool.builder.host.processes import MARKER_VARIABLE, Origin
 from nodepool.builder.host.processes import Process as Found
 from nodepool.simulation.kernel import Process, Task, current
+from tests.world import faults
 
 if TYPE_CHECKING:
+    from tests.world.cloud import Cloud
     from tests.world.world import Scenario, World
 
 #: The part of the seeds that has builders.
@@ -84,6 +86,8 @@ def extend(scenario: Scenario) -> None:
     for _ in range(choice.choice((1, 1, 2))):
         servers = 99 if quiet else choice.choice((8, 20))
         scenario.providers.append({"labels": sorted(labels), "servers": servers, "images": names})
+    if not quiet:
+        scenario.faults = sorted([*scenario.faults, *_plan(choice, duration)], key=lambda fault: fault.at)
     scheduler = scenario.demand[0].scheduler
     for _ in range(choice.choice((2, 4, 6))):
         request = scenario.request(choice, duration, sorted(labels), scheduler)
@@ -135,7 +139,7 @@ class Builder:
         self.service: Any = None
 
     def start(self) -> None:
-        self.process = self._world.kernel.process(self.name)
+        self.process, self.service = self._world.kernel.process(self.name), None
         self._world.kernel.spawn(threading.Thread(target=self._run, name="main").start, process=self.process)
 
     def _run(self) -> None:
@@ -157,6 +161,117 @@ class Builder:
             world.violated(f"{self.name} cannot start: {error}")
         world.kernel.call_at(world.kernel.now + RESTART, lambda: self.start() if self.process is process else None)
         world.kernel.kill(process)
+
+
+# -- faults
+
+
+class BuilderFault(faults.Fault):
+    """A fault of builders, of their machines or of the clouds that have images."""
+
+    def apply(self, world: World) -> None:
+        KINDS[self.kind](world, self)
+
+
+def _plan(choice: random.Random, duration: float) -> list[faults.Fault]:
+    found: list[faults.Fault] = []
+    at, pause = 0.0, choice.choice((4.0, 10.0, 25.0))
+    while (at := at + choice.expovariate(1 / pause)) < duration:
+        lasts = choice.choice((0.05, 1.0, 4.0, 12.0, 25.0))
+        found.append(BuilderFault(choice.choice(sorted(KINDS)), at, lasts, choice.random()))
+    return found
+
+
+def _builder(world: World, fault: faults.Fault) -> Builder:
+    return world.builders[int(fault.pick * len(world.builders))]
+
+
+def _cloud(world: World, fault: faults.Fault) -> Cloud:
+    """A cloud that has images."""
+    found = [cloud for cloud in world.clouds if "images" in world.scenario.providers[int(cloud.name.rpartition("-")[2])]]
+    return found[int(fault.pick * len(found))]
+
+
+def _strike(world: World, fault: faults.Fault, kind: Callable[[World, faults.Fault, Builder | Any], None]) -> None:
+    """Do it to the builder that writes the next record of an image, up to 0.3 s later."""
+
+    def strike(name: str) -> None:
+        [victim] = [builder for builder in world.builders if builder.name == name]
+        digits = fault.pick * 1000 % 1
+        world.kernel.call_at(world.kernel.now + 0.3 * digits**2, lambda: kind(world, fault, victim))
+
+    world.observer.images.strikes.append(strike)
+
+
+def kill_at_work(world: World, fault: faults.Fault) -> None:
+    _strike(world, fault, faults.kill_process)
+
+
+def pause_at_work(world: World, fault: faults.Fault) -> None:
+    _strike(world, fault, faults.pause_process)
+
+
+def isolate_at_work(world: World, fault: faults.Fault) -> None:
+    _strike(world, fault, faults.isolate_process)
+
+
+def stop(world: World, fault: faults.Fault) -> None:
+    """Stop a builder in order and start it again."""
+    builder = _builder(world, fault)
+    process, service = builder.process, builder.service
+    if not process.alive or service is None:
+        return
+    world.note("stop", builder.name)
+
+    def run() -> None:
+        service.stop(fault.pick * 100 % 1 < 0.5)
+        world.note("stopped", builder.name)
+        world.kernel.call_at(world.kernel.now + fault.lasts, lambda: builder.start() if builder.process is process else None)
+        world.kernel.kill(process)
+
+    world.kernel.spawn(threading.Thread(target=run, name="stop").start, process=process)
+
+
+def disk_full(world: World, fault: faults.Fault) -> None:
+    name = _builder(world, fault).name
+    machine.full[name] = None
+    world.kernel.call_at(world.kernel.now + fault.lasts, lambda: machine.full.pop(name, None))
+
+
+def bad_builds(world: World, fault: faults.Fault) -> None:
+    machine.failing = 0.5
+
+    def heal() -> None:
+        machine.failing = 0.0
+
+    world.kernel.call_at(world.kernel.now + fault.lasts, heal)
+
+
+def image_errors(world: World, fault: faults.Fault) -> None:
+    cloud = _cloud(world, fault)
+    cloud.refusal = 0.5
+    world.kernel.call_at(world.kernel.now + fault.lasts, cloud.heal)
+
+
+def image_silence(world: World, fault: faults.Fault) -> None:
+    cloud = _cloud(world, fault)
+    cloud.lost_answer = 0.5
+    world.kernel.call_at(world.kernel.now + fault.lasts, cloud.heal)
+
+
+KINDS: dict[str, Callable[[World, faults.Fault], None]] = {
+    function.__name__: function
+    for function in (
+        kill_at_work, pause_at_work, isolate_at_work, stop, disk_full, bad_builds, image_errors, image_silence,
+    )
+}  # fmt: skip
+
+
+def heal(world: World) -> None:
+    """End all faults that last."""
+    world.observer.images.strikes.clear()
+    machine.full.clear()
+    machine.failing = 0.0
 
 
 # -- the machine

@@ -55,7 +55,10 @@ def _later(world: World, fault: Fault, function: Callable[[], None]) -> None:
 
 
 def kill(world: World, fault: Fault) -> None:
-    victim = _process(world, fault)
+    kill_process(world, fault, _process(world, fault))
+
+
+def kill_process(world: World, fault: Fault, victim: Launcher | Builder | Zuul) -> None:
     if not victim.process.alive:
         return
     world.note("kill", victim.name)
@@ -70,7 +73,10 @@ def kill(world: World, fault: Fault) -> None:
 
 
 def pause(world: World, fault: Fault) -> None:
-    victim = _process(world, fault)
+    pause_process(world, fault, _process(world, fault))
+
+
+def pause_process(world: World, fault: Fault, victim: Launcher | Builder | Zuul) -> None:
     process = victim.process
     if process.paused or not process.alive:
         return
@@ -85,7 +91,10 @@ def pause(world: World, fault: Fault) -> None:
 
 
 def isolate(world: World, fault: Fault) -> None:
-    victim = _process(world, fault)
+    isolate_process(world, fault, _process(world, fault))
+
+
+def isolate_process(world: World, fault: Fault, victim: Launcher | Builder | Zuul) -> None:
     process = victim.process
     world.note("isolate", victim.name)
     world.network.isolate(process)

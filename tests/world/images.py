@@ -12,22 +12,27 @@ if TYPE_CHECKING:
     from tests.world.world import World
 
 IMAGES, PROGRESS = "/nodepool/images/", "/nodepool/image-progress/"
-#: State transitions; from `deleting` and from an abandoned `uploading` records are deleted.
+#: State transitions; from `deleting` and from an abandoned `uploading` records are deleted. A builder that has lost its session
+#: stores its result although others have removed the record, which they took for abandoned, in the meantime.
 LEGAL_BUILDS = {
     None: {"building"},
     "building": {"ready", "failed", "deleting"},
     "ready": {"deleting"},
     "failed": {"deleting"},
-    "deleting": {"deleting"},
+    "deleting": {"deleting", "ready", "failed"},
+    "deleted": {"ready", "failed"},
 }
 LEGAL_UPLOADS = {
     None: {"uploading"},
     "uploading": {"ready", "failed", "deleting"},
     "ready": {"deleting"},
     "failed": {"deleting"},
-    "deleting": {"deleting"},
+    "deleting": {"deleting", "ready", "failed"},
+    "deleted": {"ready", "failed", "deleting"},
 }
 DELETED_FROM = {"deleting", "uploading"}
+#: Seconds until all builders have seen what an operator does.
+SEEN = 30.0
 #: Builds and uploads that are kept, besides those that a kept one needs.
 KEPT = 2
 #: Seconds without faults: from the request to the ready build; from the ready build to all its uploads.
@@ -48,8 +53,13 @@ class ImageObserver:
         #: Records by path.
         self.builds: dict[str, dict[str, Any]] = {}
         self.uploads: dict[str, dict[str, Any]] = {}
-        #: Since when an image has to be built, and since when a build has to be uploaded.
-        self._due: dict[str, float] = {}
+        #: Paths that had records.
+        self._deleted: set[str] = set()
+        #: When the operator deleted something of an image.
+        self._operated: dict[str, float] = {}
+        #: When an image has to be built, when it was, and since when a build has to be uploaded.
+        self._due = dict.fromkeys(world.scenario.images.ages, 0.0)
+        self._built: dict[str, float] = {}
         self._unsent: dict[tuple[str, str], float] = {}
         #: Called once, at the next change that a builder makes, with its name.
         self.strikes: list[Any] = []
@@ -69,30 +79,45 @@ class ImageObserver:
             self._record(self.uploads, LEGAL_UPLOADS, kind, path, change)
 
     def _flag(self, kind: str, image: str, flag: str) -> None:
+        now = self._world.kernel.now
         self._world.note("image", f"{image} {kind} {flag}")
-        if flag == "pause":
-            self._due.pop(image, None)
-        elif kind == "create" and not self._paused(image):
-            self._due[image] = self._world.kernel.now
+        if flag == "pause" and kind == "delete":
+            requested = f"{IMAGES}{image}/request-build" in self._world.zookeeper.server.tree.nodes
+            self._due[image] = now if requested else max(now, self._due[image])
+        elif flag == "request-build" and kind == "create":
+            self._due[image] = min(now, self._due[image])
+        elif flag == "request-build":
+            # Served by the build that became ready just before.
+            self._due[image] = self._built.get(image, now) + self._world.scenario.images.ages[image]
 
     def _paused(self, image: str) -> bool:
         return f"{IMAGES}{image}/pause" in self._world.zookeeper.server.tree.nodes
+
+    def _overdue(self, image: str) -> bool:
+        """Whether the image should have been built by now, without faults."""
+        world = self._world
+        return world.scenario.quiet and not self._paused(image) and world.kernel.now - self._due[image] > LONGEST_BUILD
 
     def _record(
         self, records: dict[str, dict[str, Any]], legal: dict[str | None, set[str]], kind: str, path: str, change: list[Any]
     ) -> None:
         world, before = self._world, records.get(path)
-        old = before["state"] if before else None
+        old = before["state"] if before else "deleted" if path in self._deleted else None
         if kind == "delete":
             if records.pop(path, None) is not None:
+                self._deleted.add(path)
                 world.note("image", f"{path} deleted, was {old}")
                 if old not in DELETED_FROM:
                     world.violated(f"{path} was deleted in state {old}")
             return
         if not change[2]:
             return
+        if before is not None and before["state"] == "ready":
+            self._given_up(records, path)
         record = records[path] = json.loads(change[2])
         state = record["state"]
+        if before is not None and before.get("external_id") and not record.get("external_id"):
+            world.violated(f"{path} has lost its image {before['external_id']}")
         writer = world.zookeeper.writer
         world.note("image", f"{path} {old} -> {state} {record.get('external_id') or ''} by {writer}")
         if state not in legal.get(old, ()):
@@ -104,15 +129,29 @@ class ImageObserver:
         if self.strikes and writer.startswith("builder"):
             self.strikes.pop(0)(writer)
 
+    def _given_up(self, records: dict[str, dict[str, Any]], path: str) -> None:
+        """A ready build or upload is being deleted; builders keep the newest one."""
+        parts, writer, now = path.split("/"), self._world.zookeeper.writer, self._world.kernel.now
+        if writer == "operator":
+            self._operated[parts[3]] = now
+        alike = {
+            other: record
+            for other, record in records.items()
+            if other.split("/")[3] == parts[3] and other.split("/")[7:8] == parts[7:8]
+        }
+        if _newest(alike)[:1] == [path] and now - self._operated.get(parts[3], -100.0) > SEEN:
+            self._world.violated(f"{writer} deletes {path}, which is the newest one")
+
     def _build(self, path: str, old: str | None, record: dict[str, Any]) -> None:
         world, now = self._world, self._world.kernel.now
         if record["state"] in ("building", "ready") and not self._holds(f"{path.rpartition('/')[0]}/lock"):
             world.violated(f"{world.zookeeper.writer} set {path} to {record['state']} without the lock of the image")
         if record["state"] == "ready":
             image = path.removeprefix(IMAGES).split("/")[0]
-            since = self._due.pop(image, now)
-            if world.scenario.quiet and now - since > LONGEST_BUILD:
-                world.violated(f"{path} is ready {now - since:.1f} s after it was asked for")
+            if self._overdue(image):
+                world.violated(f"{path} is ready {now - self._due[image]:.1f} s after it was due")
+            self._built[image] = now
+            self._due[image] = now + world.scenario.images.ages[image]
             for name in self._providers():
                 self._unsent[path, name] = now
 
@@ -156,6 +195,11 @@ class ImageObserver:
             if record.get("external_id") == image_id and record["state"] == "ready":
                 self._world.violated(f"{image_id} was deleted although {path} is ready")
 
+    def at_end(self) -> None:
+        for cloud in self._world.clouds if self._world.scenario.quiet else ():
+            if cloud.imageless:
+                self._world.violated(f"{cloud.imageless} machines were asked for at {cloud.name} with images that do not exist")
+
     # -- at rest
 
     def at_rest(self) -> list[str]:
@@ -167,6 +211,7 @@ class ImageObserver:
         known = {record.get("external_id") for record in self.uploads.values()}
         for cloud in self._world.clouds:
             wrong += [f"{image.id} belongs to no upload" for image in cloud.images.values() if image.id not in known]
+        wrong += [f"{image} should have been built" for image in self._due if self._overdue(image)]
         wrong += self._tree()
         for number in range(1, self._world.scenario.images.builders + 1):
             wrong += self._files(f"builder-{number}")
@@ -187,7 +232,7 @@ class ImageObserver:
         for name in self._providers():
             theirs = {path: record for path, record in uploads.items() if path.split("/")[7] == name}
             recent += _newest(theirs)[:KEPT]
-            if not any(path.startswith(f"{kept[0]}/") for path in _newest(theirs)):
+            if not self._uploaded(kept[0], name) and self._has_file(kept[0]):
                 wrong.append(f"{kept[0]} is not uploaded to {name}")
         needed = kept + ["/".join(path.split("/")[:6]) for path in recent]
         wrong += [f"{path} is not needed any more" for path in found if path not in needed]
@@ -249,6 +294,11 @@ class ImageObserver:
             if name in there:
                 wrong += [f"{directory}/{name}/{each} is left" for each in os.listdir(f"{directory}/{name}") if each not in known]
         return wrong
+
+    def _has_file(self, build: str) -> bool:
+        parts = build.split("/")
+        builder = self.builds[build]["builder"].partition(".")[0]
+        return os.path.exists(f"{builder}/images/{parts[3]}-{parts[5]}.qcow2") or not self._world.scenario.images.thrifty
 
     def _uploaded(self, build: str, provider: str) -> bool:
         prefix = f"{build}/providers/{provider}/"

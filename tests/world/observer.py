@@ -180,6 +180,7 @@ class Observer:
         for launcher in self._world.launchers:
             for ended in launcher.pool.watchdog.ended:
                 self._world.violated(f"{launcher.name}: {ended}")
+        self.images.at_end()
         for builder in self._world.builders:
-            for ended in builder.service.watchdog.ended:
+            for ended in builder.service.watchdog.ended if builder.service else ["it has not started"]:
                 self._world.violated(f"{builder.name}: {ended}")

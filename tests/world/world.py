@@ -244,6 +244,7 @@ class World:
             fault.apply(self)
         self.kernel.sleep(max(0.0, self.scenario.duration - self.kernel.now))
         faults.heal(self)
+        builders.heal(self)
         self.note("healed", "no more faults")
         limit = self.kernel.now + 2 * SETTLING
         while not all(zuul.done for zuul in self.zuuls) and self.kernel.now < limit:
