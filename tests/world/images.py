@@ -13,20 +13,21 @@ if TYPE_CHECKING:
 
 IMAGES, PROGRESS = "/nodepool/images/", "/nodepool/image-progress/"
 #: State transitions; from `deleting` and from an abandoned `uploading` records are deleted. A builder that has lost its session
-#: stores its result although others have removed the record, which they took for abandoned, in the meantime.
+#: stores its result although others have removed the record, which they took for abandoned, in the meantime,
+#: and it stores a result again when it did not hear that it has been stored.
 LEGAL_BUILDS = {
     None: {"building"},
     "building": {"ready", "failed", "deleting"},
-    "ready": {"deleting"},
-    "failed": {"deleting"},
+    "ready": {"ready", "deleting"},
+    "failed": {"failed", "deleting"},
     "deleting": {"deleting", "ready", "failed"},
     "deleted": {"ready", "failed"},
 }
 LEGAL_UPLOADS = {
     None: {"uploading"},
     "uploading": {"ready", "failed", "deleting"},
-    "ready": {"deleting"},
-    "failed": {"deleting"},
+    "ready": {"ready", "deleting"},
+    "failed": {"failed", "deleting"},
     "deleting": {"deleting", "ready", "failed"},
     "deleted": {"ready", "failed", "deleting"},
 }
@@ -112,10 +113,11 @@ class ImageObserver:
             return
         if not change[2]:
             return
-        if before is not None and before["state"] == "ready":
-            self._given_up(records, path)
-        record = records[path] = json.loads(change[2])
+        record = json.loads(change[2])
         state = record["state"]
+        if old == "ready" and state == "deleting":
+            self._given_up(records, path)
+        records[path] = record
         if before is not None and before.get("external_id") and not record.get("external_id"):
             world.violated(f"{path} has lost its image {before['external_id']}")
         writer = world.zookeeper.writer
