@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, NotEmptyError
 
 from nodepool.builder.cleanup.provider_queues import ProviderQueues
 from nodepool.builder.cleanup.retention import RemovalPlan, Snapshot, UploadKey, upload_key
@@ -93,11 +93,22 @@ class RecordCleaner:
             if found is None or found.state not in (state, DELETING):
                 return False
             if found.state != DELETING:
-                found.state = DELETING
-                with contextlib.suppress(NoNodeError):
-                    self._zk.kazoo_client.set(path, found.serialize())
+                if not self._store_deleting(path, found):
+                    return False
                 self.log.info("Marked upload %s of %s-%s to %s for deletion", key[3], key[0], key[1], key[2])
             return True
+
+    def _store_deleting(self, path: str, record: ImageBuild | ImageUpload) -> bool:
+        """Return False if the record has changed since it was read: our lock does not survive the loss of our session."""
+        record.state = DELETING
+        assert record.stat is not None
+        try:
+            self._zk.kazoo_client.set(path, record.serialize(), version=record.stat.version)
+        except BadVersionError:
+            return False
+        except NoNodeError:
+            pass
+        return True
 
     def _remove(self, key: UploadKey) -> None:
         """There is nothing of it in the cloud."""
@@ -191,11 +202,8 @@ class RecordCleaner:
             # Marked first, even when it is deleted at once: no upload of it is started any more.
             if values is not None and values["state"] != DELETING:
                 build = self._zk.getBuild(image, build_id)
-                if build is None:
+                if build is None or build.state != plan.state or not self._store_deleting(path, build):
                     return False
-                build.state = DELETING
-                with contextlib.suppress(NoNodeError):
-                    self._zk.kazoo_client.set(path, build.serialize())
                 self.log.info("Marked build %s-%s for deletion (was %s)", image, build_id, plan.state)
                 if plan.state == BUILDING:
                     self._tell_abandoned(build)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
 
+from nodepool.builder.cleanup.provider_queues import ProviderQueues
 from nodepool.builder.cleanup.records import RecordCleaner
+from nodepool.builder.cleanup.retention import RemovalPlan, Snapshot
 from nodepool.zk.facade.images import ImageMethods
+from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import BuildProgress, UploadFailure
 from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
 from tests.conftest import wait_for
@@ -608,3 +614,38 @@ def test_a_broken_connection_is_one_line(
     lines = [r for r in caplog.records if "connection to ZooKeeper broke" in r.getMessage()]
     assert [(r.levelname, r.exc_info) for r in lines] == [("WARNING", None)]
     assert not [r for r in caplog.records if r.levelname == "ERROR" and r.name.startswith("nodepool.builder")]
+
+
+def test_record_that_changes_after_the_lock_was_lost_is_not_marked_for_deletion(
+    builders: BuilderBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another builder takes the lock of an expired session, and stores its result between our read and our write."""
+    build_id = store_build(builders, state=BUILDING, files=False)
+    number = store_upload(builders, build_id, "prov", state=UPLOADING, external_id=None)
+    zk: Any = builders.zk
+    state: Any = SimpleNamespace(zk=zk)
+    cleaner = RecordCleaner(state, ProviderQueues("test", logging.getLogger(), lambda: True), logging.getLogger())
+    upload = zk.getImageUpload(IMAGE, build_id, "prov", number)
+
+    def changing(name: str, change: Callable[[], Any]) -> None:
+        read = getattr(ImageMethods, name)
+
+        def read_before(self: Any, *key: Any) -> Any:
+            found = read(self, *key)
+            change()
+            return found
+
+        monkeypatch.setattr(ImageMethods, name, read_before)
+
+    ready = ImageUpload()
+    ready.state, ready.external_id = READY, "there"
+    changing("getImageUpload", lambda: zk.storeImageUpload(IMAGE, build_id, "prov", ready, number))
+    assert not cleaner.delete(upload)
+    monkeypatch.undo()
+    assert zk.getImageUpload(IMAGE, build_id, "prov", number).state == READY
+
+    zk.deleteUpload(IMAGE, build_id, "prov", number)
+    changing("getBuild", lambda: store_build(builders, files=False, build_id=build_id))
+    assert not cleaner.finish(RemovalPlan(IMAGE, build_id, BUILDING, remove=True), Snapshot(ImageData()))
+    monkeypatch.undo()
+    assert zk.getBuild(IMAGE, build_id).state == READY
