@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 IMAGES, PROGRESS = "/nodepool/images/", "/nodepool/image-progress/"
 #: State transitions; from `deleting` and from an abandoned `uploading` records are deleted. A builder that has lost its session
-#: stores its result although others have removed the record, which they took for abandoned, in the meantime,
-#: and it stores a result again when it did not hear that it has been stored.
+#: stores its build although others have removed the record as abandoned, and it stores a result twice when it did not hear
+#: that it has been stored.
 LEGAL_BUILDS = {
     None: {"building"},
     "building": {"ready", "failed", "deleting"},
@@ -28,8 +28,8 @@ LEGAL_UPLOADS = {
     "uploading": {"ready", "failed", "deleting"},
     "ready": {"ready", "deleting"},
     "failed": {"failed", "deleting"},
-    "deleting": {"deleting", "ready", "failed"},
-    "deleted": {"ready", "failed", "deleting"},
+    "deleting": {"deleting", "failed"},
+    "deleted": {"failed", "deleting"},
 }
 DELETED_FROM = {"deleting", "uploading"}
 #: Seconds until all builders have seen what an operator does.

@@ -309,16 +309,24 @@ class UploadJob:
         zk = self._state.zk
 
         def write() -> None:
-            if record.state == READY and self._others_ready():
-                raise Lost("another builder has uploaded this build meanwhile")
+            if record.state == READY and self._lock is not None and self._lock.regained:
+                self._check_regained()
             zk.storeImageUpload(self.image, self.build_id, self.provider, record, self.number)
 
         self._locked(write)
 
-    def _others_ready(self) -> bool:
-        if self._lock is None or not self._lock.regained:
-            return False
-        return any(u.id != self.number for u in self._state.zk.getUploads(self.image, self.build_id, self.provider, [READY]))
+    def _check_regained(self) -> None:
+        """Find out what others did while the lock was lost.
+
+        :raises Lost: the image is not needed, or may not exist any more.
+        """
+        zk = self._state.zk
+        if any(u.id != self.number for u in zk.getUploads(self.image, self.build_id, self.provider, [READY])):
+            raise Lost("another builder has uploaded this build meanwhile")
+        own = zk.getImageUpload(self.image, self.build_id, self.provider, self.number)
+        if own is None or own.state == DELETING:
+            # Without a record, a launcher deletes the image as leaked.
+            raise Lost("the record of the upload was removed as abandoned meanwhile")
 
     def _locked(self, write: Callable[[], Any]) -> None:
         """:raises Lost: see :meth:`_store`."""

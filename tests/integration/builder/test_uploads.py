@@ -452,8 +452,7 @@ def test_image_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> 
 
 
 @pytest.mark.spec("BLD-17: a lost session does not lose the upload when the lock can be taken again")
-@pytest.mark.parametrize("dropped", [False, True])
-def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud, dropped: bool) -> None:
+def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()))
     wait_for(cloud.images, what="image in the cloud")
@@ -464,8 +463,6 @@ def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud, dropp
     wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
     builder._janitor._cleanup()
     assert [u.id for u in builders.uploads(provider="balky", state=UPLOADING)] == [before.id]  # it is ours
-    if dropped:
-        builders.zk.deleteUpload(IMAGE, before.build_id, "balky", before.id)
     cloud.stop_doing("upload-blocks")
     upload = builders.wait_upload(provider="balky")
     assert upload.id == before.id and upload.external_id == cloud.images()[0]["id"]
@@ -473,6 +470,24 @@ def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud, dropp
     wait_for(lambda: not builder.upload_claims.running(), what="end of the upload")
     with builders.zk.imageUploadLock(IMAGE, upload.build_id, "balky", blocking=False):
         pass
+
+
+@pytest.mark.spec("BLD-17: the record was dropped as abandoned, and the image may be deleted as leaked: both are made again")
+def test_upload_whose_record_was_dropped_is_repeated(builders: BuilderBench, cloud: BalkyCloud) -> None:
+    cloud.do("upload-blocks")
+    builder = builders.start(config(builders, cloud.provider()))
+    wait_for(cloud.images, what="image in the cloud")
+    (before,) = builders.uploads(provider="balky", state=UPLOADING)
+    (image,) = cloud.images()
+    client = builder.state.client
+    session = client.session_id
+    expire_session(builder)
+    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
+    builders.zk.deleteUpload(IMAGE, before.build_id, "balky", before.id)
+    cloud.stop_doing("upload-blocks")
+    upload = builders.wait_upload(provider="balky")
+    assert upload.id != before.id and upload.external_id != image["id"]
+    assert [image["id"] for image in cloud.images()] == [upload.external_id]
 
 
 @pytest.mark.spec("BLD-17: not taken again, because another builder is at it: the image is deleted again")
