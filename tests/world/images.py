@@ -31,13 +31,14 @@ LEGAL_UPLOADS = {
     "deleting": {"deleting", "failed"},
     "deleted": {"failed", "deleting"},
 }
-DELETED_FROM = {"deleting", "uploading"}
+#: A failed one was marked for deletion before its builder stored the result.
+DELETED_FROM = {"deleting", "uploading", "failed"}
 #: Seconds until all builders have seen what an operator does.
 SEEN = 30.0
 #: Builds and uploads that are kept, besides those that a kept one needs.
 KEPT = 2
-#: Seconds without faults: from the request to the ready build; from the ready build to all its uploads.
-LONGEST_BUILD, LONGEST_UPLOADS = 12.0, 15.0
+#: Seconds without faults that a build or an upload waits or takes, if nothing else has to be done before.
+LONGEST_BUILD, LONGEST_UPLOAD = 4.0, 4.0
 
 
 def _newest(records: dict[str, dict[str, Any]]) -> list[str]:
@@ -97,7 +98,11 @@ class ImageObserver:
     def _overdue(self, image: str) -> bool:
         """Whether the image should have been built by now, without faults."""
         world = self._world
-        return world.scenario.quiet and not self._paused(image) and world.kernel.now - self._due[image] > LONGEST_BUILD
+        return (
+            world.scenario.quiet
+            and not self._paused(image)
+            and world.kernel.now - self._due[image] > (1 + len(self._due)) * LONGEST_BUILD
+        )
 
     def _record(
         self, records: dict[str, dict[str, Any]], legal: dict[str | None, set[str]], kind: str, path: str, change: list[Any]
@@ -171,7 +176,8 @@ class ImageObserver:
             world.violated(f"{path} is ready, but there is no image {record['external_id']}")
         parts = path.split("/")
         since = self._unsent.pop(("/".join(parts[:6]), parts[7]), None)
-        if since is not None and world.scenario.quiet and world.kernel.now - since > LONGEST_UPLOADS:
+        longest = (1 + len(self._due) * len(self._providers())) * LONGEST_UPLOAD
+        if since is not None and world.scenario.quiet and world.kernel.now - since > longest:
             world.violated(f"{path} is ready {world.kernel.now - since:.1f} s after its build")
 
     def _holds(self, directory: str) -> bool:
@@ -203,6 +209,11 @@ class ImageObserver:
                 self._world.violated(f"{cloud.imageless} machines were asked for at {cloud.name} with images that do not exist")
 
     # -- at rest
+
+    def available(self, label: str) -> bool:
+        """Whether the label needs no disk image, or has one: an operator may have paused it and deleted all uploads."""
+        image = label.removesuffix("-node")
+        return image not in self._due or any(path.startswith(f"{IMAGES}{image}/") for path in _newest(self.uploads))
 
     def at_rest(self) -> list[str]:
         wrong: list[str] = []

@@ -170,7 +170,7 @@ class Observer:
                 text = f"node {node_id} of {label} is {node['state']} for {node.get('allocated_to')}"
                 wrong.append(f"{text}, locked by {self.contenders(node_id)}")
         for label, count in self._world.scenario.labels.items():
-            if ready[label] < count:
+            if ready[label] < count and self.images.available(label):
                 wrong.append(f"{ready[label]} of {count} ready nodes of {label}")
         for cloud in self._world.clouds:
             wrong += [f"machine {machine} belongs to no node" for machine in cloud.machines if machine not in used_machines]
