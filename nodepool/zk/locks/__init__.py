@@ -76,7 +76,10 @@ def acquire(
     name = path.rsplit("/", 1)[1]
     try:
         while True:
-            names = client.get_children(directory)
+            try:
+                names = client.get_children(directory)
+            except NoNodeError:
+                raise ZKLockException(f"Did not get lock on {directory}: it was deleted meanwhile") from None
             ahead = sorted((number, other) for other in names if (number := paths.contender_number(other)) is not None)
             if not any(other == name for _, other in ahead):
                 raise ZKLockException(f"Lost our place in the queue for {directory}")

@@ -217,6 +217,23 @@ def test_most_recent_uploads(zk: Any) -> None:
     assert zk.getProviderUploads("nobody") == {}
 
 
+def test_lock_of_a_record_that_is_deleted_meanwhile_is_refused(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_id = zk.storeBuild("image", build())
+    waiting = [f"{paths.build('image', build_id)}/lock"]
+    read = zk.kazoo_client.get_children
+
+    def deleted(path: str, *arguments: Any, **named: Any) -> Any:
+        """Another builder deletes the record with our contender."""
+        if waiting and path == waiting[0]:
+            waiting.clear()
+            assert zk.deleteBuild("image", build_id)
+        return read(path, *arguments, **named)
+
+    monkeypatch.setattr(zk.kazoo_client, "get_children", deleted)
+    with pytest.raises(exceptions.ZKLockException, match="deleted meanwhile"), zk.imageBuildIdLock("image", build_id, False):
+        pytest.fail("locked what does not exist")
+
+
 def test_records_are_deleted_although_another_client_asks_for_their_lock(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     build_id = zk.storeBuild("image", build())
     number = zk.storeImageUpload("image", build_id, "prov", upload())
