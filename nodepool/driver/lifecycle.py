@@ -55,6 +55,12 @@ def provider_problems(config: Config) -> list[Problem]:
     return found
 
 
+def is_stopping(manager: Any) -> bool:
+    """Return whether the provider still finishes its launches after its `stop`."""
+    thread = getattr(manager, "stop_thread", None)
+    return thread is not None and thread.is_alive()
+
+
 def is_silent(manager: Provider, since: float) -> bool:
     """Whether calls to the provider's cloud wait for answers and none has come ``since`` then (monotonic seconds)."""
     return manager.cloud_calls is not None and manager.cloud_calls.silent(since)

@@ -19,7 +19,7 @@ from nodepool.base.problems import Problem, as_record_list, image_problems, one_
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config
-from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, Starts, call, provider_problems
+from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, Starts, call, is_stopping, provider_problems
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
@@ -110,6 +110,8 @@ class NodePool(threading.Thread):
         self._wake = threading.Event()
         self._starts = Starts(self._provider_started)
         self._leaving: list[PoolWorker] = []
+        #: Replaced and removed providers that finish their launches.
+        self._retired: list[Any] = []
         self._component: LauncherComponent | None = None
         self._begun = False
         # Each part with what it depends on; each is a thread, or has some, but for the events.
@@ -303,6 +305,7 @@ class NodePool(threading.Thread):
         # Only now: those who find one of them ended find its successor.
         for manager in replaced:
             call(manager, "stop")
+        self._retired = [manager for manager in [*self._retired, *replaced] if is_stopping(manager)]
         self._update_workers()
         self.assignment.wake(recheck=True)
         self.min_ready.wake()
@@ -443,7 +446,7 @@ class NodePool(threading.Thread):
         pools = [*self._pool_threads.values(), *self._leaving]
         for pool in pools:
             pool.running = False
-        providers = [] if self.config is None else list(self.config.provider_managers.values())
+        providers = [] if self.config is None else [*self.config.provider_managers.values(), *self._retired]
         if ProviderManager.stop_all(providers, began, deadline - 2.0):
             # Threads that wait for the answer of a cloud do nothing that is lost; the others are quick.
             deadline = min(deadline, time.monotonic() + SILENT_JOIN)

@@ -229,6 +229,22 @@ def test_stop_and_start_with_work_under_way(bench: LauncherBench) -> None:
     wait_for(lambda: len(cloud._server_list) == 4, what="servers of the first start removed")
 
 
+def test_stop_abandons_the_launches_of_a_removed_provider(bench: LauncherBench) -> None:
+    """Otherwise they fail again and again, as they can no longer be written to ZooKeeper."""
+    one, two = provider("fake-one"), provider("fake-two", labels=["two"])
+    pool = bench.start(config(one, two))
+    cloud = bench.cloud("fake-two")
+    cloud.pause_creates = True
+    bench.submit("two")
+    wait_for(lambda: cloud._server_list)
+    manager = pool.getProviderManager("fake-two")
+    bench.config(config(one))
+    wait_for(lambda: not pool.getPoolWorkers("fake-two"))
+    assert manager.create_loop.thread.is_alive(), "the launch is still under way"
+    bench.stop(pool)
+    assert not manager.create_loop.thread.is_alive()
+
+
 def test_a_changed_clouds_yaml_is_noticed(bench: LauncherBench) -> None:
     """11.0.0 looks at it only when Nodepool's own files have changed."""
     pool = bench.start(config(provider()))
