@@ -62,6 +62,8 @@ class Reporter:
         #: The configuration that was published last, and the session in which it was.
         self._published_config: tuple[Any, Any] = (None, None)
         self._due = -math.inf
+        #: Something may have changed since the last report was written.
+        self._postponed = False
         #: Since when (UNIX seconds) requests for these labels wait for this reason.
         self._since: dict[tuple[tuple[str, ...], str, str], float] = {}
 
@@ -74,8 +76,13 @@ class Reporter:
 
     # -- publishing; one thread
 
-    def seconds_left(self) -> float:
-        """Until the next one may be published; nobody waits here while no request does."""
+    def seconds_left(self, waiting: bool) -> float:
+        """Return the seconds until `publish` has to be called again; infinite: not before something changes.
+
+        :param waiting: requests wait; why they do changes without an event.
+        """
+        if not (waiting or self._postponed):
+            return math.inf
         return max(0.0, self._due - self._state.clock.monotonic())
 
     def publish(self) -> None:
@@ -84,7 +91,8 @@ class Reporter:
         :raises KazooException: ZooKeeper cannot be reached.
         """
         now = self._state.clock.monotonic()
-        if now < self._due:
+        self._postponed = now < self._due
+        if self._postponed:
             return
         self._due = now + INTERVAL
         content = self.compose()

@@ -113,9 +113,8 @@ class StatsWorker(threading.Thread):
                 self.log.warning("Cannot send cluster statistics: %r", error)
             # At most once a second; nothing changes without an event except the internals.
             if not self._stopping:
-                # Why requests wait changes without an event here.
                 seconds = internals_at - self.state.clock.monotonic()
-                self._event.wait(max(0.1, min(seconds, self._reporter.seconds_left()) if self.assignment.waiting() else seconds))
+                self._event.wait(max(0.1, min(seconds, self._reporter.seconds_left(bool(self.assignment.waiting())))))
                 self._event.clear()
             left = INTERVAL - (self.state.clock.monotonic() - now)
             if left > 0 and not self._stopping:

@@ -75,6 +75,26 @@ def test_too_large_report_is_replaced_by_a_smaller_one(monkeypatch: pytest.Monke
     assert len(written) == 3
 
 
+def test_change_soon_after_a_report_is_published_without_another_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, written = [100.0], []
+    zk = SimpleNamespace(kazoo_client=None, report_tree=SimpleNamespace(reports={}), request_tree={})
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0])
+    state: Any = SimpleNamespace(config=None, zk=zk, clock=clock, identifier="nl01-1")
+    reporter = Reporter(state, Trends(), list, lambda: (True, []), lambda: {"warnings": []})
+    monkeypatch.setattr(reports, "write", lambda _kazoo, _where, _content: written.append(now[0]))
+    reporter.publish()
+    assert reporter.seconds_left(waiting=False) == math.inf
+    assert reporter.seconds_left(waiting=True) == report.INTERVAL
+    now[0] += 0.5
+    reporter.publish()
+    assert written == [100.0]
+    assert reporter.seconds_left(waiting=False) == report.INTERVAL - 0.5, "nothing else may wake the thread"
+    now[0] += report.INTERVAL
+    reporter.publish()
+    assert written == [100.0, 102.5]
+    assert reporter.seconds_left(waiting=False) == math.inf
+
+
 @pytest.mark.parametrize("hosts", [[{"name": object()}], [{"cores": math.inf}], [{("a", "b"): 1}], None, [SystemExit]])
 def test_provider_whose_hosts_are_not_json_harms_its_own_entry_only(hosts: Any) -> None:
     manager = SimpleNamespace(describeHosts=lambda: hosts, cloud_calls=None)
