@@ -188,7 +188,7 @@ def _builder(world: World, fault: faults.Fault) -> Builder:
 
 def _cloud(world: World, fault: faults.Fault) -> Cloud:
     """A cloud that has images."""
-    found = [cloud for cloud in world.clouds if "images" in world.scenario.providers[int(cloud.name.rpartition("-")[2])]]
+    found = [cloud for cloud in world.image_clouds if "images" in world.scenario.providers[int(cloud.name.rpartition("-")[2])]]
     return found[int(fault.pick * len(found))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -36,16 +37,25 @@ def prepare(mutation: str | None = None) -> None:
     lines.instrument(change=mutations.change(mutation) if mutation else lambda _name, text: text)
     install.adapt_libraries()
     import nodepool.builder
+    import nodepool.cmd.nodepoolcmd
+    import nodepool.driver.fake.adapter
     import nodepool.driver.metastatic.adapter
     import nodepool.driver.statemachine.provider
-    import nodepool.launcher  # noqa: F401
+    import nodepool.driver.static.provider
+    import nodepool.launcher
+    import nodepool.nodeutils
     from nodepool.driver import Drivers
-    from tests.world import builders, world  # noqa: F401
+    from tests.world import builders, hosts, openstack, world  # noqa: F401
 
     builders.replace_machine()
     Drivers.load([os.path.join(os.path.dirname(os.path.abspath(__file__)), "drivers")])
-    for name in ("simulated", "metastatic"):
+    for name in ("simulated", "metastatic", "static", "fake"):
         Drivers.get(name)
+    nodepool.driver.fake.adapter.FakeAdapter = openstack.Adapter  # type: ignore[misc]
+    nodepool.nodeutils.nodescan = hosts.scan
+    # It takes longer than most commands.
+    nodepool.cmd.nodepoolcmd.create_parser = functools.cache(nodepool.cmd.nodepoolcmd.create_parser)
+    nodepool.cmd.nodepoolcmd.create_parser()
     install.order_by_age(("nodepool.", "kazoo.", "concurrent.", "threading", "tests.", "simulated"))
 
 
@@ -116,7 +126,7 @@ def shrink(scenario: Scenario) -> Scenario:
     for change in ({"lines": 0}, {"delay": 0.0}, {"launchers": 1}, {"launchers": 2}):
         if any(getattr(scenario, name) != value for name, value in change.items()) and fails(replace(scenario, **change)):
             scenario = replace(scenario, **change)
-    for name in ("faults", "demand"):
+    for name in ("operations", "faults", "demand"):
         # Larger parts first: halves, quarters, single ones.
         size = max(1, len(getattr(scenario, name)) // 2)
         while size and left > 0:

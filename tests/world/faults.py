@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.world.hosts import hosts
+
 if TYPE_CHECKING:
     from nodepool.simulation.network import Connection
     from tests.world.builders import Builder
     from tests.world.cloud import Cloud
+    from tests.world.openstack import OpenStack
     from tests.world.world import Launcher, World
     from tests.world.zuul import Zuul
 
@@ -139,7 +142,7 @@ def expire(world: World, fault: Fault) -> None:
         world.zookeeper.server.end_session(session)
 
 
-def _cloud(world: World, fault: Fault) -> Cloud:
+def _cloud(world: World, fault: Fault) -> Cloud | OpenStack:
     return world.clouds[int(fault.pick * len(world.clouds))]
 
 
@@ -176,16 +179,32 @@ def vanish(world: World, fault: Fault) -> None:
         cloud.vanish(machine)
 
 
+def switch_off(world: World, fault: Fault) -> None:
+    """A static host does not answer for a while."""
+    names = sorted(hosts)
+    if names:
+        name = names[int(fault.pick * len(names))]
+        world.note("host", f"{name} is off")
+        hosts[name] = False
+
+        def switch_on() -> None:
+            hosts[name] = True
+
+        _later(world, fault, switch_on)
+
+
 def clock_step(world: World, fault: Fault) -> None:
     """The wall clock of a process is set."""
-    _process(world, fault).process.skew += (fault.pick - 0.5) * fault.lasts
+    process = _process(world, fault).process
+    process.skew += (fault.pick - 0.5) * fault.lasts
+    world.skew = max(world.skew, abs(process.skew))
 
 
 KINDS: dict[str, Callable[[World, Fault], None]] = {
     function.__name__: function
     for function in (
         kill, pause, isolate, cut, mute, restart_zookeeper, expire, cloud_errors, cloud_silence, bad_machines, old_lists, vanish,
-        clock_step,
+        clock_step, switch_off,
     )
 }  # fmt: skip
 
@@ -204,3 +223,5 @@ def heal(world: World) -> None:
             connection.cut()
     for cloud in world.clouds:
         cloud.heal()
+    for name in hosts:
+        hosts[name] = True

@@ -172,7 +172,7 @@ class ImageObserver:
         for other, theirs in self.uploads.items():
             if other != path and other.rpartition("/")[0] == directory and theirs["state"] == "ready":
                 world.violated(f"{path} and {other} are both ready")
-        if not any(record["external_id"] in cloud.images for cloud in world.clouds):
+        if not any(record["external_id"] in cloud.images for cloud in world.image_clouds):
             world.violated(f"{path} is ready, but there is no image {record['external_id']}")
         parts = path.split("/")
         since = self._unsent.pop(("/".join(parts[:6]), parts[7]), None)
@@ -204,7 +204,7 @@ class ImageObserver:
                 self._world.violated(f"{image_id} was deleted although {path} is ready")
 
     def at_end(self) -> None:
-        for cloud in self._world.clouds if self._world.scenario.quiet else ():
+        for cloud in self._world.image_clouds if self._world.scenario.quiet else ():
             if cloud.imageless:
                 self._world.violated(f"{cloud.imageless} machines were asked for at {cloud.name} with images that do not exist")
 
@@ -222,7 +222,7 @@ class ImageObserver:
         for image in self._world.scenario.images.ages:
             wrong += self._image(image)
         known = {record.get("external_id") for record in self.uploads.values()}
-        for cloud in self._world.clouds:
+        for cloud in self._world.image_clouds:
             wrong += [f"{image.id} belongs to no upload" for image in cloud.images.values() if image.id not in known]
         wrong += [f"{image} should have been built" for image in self._due if self._overdue(image)]
         wrong += self._tree()
@@ -254,7 +254,7 @@ class ImageObserver:
             for path in uploads
             if path not in recent and not any(path.startswith(f"{build}/") for build in kept)
         ]
-        images = {image.id: image for cloud in self._world.clouds for image in cloud.images.values()}
+        images = {image.id: image for cloud in self._world.image_clouds for image in cloud.images.values()}
         for path, record in uploads.items():
             there = images.get(record.get("external_id") or "")
             if there is None or not there.ready:

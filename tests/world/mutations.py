@@ -673,7 +673,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "upload-is-stored-although-another-builder-was-quicker": Mutation(
         _UPLOAD,
-        "            if record.state == READY and self._others_ready():\n",
+        "            if record.state == READY and self._lock is not None and self._lock.regained:\n",
         "            if False:\n",
         f"{_UPLOADS}test_image_that_another_builder_has_uploaded_in_a_lost_session_is_not_stored_twice",
     ),
@@ -754,16 +754,68 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_BUILDER}test_build_that_is_being_uploaded_is_not_removed",
     ),
     "ended-builds-are-removed": Mutation(
-        _RECORDS,
-        '            if (values or {}).get("state") not in (plan.state, DELETING):\n                return False\n',
-        "",
-        f"{_BUILDER}test_build_that_has_ended_meanwhile_is_not_removed",
+        _RECORDS, " or build.state != plan.state", "", f"{_BUILDER}test_build_that_has_ended_meanwhile_is_not_removed"
     ),
     "builds-under-way-are-removed": Mutation(
         _RECORDS,
         "                return free and self._finish(plan, bool(left))\n",
         "                return self._finish(plan, bool(left))\n",
         f"{_BUILDER}test_build_under_way_is_not_removed",
+    ),
+    # -- builders, operators, tenants and static hosts, as the world sees them
+    "abandoned-uploads-stay": Mutation(
+        "nodepool.builder.cleanup.retention", "                plan.drop.append(upload)\n", "                pass\n", 1
+    ),
+    "builders-do-not-watch-images": Mutation(
+        "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 1
+    ),
+    "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 1),
+    "files-without-build-stay": Mutation(
+        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 1
+    ),
+    "images-of-failed-uploads-are-not-looked-for": Mutation(
+        "nodepool.builder.cleanup.worker", "self._strays.sweep(config)", "pass", 1
+    ),
+    "interrupted-builds-are-not-looked-for": Mutation(
+        "nodepool.builder.builder", "interrupted = build_journal.clean_all(config.images_dir, self.log)", "pass", 1
+    ),
+    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 1),
+    "expired-holds-never-end": Mutation(
+        "nodepool.launcher.nodes.reconciler",
+        'return self._expire(node, min(limits), "Held node %s has exceeded its hold time")',
+        "return None",
+        1,
+    ),
+    "held-nodes-are-deleted": Mutation(
+        "nodepool.launcher.nodes.reconciler", "DELETABLE = frozenset({zk.USED,", "DELETABLE = frozenset({zk.HOLD, zk.USED,", 1
+    ),
+    "reload-does-not-refresh-pools": Mutation(
+        "nodepool.launcher.launcher", "                worker.refresh()\n", "                pass\n", 1
+    ),
+    "reload-keeps-removed-pools": Mutation("nodepool.launcher.launcher", "                worker.stop_when_idle()\n", "", 1),
+    "static-slots-are-not-counted": Mutation(
+        "nodepool.driver.static.provider",
+        "for slot in self._slots(host).empty]",
+        "for slot in range(len(self._slots(host).nodes))]",
+        1,
+    ),
+    "stop-keeps-the-session": Mutation(
+        "nodepool.launcher.launcher",
+        "        if self.zk is not None:\n            self.zk.disconnect()",
+        "        if self.zk is not None:\n            pass",
+        1,
+    ),
+    "stop-keeps-threads": Mutation(
+        "nodepool.launcher.launcher",
+        "        for worker in workers:\n            worker.stop()\n",
+        "        for worker in workers[1:]:\n            worker.stop()\n",
+        1,
+    ),
+    "tenant-limits-are-not-checked": Mutation(
+        "nodepool.launcher.requests.tenants", "exact(limit - used.get(name, 0) - need) < 0", "False", 1
+    ),
+    "tenant-promises-are-not-counted": Mutation(
+        "nodepool.launcher.requests.tenants", "promised = state.zk.reservations.tenant(tenant)", "promised = {}", 1
     ),
 }
 

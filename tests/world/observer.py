@@ -27,8 +27,11 @@ LEGAL = {
     "hold": {"hold", "deleting"},
     "failed": {"deleting", "failed"},
     "aborted": {"deleting", "aborted"},
-    "deleting": {"deleting"},
+    "deleting": {"deleting", "deleted"},
+    "deleted": {"deleted"},
 }
+#: States of nodes that no longer count.
+GONE = ("deleting", "deleted")
 
 
 class Observer:
@@ -36,10 +39,14 @@ class Observer:
         self._world = world
         self.nodes: dict[str, dict[str, Any]] = {}
         self.requests: dict[str, dict[str, Any]] = {}
+        #: All requests that there have been.
+        self.seen: dict[str, None] = {}
         #: Paths by session.
         self._ephemeral: dict[int, list[str]] = {}
         #: Since when nodes have been used up.
         self._used: dict[str, float] = {}
+        #: Since when idle nodes, and nodes of builds, have been held.
+        self._held: dict[str, float] = {}
         self.log: list[str] = []
         self.images = ImageObserver(world)
 
@@ -67,8 +74,13 @@ class Observer:
     def _deleted(self, path: str) -> None:
         for prefix, records in ((NODES, self.nodes), (REQUESTS, self.requests)):
             name = path.removeprefix(prefix)
-            if name != path and records.pop(name, None) is not None:
+            record = records.pop(name, None) if name != path else None
+            if record is not None:
                 self._world.note("delete", path)
+                if records is self.requests:
+                    self._world.history.withdrawn(name)
+                if self._held.pop(name, None) is not None and record.get("provider") not in self._world.operators.erased:
+                    self._world.violated(f"the record of the held node {name} was deleted")
                 used = self._used.pop(name, None) if records is self.nodes else None
                 if used is not None and self._world.scenario.quiet and self._world.kernel.now - used > LONGEST_DELETION:
                     self._world.violated(f"node {name} was used for the last time {self._world.kernel.now - used:.1f} s ago")
@@ -76,17 +88,23 @@ class Observer:
     def _written(self, records: dict[str, dict[str, Any]], name: str, record: dict[str, Any], fulfilled: list[str]) -> None:
         before = records.get(name)
         records[name] = record
+        if records is self.requests:
+            self.seen[name] = None
+            self._world.history.requested(name)
         old = before["state"] if before else None
         if records is self.nodes:
             text = f"{name} {old} -> {record['state']} {record.get('external_id')} for {record.get('allocated_to')}"
             self._world.note("node", text)
             if record["state"] == "used":
                 self._used.setdefault(name, self._world.kernel.now)
-            if record["state"] not in LEGAL.get(old, ()):
+            if record["state"] not in LEGAL.get(old, ()) and name not in self._world.operators.touched:
                 self._world.violated(f"node {name} went from {old} to {record['state']}")
             self._reassigned(name, before, record)
+            self._holds(name, before, record)
             if before is None:
                 self._within_limit(record)
+            if record.get("tenant_name") != (before or {}).get("tenant_name"):
+                self._within_tenant_limit(record["tenant_name"])
         elif old != record["state"]:
             self._world.note("request", f"{name} {old} -> {record['state']} nodes {record.get('nodes')}")
             if record["state"] == "fulfilled":
@@ -99,18 +117,59 @@ class Observer:
             return
         if record.get("allocated_to") != owner:
             self._world.violated(f"node {name} was taken from the fulfilled request {owner}")
+        touched = name in self._world.operators.touched
+        if name in request["nodes"] and record["state"] not in ("ready", "in-use", "used", "hold") and not touched:
+            self._world.violated(f"node {name} of the fulfilled request {owner} is {record['state']}")
+
+    def _holds(self, name: str, before: dict[str, Any] | None, record: dict[str, Any]) -> None:
+        """A held node stays until an operator deletes it or its time has passed, and no longer."""
+        now = self._world.kernel.now
+        if record["state"] == "hold":
+            self._used.pop(name, None)
+            if before is not None and (before["state"] == "in-use" or not before.get("allocated_to")):
+                self._held.setdefault(name, now)
+            return
+        since = self._held.pop(name, None)
+        if since is None or before is None or name in self._world.operators.deleted:
+            return
+        limit = before.get("hold_expiration") or float("inf")
+        if now - since < limit - 2 * self._world.skew - 0.1:
+            self._world.violated(f"node {name}, held for {limit} s, is {record['state']} after {now - since:.1f} s")
+        if self._world.scenario.quiet and now - since > limit + LONGEST_DELETION:
+            self._world.violated(f"node {name}, held for {limit} s, ends after {now - since:.1f} s")
+
+    def last_expiry(self) -> float:
+        """Return when the last held node expires, in virtual seconds."""
+        return max((since + (self.nodes[name].get("hold_expiration") or 0) for name, since in self._held.items()), default=0.0)
 
     def _within_limit(self, record: dict[str, Any]) -> None:
-        """No node beyond max-servers. Two launchers that create nodes in the same moment may exceed it."""
+        """No node beyond the slots of a static host or max-servers; launchers that create nodes in one moment may exceed it."""
+        name = record["provider"]
+        slots = self._world.scenario.providers[int(name.rpartition("-")[2])].get("hosts", {}).get(record["hostname"])
+        if slots is not None:
+            nodes = [node for node in self.nodes.values() if node.get("hostname") == record["hostname"]]
+            taken = sorted(node["slot"] for node in nodes if node["state"] not in GONE)
+            if len(taken) > slots or len(set(taken)) < len(taken):
+                self._world.violated(f"slots {taken} of {record['hostname']} are taken; there are {slots}")
         if len(self._world.launchers) > 1:
             return
-        name = record["provider"]
-        provider = self._world.scenario.providers[int(name.rpartition("-")[2])]
-        count = sum(node["provider"] == name and node["state"] != "deleting" for node in self.nodes.values())
-        if count > provider.get("servers", count):
-            self._world.violated(f"{count} nodes at {name}, more than its limit of {provider['servers']}")
+        limit = max(self._world.operators.limits(name), default=float("inf"))
+        count = sum(node["provider"] == name and node["state"] not in GONE for node in self.nodes.values())
+        if count > limit:
+            self._world.violated(f"{count} nodes at {name}, more than its limit of {limit}")
+
+    def _within_tenant_limit(self, tenant: str | None) -> None:
+        """No node beyond the limit of its tenant; as above."""
+        limit = self._world.scenario.tenants.get(tenant or "")
+        if limit is None or len(self._world.launchers) > 1:
+            return
+        count = sum(node.get("tenant_name") == tenant and node["state"] not in GONE for node in self.nodes.values())
+        if count > limit:
+            self._world.violated(f"{count} nodes of tenant {tenant}, more than its limit of {limit}")
 
     def _fulfilled(self, name: str, record: dict[str, Any]) -> None:
+        if record["requestor"] != MIN_READY:
+            self._world.history.fulfilled(name, record["nodes"])
         if len(record["nodes"]) != len(record["node_types"]):
             self._world.violated(f"request {name} has {len(record['nodes'])} nodes for {len(record['node_types'])} labels")
         for node_id, label in zip(record["nodes"], record["node_types"], strict=False):
@@ -141,6 +200,8 @@ class Observer:
     def destroyed(self, machine_id: str) -> None:
         self._world.note("cloud", f"delete {machine_id}")
         for node_id, node in self.nodes.items():
+            if node.get("external_id") == machine_id and node_id in self._held:
+                self._world.violated(f"machine {machine_id} of the held node {node_id} was deleted")
             if node.get("external_id") == machine_id and node["state"] == "in-use" and (holder := self.holder(node_id)):
                 self._world.violated(f"machine {machine_id} of node {node_id} was deleted while {holder} used it")
 
@@ -172,13 +233,17 @@ class Observer:
         for label, count in self._world.scenario.labels.items():
             if ready[label] < count and self.images.available(label):
                 wrong.append(f"{ready[label]} of {count} ready nodes of {label}")
+        for provider in self._world.scenario.providers:
+            slots = sum(provider.get("hosts", {}).values())
+            if slots and ready[provider["labels"][0]] != slots:
+                wrong.append(f"{ready[provider['labels'][0]]} of {slots} slots of static hosts are ready")
         for cloud in self._world.clouds:
             wrong += [f"machine {machine} belongs to no node" for machine in cloud.machines if machine not in used_machines]
         return wrong + self.images.at_rest()
 
     def at_end(self) -> None:
         for launcher in self._world.launchers:
-            for ended in launcher.pool.watchdog.ended:
+            for ended in launcher.pool.watchdog.ended if launcher.pool is not None else ():
                 self._world.violated(f"{launcher.name}: {ended}")
         self.images.at_end()
         for builder in self._world.builders:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -45,6 +46,31 @@ def test_same_seed_gives_the_same_bytes() -> None:
 @pytest.mark.timeout(900)
 def test_three_hundred_more_seeds_violate_no_invariant() -> None:
     assert_no_violations(world("--seeds", "61-360", "--jobs", "1", timeout=800), 300)
+
+
+def linearizable(*runs: dict[str, Any]) -> bool:
+    """Ask porcupine whether each node of these runs belonged to one request at a time."""
+    if shutil.which("go") is None:
+        pytest.skip("the checker needs Go")
+    lines = "\n".join(map(json.dumps, runs))
+    command = [sys.executable, str(REPOSITORY / "tools" / "linearizable")]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode in (0, 1) and done.stdout.count("linearizable") == len(runs), done.stderr
+    return done.returncode == 0
+
+
+@pytest.mark.timeout(900)
+def test_histories_of_sixty_seeds_are_linearizable() -> None:
+    results = world("--seeds", "1-60")
+    assert sum(len(result["history"]) for result in results.values()) > 10 * 60
+    assert linearizable(*results.values())
+
+
+@pytest.mark.timeout(700)
+def test_node_that_two_requests_have_at_a_time_is_not_linearizable() -> None:
+    first = [["7", True, "one", 0, 10], ["7", False, "one", 30, 40]]
+    assert linearizable({"seed": 1, "history": [*first, ["7", True, "two", 5, 35], ["8", True, "three", 5, 15]]})
+    assert not linearizable({"seed": 1, "history": [*first, ["7", True, "two", 5, 25], ["8", True, "three", 5, 15]]})
 
 
 @pytest.mark.full

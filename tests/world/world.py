@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import logging
 import os
 import random
@@ -11,18 +12,18 @@ import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from nodepool.simulation import install, lines
 from nodepool.simulation.kernel import Kernel, Process, SimulationError
 from nodepool.simulation.network import Network
 from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
-from tests.world import builders, faults
+from tests.world import builders, faults, history, hosts, operators
 from tests.world.cloud import Cloud
+from tests.world.explain import Explainer
+from tests.world.history import History
 from tests.world.observer import Observer
+from tests.world.openstack import OpenStack
 from tests.world.zuul import Request, Zuul
 
 #: Virtual seconds that a world gets to come to rest after the last fault and the last build.
@@ -33,6 +34,9 @@ QUICK_SETTLING = 25.0
 ROOM = 99
 #: Seconds from submission to fulfillment without faults, when there is room: booting takes up to 8 s.
 LONGEST_LAUNCH = 15.0
+
+#: Of the OpenStack provider, in seconds.
+TIMEOUTS: dict[str, Any] = {"launch-timeout": 120, "boot-timeout": 60}
 
 
 @dataclass
@@ -55,10 +59,15 @@ class Scenario:
     latency: float
     images: builders.Images = field(default_factory=builders.Images)
     image_actions: list[builders.Action] = field(default_factory=list)
+    operations: list[operators.Operation] = field(default_factory=list)
+    #: The limit of each tenant in instances.
+    tenants: dict[str, int] = field(default_factory=dict)
 
     @property
     def quiet(self) -> bool:
         """Without faults, and with room for all requests: everything has to be quick."""
+        if any(operation.kind in operators.DISTURBING for operation in self.operations):
+            return False
         return not self.faults and all(provider.get("servers", ROOM) == ROOM for provider in self.providers)
 
     @classmethod
@@ -88,9 +97,39 @@ class Scenario:
         plan = [] if quiet else faults.plan(choice, duration)
         lines, delay = choice.choice((0, 200, 1000)), choice.choice((0.0, 0.002, 0.02))
         latency = choice.choice((0.001, 0.001, 0.01))
+        cls._extend(seed, providers, labels, demand)
+        tenants = cls._tenants(seed, demand)
+        operations = operators.plan(seed, duration, gentle=seed % 8 == 0)
         scenario = cls(seed, launchers, duration, providers, labels, demand, plan, lines, delay, latency)
+        scenario.operations, scenario.tenants = operations, tenants
         builders.extend(scenario)
         return scenario
+
+    @staticmethod
+    def _extend(seed: int, providers: list[dict[str, Any]], labels: dict[str, int], demand: list[Request]) -> None:
+        """Have another driver for the first provider in some seeds, and static hosts in some."""
+        choice = random.Random(f"drivers {seed}")
+        if choice.random() < 0.2:
+            providers[0]["driver"] = "fake"
+        if choice.random() < 0.3 and seed % 4:
+            labels["metal"] = 0
+            hosts = {f"host-{number}": choice.choice((1, 2)) for number in range(1, choice.choice((1, 2, 3)) + 1)}
+            providers.append({"labels": ["metal"], "hosts": hosts})
+            for request in demand:
+                if choice.random() < 0.3:
+                    request.labels = ["metal"] * choice.randint(1, min(2, sum(hosts.values())))
+
+    @staticmethod
+    def _tenants(seed: int, demand: list[Request]) -> dict[str, int]:
+        """Have some builds hold their nodes, and give all of them a tenant in some seeds; return the limits of the tenants."""
+        choice = random.Random(f"tenants {seed}")
+        # A slot counts with its backing node, and a request of three slots has to fit.
+        limits = {"red": choice.choice((6, 7)), "blue": 8} if choice.random() < 0.3 and seed % 4 else {}
+        for request in demand:
+            request.tenant = choice.choice(sorted(limits)) if limits else None
+            if choice.random() < 0.1:
+                request.held = choice.choice((0.0, 5.0, 30.0))
+        return limits
 
     @staticmethod
     def request(choice: random.Random, duration: float, labels: list[str], scheduler: int) -> Request:
@@ -118,6 +157,8 @@ class Result:
     requests: int = 0
     faults: int = 0
     switches: int = 0
+    #: Who had which node; see :mod:`tests.world.history`.
+    history: list[history.Entry] = field(default_factory=list)
 
 
 class Launcher:
@@ -131,6 +172,7 @@ class Launcher:
 
     def start(self) -> None:
         self.process = self._world.kernel.process(self.name)
+        self.pool = None
         self._world.kernel.spawn(self._run, process=self.process)
 
     def _run(self) -> None:
@@ -155,20 +197,31 @@ class World:
         builders.begin()
         self.events: list[str] = []
         self.violations: list[str] = []
+        #: Seconds that a wall clock has been wrong by at most.
+        self.skew = 0.0
         self._digest = hashlib.sha256()
+        self.history = History(self.kernel)
         self.observer = Observer(self)
         self.zookeeper = ZooKeeper(self.kernel, self.network, self.observer.changed)
-        self.clouds: list[Cloud] = []
+        self.clouds: list[Cloud | OpenStack] = []
         self.config_file = "nodepool.yaml"
-        self._write_config()
+        self.operators = operators.Operators(self, self._configuration(), self.config_file)
+        self.explainer = Explainer(self)
         self.launchers = [Launcher(self, number) for number in range(1, scenario.launchers + 1)]
         self.builders = [builders.Builder(self, number) for number in range(1, scenario.images.builders + 1)]
+        demand: dict[int, list[Request]] = {}
+        for request in sorted(scenario.demand, key=lambda request: request.scheduler):
+            demand.setdefault(request.scheduler, []).append(request)
         self.zuuls = [
-            Zuul(self.kernel, f"zuul-{number}", [each for each in scenario.demand if each.scheduler == number], self.note)
-            for number in sorted({request.scheduler for request in scenario.demand})
+            Zuul(self.kernel, f"zuul-{number}", requests, self.note, self.history) for number, requests in demand.items()
         ]
 
-    def _write_config(self) -> None:
+    @property
+    def image_clouds(self) -> list[Cloud]:
+        return [cloud for cloud in self.clouds if isinstance(cloud, Cloud)]
+
+    def _configuration(self) -> dict[str, Any]:
+        """Create the clouds, and return the content of the configuration file."""
         scenario = self.scenario
         providers = []
         for number, provider in enumerate(scenario.providers):
@@ -183,20 +236,47 @@ class World:
                 ]  # fmt: skip
                 providers.append({"name": f"provider-{number}", "driver": "metastatic", "pools": [pool]})
                 continue
+            if "hosts" in provider:
+                hosts.hosts.update(dict.fromkeys(provider["hosts"], True))
+                pool["nodes"] = [
+                    {
+                        "name": name, "labels": provider["labels"], "max-parallel-jobs": slots, "timeout": 2,
+                        "connection-type": hosts.CONNECTION, "connection-port": hosts.PORT,
+                    }
+                    for name, slots in provider["hosts"].items()
+                ]  # fmt: skip
+                providers.append({"name": f"provider-{number}", "driver": "static", "pools": [pool]})
+                continue
             quota, observer = provider["servers"] + 2, self.observer
-            cloud = Cloud(f"cloud-{number}", self.kernel, quota, (0.5, 8.0), observer.created, observer.destroyed)
-            cloud.image_gone = observer.images.gone
+            fake = provider.get("driver") == "fake"
+            cloud_type: type[Cloud | OpenStack] = OpenStack if fake else Cloud
+            cloud = cloud_type(f"cloud-{number}", self.kernel, quota, (0.5, 8.0), observer.created, observer.destroyed)
+            if isinstance(cloud, Cloud):
+                cloud.image_gone = observer.images.gone
             self.clouds.append(cloud)
             pool |= {"labels": provider["labels"], "max-servers": provider["servers"]}
-            providers.append({"name": f"provider-{number}", "driver": "simulated", "cloud-dir": cloud.name, "pools": [pool]})
-        config = {
+            entry: dict[str, Any] = {
+                "name": f"provider-{number}",
+                "driver": "simulated",
+                "cloud-dir": cloud.name,
+                "pools": [pool],
+            }
+            if fake:
+                labels = [{"name": label, "cloud-image": "image", "min-ram": 1024} for label in provider["labels"]]
+                pool |= {"labels": labels, "host-key-checking": False}
+                images = [{"name": "image", "image-id": "fake-image-id"}]
+                entry = {"name": entry["name"], "driver": "fake", "cloud": cloud.name, "cloud-images": images, "pools": [pool]}
+                entry |= TIMEOUTS
+            providers.append(entry)
+        config: dict[str, Any] = {
             "zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}],
             "zookeeper-insecure": True,
             "labels": [{"name": name, "min-ready": count} for name, count in scenario.labels.items()],
             "providers": providers,
+            "tenant-resource-limits": [{"tenant-name": name, "max-servers": limit} for name, limit in scenario.tenants.items()],
         }
         builders.configure(scenario, config)
-        Path(self.config_file).write_text(yaml.safe_dump(config))
+        return config
 
     # -- what is seen
 
@@ -218,11 +298,12 @@ class World:
         began = time_of_cpu()
         result = Result(self.scenario.seed)
         try:
-            with _logging(self):
+            with _logging(self), contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
                 self.kernel.run(self._main, until=self.scenario.duration + 4 * SETTLING)
         except SimulationError as error:
             self.violated(str(error))
         result.violations, result.events = self.violations, self.events
+        result.history = self.history.entries()
         self._digest.update(str(self.kernel.trace).encode())
         result.digest = self._digest.hexdigest()
         result.virtual, result.cpu = self.kernel.now, time_of_cpu() - began
@@ -236,24 +317,27 @@ class World:
         builders.start(self)
         for zuul in self.zuuls:
             zuul.start()
-        for fault in self.scenario.faults:
+        for fault in sorted([*self.scenario.faults, *self.scenario.operations], key=lambda fault: fault.at):
             delay = fault.at - self.kernel.now
             if delay > 0:
                 self.kernel.sleep(delay)
-            self.note("fault", str(fault))
+            self.note("fault" if type(fault) is faults.Fault else "operate", str(fault))
             fault.apply(self)
         self.kernel.sleep(max(0.0, self.scenario.duration - self.kernel.now))
         faults.heal(self)
         builders.heal(self)
+        self.operators.heal()
         self.note("healed", "no more faults")
         limit = self.kernel.now + 2 * SETTLING
         while not all(zuul.done for zuul in self.zuuls) and self.kernel.now < limit:
+            self.operators.tidy()
             self.kernel.sleep(1.0)
         for zuul in self.zuuls:
             if not zuul.done:
                 self.violated(f"builds of {zuul.name} have not ended {2 * SETTLING:.0f} s after the last fault")
-        limit = self.kernel.now + (QUICK_SETTLING if self.scenario.quiet else SETTLING)
+        limit = max(self.kernel.now, self.observer.last_expiry()) + (QUICK_SETTLING if self.scenario.quiet else SETTLING)
         while (wrong := self.observer.at_rest()) and self.kernel.now < limit:
+            self.operators.tidy()
             self.kernel.sleep(5.0)
         for text in wrong:
             self.violated(f"at rest: {text}")

@@ -16,6 +16,7 @@ from kazoo.protocol.states import KazooState
 
 from nodepool.simulation.kernel import Kernel, Process
 from nodepool.simulation.zookeeper import ADDRESS
+from tests.world.history import History
 
 #: Seconds after which a build is given up if its request does not end.
 PATIENCE = 1800.0
@@ -35,13 +36,17 @@ class Request:
         #: Withdrawn this many seconds after it was submitted.
         self.cancelled: float | None = None
         self.reprioritized: float | None = None
+        self.tenant: str | None = None
+        #: The nodes are held after the build, as for an autohold, for so many seconds; 0: until an operator deletes them.
+        self.held: float | None = None
 
 
 class Zuul:
     """One scheduler; it can be killed and started again."""
 
-    def __init__(self, kernel: Kernel, name: str, demand: list[Request], on_event: Any) -> None:
+    def __init__(self, kernel: Kernel, name: str, demand: list[Request], on_event: Any, history: History) -> None:
         self.name = name
+        self._history = history
         self._kernel = kernel
         self._event = on_event
         self.process: Process = kernel.process(name)
@@ -130,7 +135,7 @@ class Zuul:
             "state_time": time.time(),
             "relative_priority": request.relative,
             "event_id": "event",
-            "tenant_name": None,
+            "tenant_name": request.tenant,
         }
         prefix, data = f"/nodepool/requests/{request.priority}-", json.dumps(record).encode()
         return str(self.client.create(prefix, data, sequence=True, makepath=True))
@@ -184,7 +189,10 @@ class Zuul:
                 data, _stat = self.client.get(f"/nodepool/nodes/{node_id}")
                 if json.loads(data).get("allocated_to") != request_id or not lock.acquire(blocking=False):
                     return False
+            if any(json.loads(self.client.get(f"/nodepool/nodes/{name}")[0])["state"] != "ready" for name in record["nodes"]):
+                return False  # an operator was quicker
             session = self.client.client_id
+            self._history.locked(request_id)
             self._delete(path)
             self._event("used", f"{self.name} uses {', '.join(record['nodes'])} of {request_id}")
             self._write(record["nodes"], "in-use")
@@ -193,13 +201,18 @@ class Zuul:
                 time.sleep(min(5.0, end - self._kernel.now + 0.001))
                 if not self._same(session):
                     return False
-            self._write(record["nodes"], "used")
+            self._history.releasing(request_id)
+            if request.held is None:
+                self._write(record["nodes"], "used")
+            else:
+                self._write(record["nodes"], "hold", hold_job="tenant project job", hold_expiration=request.held, comment="held")
             self.ended += 1
             return True
         finally:
             self._delete(path)
             for lock in locks:
                 self._release(lock)
+            self._history.released(request_id)
 
     def _same(self, session: Any) -> bool:
         return bool(self.client.state != KazooState.LOST and self.client.client_id == session)
@@ -215,11 +228,11 @@ class Zuul:
             except LOST:
                 time.sleep(1.0)
 
-    def _write(self, node_ids: list[str], state: str) -> None:
+    def _write(self, node_ids: list[str], state: str, **more: Any) -> None:
         for node_id in node_ids:
             path = f"/nodepool/nodes/{node_id}"
             data, stat = self.client.get(path)
-            record = {**json.loads(data), "state": state, "state_time": time.time()}
+            record = {**json.loads(data), "state": state, "state_time": time.time(), **more}
             if state == "in-use":
                 record["user_data"] = {"zuul_system": self.name}
             self.client.set(path, json.dumps(record).encode(), version=stat.version)
