@@ -93,6 +93,10 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         terminalreporter.write_line(f"The order of the tests: --randomly-seed={config.getoption('randomly_seed')}")
 
 
+#: Seconds between two questions of `wait_for`.
+POLL = 0.01
+
+
 def wait_for(condition: Callable[[], Any], timeout: float = 20.0, what: str = "the condition") -> Any:
     """Wait until the condition returns something true, and return that.
 
@@ -106,7 +110,7 @@ def wait_for(condition: Callable[[], Any], timeout: float = 20.0, what: str = "t
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not hold within {timeout:g} s") from missing
-        time.sleep(0.01)
+        time.sleep(POLL)
 
 
 def _ask(condition: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -143,15 +147,20 @@ class Chroot:
         self.clients.append(client)
         return client
 
+    def options(self, hosts: str) -> dict[str, Any]:
+        """Return the options of a configuration file that lead to this part of the tree."""
+        host, port = hosts.rsplit(":", 1)
+        return {
+            "zookeeper-servers": [{"host": host, "port": int(port), "chroot": self.chroot}],
+            "zookeeper-tls": {"ca": self.ca, "cert": self.cert, "key": self.key},
+        }
+
     def config(
         self, content: dict[str, Any] | str, name: str = "nodepool.yaml", timeout: float = 10.0, hosts: str | None = None
     ) -> str:
         """Write a configuration file with our ZooKeeper in it; returns its path."""
         values = yaml.safe_load(content) if isinstance(content, str) else dict(content)
-        host, port = (hosts or self.hosts).rsplit(":", 1)
-        values.setdefault("zookeeper-servers", [{"host": host, "port": int(port), "chroot": self.chroot}])
-        values.setdefault("zookeeper-tls", {"ca": self.ca, "cert": self.cert, "key": self.key})
-        values.setdefault("zookeeper-timeout", float(timeout))
+        values = {**self.options(hosts or self.hosts), "zookeeper-timeout": float(timeout), **values}
         path = self.tmp / name
         new = path.with_suffix(".new")
         new.write_text(yaml.safe_dump(values))
@@ -208,8 +217,14 @@ def no_thread_survives() -> Iterator[None]:
     assert not left, f"threads left over: {[t.name for t in left]}"
 
 
+@pytest.fixture
+def safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The safety net of launchers looks often."""
+    monkeypatch.setattr("nodepool.launcher.requests.safety_net.RESYNC", 2.0)
+
+
 @pytest.fixture(autouse=True)
-def nothing_is_lost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_lost(request: pytest.FixtureRequest, safety_net: None) -> Iterator[None]:
     """No launcher of this process may need its safety net, which looks often here: each event does its work.
 
     A test that provokes it is marked ``finds_lost``.
@@ -220,7 +235,6 @@ def nothing_is_lost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         counters = metrics.shared().snapshot().counters
         return sum(count for name, count in counters.items() if name.endswith(".found_by_resync"))
 
-    monkeypatch.setattr("nodepool.launcher.requests.safety_net.RESYNC", 2.0)
     before = found()
     yield
     if not request.node.get_closest_marker("finds_lost"):

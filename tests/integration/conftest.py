@@ -13,7 +13,7 @@ from tests.conftest import Chroot
 from tests.support.aws.cloud import aws  # noqa: F401
 from tests.support.builder import BuilderBench
 from tests.support.builder import make_bench as make_builder_bench
-from tests.support.launcher import LauncherBench, StatsdReceiver, make_bench
+from tests.support.launcher import LauncherBench, StatsdReceiver, make_bench, make_statsd
 from tests.support.openstack.cloud import OpenStackCloud, make_cloud
 
 
@@ -24,13 +24,7 @@ def bench(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.
 
 @pytest.fixture
 def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[StatsdReceiver]:
-    receiver = StatsdReceiver()
-    monkeypatch.setenv("STATSD_HOST", "127.0.0.1")
-    monkeypatch.setenv("STATSD_PORT", str(receiver.port))
-    try:
-        yield receiver
-    finally:
-        receiver.close()
+    yield from make_statsd(monkeypatch)
 
 
 @pytest.fixture

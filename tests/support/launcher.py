@@ -123,7 +123,7 @@ class StatsdReceiver:
     def __init__(self) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))
-        self.socket.settimeout(0.1)
+        self.socket.setblocking(False)
         self.port: int = self.socket.getsockname()[1]
         self.lines: list[str] = []
         self._stop = threading.Event()
@@ -134,7 +134,8 @@ class StatsdReceiver:
         while not self._stop.is_set():
             try:
                 data = self.socket.recv(65536)
-            except TimeoutError:
+            except BlockingIOError:
+                self._stop.wait(0.05)
                 continue
             self.lines += data.decode().split("\n")
 
@@ -205,13 +206,17 @@ class LauncherBench:
         config: str | dict[str, Any],
         secure: str | None = None,
         name: str = "nodepool.yaml",
-        cleanup_interval: float = 1,
-        delete_interval: float = 0.2,
+        cleanup_interval: float | None = 1,
+        delete_interval: float | None = 0.2,
     ) -> Any:
+        """Return a launcher that has not started; intervals that are None are those of the product."""
         from nodepool.launcher import NodePool
 
         pool = NodePool(secure, self.config(config, name))
-        pool.cleanup_interval, pool.delete_interval = cleanup_interval, delete_interval
+        if cleanup_interval is not None:
+            pool.cleanup_interval = cleanup_interval
+        if delete_interval is not None:
+            pool.delete_interval = delete_interval
         self.pools.append(pool)
         return pool
 
@@ -333,7 +338,7 @@ def expire_session(pool: Any) -> None:
     other = KazooClient(
         hosts=",".join(f"{h}:{p}" for h, p in kazoo.hosts),
         client_id=kazoo.client_id,
-        use_ssl=True,
+        use_ssl=kazoo.use_ssl,
         certfile=kazoo.certfile,
         keyfile=kazoo.keyfile,
         ca=kazoo.ca,
@@ -341,6 +346,16 @@ def expire_session(pool: Any) -> None:
     other.start(10)
     other.stop()
     other.close()
+
+
+def make_statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[StatsdReceiver]:
+    receiver = StatsdReceiver()
+    monkeypatch.setenv("STATSD_HOST", "127.0.0.1")
+    monkeypatch.setenv("STATSD_PORT", str(receiver.port))
+    try:
+        yield receiver
+    finally:
+        receiver.close()
 
 
 def make_bench(chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[LauncherBench]:

@@ -24,10 +24,10 @@ from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
-from tests.integration.metastatic.test_metastatic import backing_nodes, setup, slot
 from tests.integration.zk.test_mirror import make_node
 from tests.support.faults.launcher import Proxy
 from tests.support.launcher import LauncherBench, config, provider
+from tests.world.directed.test_metastatic import backing_nodes, setup, slot
 
 
 class Answers:

@@ -108,7 +108,7 @@ def test_restart(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-21.188: backing node of a removed label is released when empty")
 def test_label_removed(bench: LauncherBench) -> None:
-    bench.start(setup(slot(**{"grace-time": 1000})))
+    bench.start(setup(slot(**{"grace-time": 1000})))  # type: ignore[arg-type]
     node = get(bench)
     (backing,) = backing_nodes(bench)
     bench.config(setup(slot("other-label", **{"grace-time": 1000})))
@@ -123,7 +123,7 @@ def test_label_removed(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-21.189; MST-8.7")
 def test_scan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.start(setup(slot(**{"host-key-checking": True, "max-parallel-jobs": 4})))
+    bench.start(setup(slot(**{"host-key-checking": True, "max-parallel-jobs": 4})))  # type: ignore[arg-type]
     first = get(bench)
     (bad,) = backing_nodes(bench)
     real = NodescanRequest.advance
@@ -152,7 +152,7 @@ def test_scan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.spec("LAU-21.190: empty backing node is kept until retention passed")
 def test_min_retention(bench: LauncherBench) -> None:
-    bench.start(setup(slot(**{"min-retention-time": 300})), cleanup_interval=0.2)
+    bench.start(setup(slot(**{"min-retention-time": 300})), cleanup_interval=0.2)  # type: ignore[arg-type]
     node = get(bench)
     (backing,) = backing_nodes(bench)
     end(bench, node)
@@ -164,7 +164,7 @@ def test_min_retention(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-21.191: too old backing node gets no further nodes")
 def test_max_age(bench: LauncherBench) -> None:
-    bench.start(setup(slot(**{"max-age": 300})))
+    bench.start(setup(slot(**{"max-age": 300})))  # type: ignore[arg-type]
     first = get(bench)
     records(bench)[0].launched = 0
     second = get(bench)
@@ -219,7 +219,7 @@ def test_backing_request_that_fails(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("issue 2, 5: two launchers with the same provider never book one slot twice")
 def test_two_launchers(bench: LauncherBench) -> None:
-    content = setup(slot(**{"max-parallel-jobs": 5}))
+    content = setup(slot(**{"max-parallel-jobs": 5}))  # type: ignore[arg-type]
     bench.start(content)
     bench.start(content, name="second.yaml")
     requests = [bench.submit("user-label") for _ in range(40)]

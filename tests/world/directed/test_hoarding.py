@@ -203,7 +203,7 @@ def test_a_promise_to_a_lost_request(bench: LauncherBench, monkeypatch: pytest.M
         monkeypatch.setattr(f"nodepool.launcher.{name}", 60.0)
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     theirs = open_pool_elsewhere(bench)
-    submit, held = pool.zk.writer.submit, []
+    submit, held = pool.zk.writer.submit, []  # type: ignore[var-annotated]
     monkeypatch.setattr(pool.zk.writer, "submit", lambda *args: submit(*args) if held else held.append(args))
     lost = bench.submit("fake-label")
     wait_for(lambda: held)

@@ -230,7 +230,7 @@ def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeyp
     monkeypatch.setattr(
         pool.zk.kazoo_client,
         "_call",
-        lambda request, reply: (sent.append(f"{type(request).__name__} {getattr(request, 'path', '')}"), call(request, reply))[1],
+        lambda request, reply: (sent.append(f"{type(request).__name__} {getattr(request, 'path', '')}"), call(request, reply))[1],  # type: ignore[func-returns-value]
     )
     state = copy.copy(pool.state)
     state.clock = clock = HandClock()
@@ -262,7 +262,7 @@ def test_a_record_that_cannot_be_removed_at_first(bench: LauncherBench, monkeypa
     pool = bench.start(config(provider()))
     request_id, (node,) = bench.fulfilled("fake-label")
     client = bench.chroot.connect().client
-    remove, delete, failures = StateMachineNodeDeleter._remove, pool.zk.deleteNode, []
+    remove, delete, failures = StateMachineNodeDeleter._remove, pool.zk.deleteNode, []  # type: ignore[var-annotated]
 
     def contended(deleter: Any) -> None:
         if not failures:  # so the record cannot go together with its lock
@@ -339,5 +339,5 @@ def test_locks_of_another_launchers_requests(bench: LauncherBench, monkeypatch: 
     for request_id in requests[40:]:
         other.delete(held[request_id])
     for request_id in requests[40:]:
-        wait_for(lambda i=request_id: bench.zuul.request(i)["state"] != "pending", what=f"request {request_id}")
+        wait_for(lambda i=request_id: bench.zuul.request(i)["state"] != "pending", what=f"request {request_id}")  # type: ignore[misc]
     assert len(looked) <= 2 * count

@@ -143,7 +143,7 @@ def test_the_first_look_during_a_rename(bench: LauncherBench, monkeypatch: pytes
 @pytest.mark.spec("issue 11, C1: the list of pools cannot be had while a request is declined: tried again, not forgotten")
 def test_a_decline_that_fails(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()))
-    original, raised = pool.assignment._decline, []
+    original, raised = pool.assignment._decline, []  # type: ignore[var-annotated]
 
     def decline(*args: Any) -> None:
         if not raised:
@@ -187,7 +187,7 @@ def test_handing_back_does_not_spin(bench: LauncherBench, monkeypatch: pytest.Mo
     (worker,) = pool.getPoolWorkers("fake-a")
     calls: list[int] = []
     hand_back = StateMachineHandler.hand_back
-    monkeypatch.setattr(StateMachineHandler, "hand_back", lambda handler: (calls.append(1), hand_back(handler))[1])
+    monkeypatch.setattr(StateMachineHandler, "hand_back", lambda handler: (calls.append(1), hand_back(handler))[1])  # type: ignore[func-returns-value]
     held: list[Any] = []
     submit = pool.zk.writer.submit
     monkeypatch.setattr(pool.zk.writer, "submit", lambda *args: held.append(args))
@@ -214,7 +214,7 @@ def test_an_offer_to_a_pool_that_has_ended(bench: LauncherBench, late: bool) -> 
     released: list[str] = []
     release = pool.assignment.release
     pool.assignment.release = lambda request_id, *args, **options: (
-        released.append(request_id),
+        released.append(request_id),  # type: ignore[func-returns-value]
         release(request_id, *args, **options),
     )[1]
     if late:  # in the queue when its thread ends

@@ -31,7 +31,7 @@ def test_cloud_images(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> 
     looked_up: list[str] = []
     adapter = bench.adapter("fake-provider")
     original = adapter._findImage
-    monkeypatch.setattr(adapter, "_findImage", lambda name: (looked_up.append(name), original(name))[1])
+    monkeypatch.setattr(adapter, "_findImage", lambda name: (looked_up.append(name), original(name))[1])  # type: ignore[func-returns-value]
     plain, named, by_id = (bench.fulfilled(f"label-{i}")[1][0] for i in range(3))
     assert (plain.username, named.username, by_id.username) == (None, "u", None)
     assert (plain.image_id, named.image_id, by_id.image_id) == ("Fake Precise", "by-name", "by-id")
@@ -57,7 +57,7 @@ def test_a_cloud_image_that_appears_later(bench: LauncherBench) -> None:
     bench.cloud("fake-provider").create_image(name="Late Image")
 
     def served() -> bool:
-        return bench.wait_request(bench.submit("fake-label"))["state"] == "fulfilled"
+        return bench.wait_request(bench.submit("fake-label"))["state"] == "fulfilled"  # type: ignore[no-any-return]
 
     wait_for(served)
 
@@ -93,7 +93,7 @@ def test_each_provider_uses_its_own_upload(bench: LauncherBench) -> None:
     """Uploads to two clouds in two formats, later a third cloud whose upload failed."""
     bench.store_image("img", "fake-vhd", external_id="v", format="vhd")
     bench.store_image("img", "fake-qcow2", external_id="q", format="qcow2")
-    bench.store_image("img", "fake-raw", external_id=None, state="failed")
+    bench.store_image("img", "fake-raw", external_id=None, state="failed")  # type: ignore[arg-type]
     names = ("fake-vhd", "fake-qcow2", "fake-raw")
     providers = []
     for name in names:

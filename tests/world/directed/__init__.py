@@ -1,0 +1,1 @@
+"""Tests that run in virtual time; see tests/world/README.rst."""
