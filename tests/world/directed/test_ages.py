@@ -37,6 +37,15 @@ def test_max_ready_age(bench: LauncherBench) -> None:
         stays(bench, node.id, "ready")
 
 
+def test_ready_node_is_replaced_after_an_hour(bench: LauncherBench) -> None:
+    bench.start(config(provider(), labels={"fake-label": {"min-ready": 1, "max-ready-age": 3600}}))
+    (old,) = bench.wait_nodes(1, state="ready")
+    time.sleep(3590)
+    assert bench.node(old.id).state == "ready"
+    bench.wait_gone(old.id)
+    bench.wait_nodes(1, state="ready")
+
+
 @pytest.mark.spec("LAU-12.4: several labels, the first limit that hits")
 def test_max_ready_age_of_several_labels(bench: LauncherBench) -> None:
     bench.start(config(provider(labels=["a", "b"]), labels={"a": {"max-ready-age": 5000}, "b": {"max-ready-age": 100}}))

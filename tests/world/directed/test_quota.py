@@ -477,7 +477,7 @@ def test_limits_are_left_alone_while_a_request_waits_for_its_pool(bench: Launche
         pool.getProviderManager("fake-provider"),
         (pool.getPoolWorkers("fake-provider")[0]),
     )
-    monkeypatch.setattr(manager, "WAITING_AGE", 0.0)
+    monkeypatch.setattr(manager, "WAITING_AGE", 1.0)
     ticks: list[int] = []
     tick = worker._tick
     monkeypatch.setattr(worker, "_tick", lambda: (tick(), ticks.append(1))[0])  # type: ignore[func-returns-value]

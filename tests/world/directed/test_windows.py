@@ -267,6 +267,7 @@ def test_a_late_answer(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) ->
     handler, request_id, answered = dropped_with_an_answer_to_come(bench, monkeypatch)
     finished: list[Any] = []
     bench.wait_request(request_id, "fulfilled")
+    wait_for(lambda: not bench.pools[0].state.is_handled(request_id), what="the end of the handler that has served it")
     monkeypatch.setattr(handler.pw, "ended", lambda *args, **_options: finished.append(args))
     answered(None, TransactionFailed(0, BadVersionError(), paths.request(request_id)))
     passed = threading.Event()
