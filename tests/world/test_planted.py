@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -59,3 +60,10 @@ def test_defect_in_a_module_that_no_test_imports_is_reported() -> None:
     done = run("changed-uploads-are-marked", "tests/unit/base/test_backoff.py")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "do not import nodepool.builder.cleanup.records" in done.stderr
+
+
+def test_failure_of_a_directed_test_shows_the_assertion_and_what_the_launcher_did() -> None:
+    done = run("leaks-are-not-looked-for", "tests/world/directed/test_deletion.py::test_leaked_node")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "AssertionError: the leaked server deleted did not hold within" in done.stdout
+    assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} INFO nodepool\.", done.stdout, re.MULTILINE), done.stdout

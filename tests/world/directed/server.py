@@ -123,7 +123,9 @@ def main() -> None:
     install.adapt_libraries()
     without = [argument for name in ("xdist", "randomly", "timeout", "cacheprovider") for argument in ("-p", f"no:{name}")]
     planted = ["-p", "tests.world.planted"] if os.environ.get("NODEPOOL_PLANTED") else []
-    arguments = ["-o", "addopts=--strict-markers", "-q", "--capture=no", *without, *planted, *sys.argv[1:]]
+    # A failure shows what the launcher did, and when.
+    log = ["--log-level=INFO", "--log-format=%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"]
+    arguments = ["-o", "addopts=--strict-markers", "-q", "--capture=no", *log, *without, *planted, *sys.argv[1:]]
     pytest.main(arguments, [Server(answers)])
 
 
