@@ -73,9 +73,14 @@ def test_node_that_two_requests_have_at_a_time_is_not_linearizable() -> None:
     assert not linearizable({"seed": 1, "history": [*first, ["7", True, "two", 5, 25], ["8", True, "three", 5, 15]]})
 
 
+WORLD = {name: mutation.found_by for name, mutation in MUTATIONS.items() if isinstance(mutation.found_by, int)}
+
+
 @pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", [name for name, mutation in MUTATIONS.items() if isinstance(mutation.found_by, int)])
+@pytest.mark.parametrize("name", WORLD)
 def test_planted_defect_is_found(name: str) -> None:
-    results = world("--seeds", "1-200", "--first", "--mutation", name, timeout=360)
-    assert any(result["violations"] for result in results.values())
+    first = ("--mutation", name, "--first")
+    # The recorded seed stands for another run once the scenarios have changed.
+    attempts = (world("--seeds", seeds, *first, timeout=360) for seeds in (str(WORLD[name]), "1-200"))
+    assert any(result["violations"] for results in attempts for result in results.values())
