@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import random
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -431,6 +432,10 @@ def _run_hook(args: Sequence[str], _environment: Any, _timeout: float, _log: Any
 
 def replace_machine() -> None:
     """Put these functions in place of those that ask the machine. Call it once, before the first run."""
+    # The environment of the image-building command depends on where this program is.
+    os.environ.clear()
+    os.environ["PATH"] = "/usr/bin:/bin"
+    sys.executable = "/usr/bin/python3"
     from nodepool.builder.build import process, run
     from nodepool.builder.host import build_journal, image_files, mounts, processes
     from nodepool.builder.upload import meter

@@ -753,9 +753,6 @@ MUTATIONS: dict[str, Mutation] = {
         "",
         f"{_BUILDER}test_build_that_is_being_uploaded_is_not_removed",
     ),
-    "ended-builds-are-removed": Mutation(
-        _RECORDS, " or build.state != plan.state", "", f"{_BUILDER}test_build_that_has_ended_meanwhile_is_not_removed"
-    ),
     "builds-under-way-are-removed": Mutation(
         _RECORDS,
         "                return free and self._finish(plan, bool(left))\n",

@@ -31,8 +31,9 @@ def assert_no_violations(results: dict[int, Any], count: int) -> None:
 
 
 @pytest.mark.core
+@pytest.mark.timeout(400)
 def test_sixty_seeds_violate_no_invariant() -> None:
-    assert_no_violations(world("--seeds", "1-60"), 60)
+    assert_no_violations(world("--seeds", "1-60", timeout=360), 60)
 
 
 @pytest.mark.core
@@ -61,7 +62,7 @@ def linearizable(*runs: dict[str, Any]) -> bool:
 
 @pytest.mark.timeout(900)
 def test_histories_of_sixty_seeds_are_linearizable() -> None:
-    results = world("--seeds", "1-60")
+    results = world("--seeds", "1-60", timeout=360)
     assert sum(len(result["history"]) for result in results.values()) > 10 * 60
     assert linearizable(*results.values())
 
