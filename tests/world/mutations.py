@@ -761,33 +761,33 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # -- builders, operators, tenants and static hosts, as the world sees them
     "abandoned-uploads-stay": Mutation(
-        "nodepool.builder.cleanup.retention", "                plan.drop.append(upload)\n", "                pass\n", 1
+        "nodepool.builder.cleanup.retention", "                plan.drop.append(upload)\n", "                pass\n", 146
     ),
     "builders-do-not-watch-images": Mutation(
-        "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 1
+        "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 16
     ),
-    "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 1),
+    "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 15),
     "files-without-build-stay": Mutation(
-        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 1
+        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 24
     ),
     "images-of-failed-uploads-are-not-looked-for": Mutation(
-        "nodepool.builder.cleanup.worker", "self._strays.sweep(config)", "pass", 1
+        "nodepool.builder.cleanup.worker", "self._strays.sweep(config)", "pass", 7
     ),
     "interrupted-builds-are-not-looked-for": Mutation(
-        "nodepool.builder.builder", "interrupted = build_journal.clean_all(config.images_dir, self.log)", "pass", 1
+        "nodepool.builder.builder", "interrupted = build_journal.clean_all(config.images_dir, self.log)", "pass", 15
     ),
-    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 1),
+    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 22),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",
         'return self._expire(node, min(limits), "Held node %s has exceeded its hold time")',
         "return None",
-        1,
+        3,
     ),
     "held-nodes-are-deleted": Mutation(
         "nodepool.launcher.nodes.reconciler", "DELETABLE = frozenset({zk.USED,", "DELETABLE = frozenset({zk.HOLD, zk.USED,", 1
     ),
     "reload-does-not-refresh-pools": Mutation(
-        "nodepool.launcher.launcher", "                worker.refresh()\n", "                pass\n", 1
+        "nodepool.launcher.launcher", "                worker.refresh()\n", "                pass\n", 6
     ),
     "reload-keeps-removed-pools": Mutation("nodepool.launcher.launcher", "                worker.stop_when_idle()\n", "", 1),
     "static-slots-are-not-counted": Mutation(
@@ -800,19 +800,19 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.launcher",
         "        if self.zk is not None:\n            self.zk.disconnect()",
         "        if self.zk is not None:\n            pass",
-        1,
+        6,
     ),
     "stop-keeps-threads": Mutation(
         "nodepool.launcher.launcher",
         "        for worker in workers:\n            worker.stop()\n",
         "        for worker in workers[1:]:\n            worker.stop()\n",
-        1,
+        6,
     ),
     "tenant-limits-are-not-checked": Mutation(
-        "nodepool.launcher.requests.tenants", "exact(limit - used.get(name, 0) - need) < 0", "False", 1
+        "nodepool.launcher.requests.tenants", "exact(limit - used.get(name, 0) - need) < 0", "False", 6
     ),
     "tenant-promises-are-not-counted": Mutation(
-        "nodepool.launcher.requests.tenants", "promised = state.zk.reservations.tenant(tenant)", "promised = {}", 1
+        "nodepool.launcher.requests.tenants", "promised = state.zk.reservations.tenant(tenant)", "promised = {}", 13
     ),
 }
 
