@@ -6,10 +6,10 @@ model of the machines of all other drivers. Needs the extra ``simulate`` (greenl
 ====================  =====================================================================
 :mod:`.demand`        the requests: from a trace (CSV) or from the launcher's history
 :mod:`.assumptions`   what a configuration does not say: launch times, sizes, quotas
-:mod:`.replay`        one run, in a process of its own
+:mod:`.replay`        one run, in a separate process
 :mod:`.machines`      providers without a cloud
-:mod:`.client`        the user of the nodes
-:mod:`.measures`      what is measured during a run
+:mod:`.client`        a client that behaves like Zuul
+:mod:`.measures`      measures of a run, and their summary
 :mod:`.report`        tables and the chart
 ====================  =====================================================================
 """

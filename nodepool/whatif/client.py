@@ -1,6 +1,6 @@
-"""The user of the nodes, as Zuul: it submits requests, locks and uses nodes, and returns them.
+"""A client that behaves like Zuul: it submits requests, locks and uses nodes, and returns them.
 
-It needs no tasks: the server answers within the call, and the kernel calls it when its time has come.
+It needs no tasks: the server answers within the call, and timers of the kernel call the client.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from nodepool.zkserver.codec import Reader
 from nodepool.zkserver.requests import StandaloneServer
 
 REQUESTOR = "simulate"
+#: Of all images.
+FORMAT = "qcow2"
 #: Seconds from the end of a request to the first use of its nodes.
 ACCEPTS_AFTER = 0.01
 #: Timeout of the session in ms, and seconds between two signs of life.
@@ -38,7 +40,7 @@ class _Ping:
 
 
 class Session:
-    """A session whose requests are answered at once."""
+    """A session whose requests are answered within the call."""
 
     def __init__(self, kernel: Kernel, server: StandaloneServer) -> None:
         self._kernel = kernel
@@ -97,16 +99,16 @@ class Client:
     def uses_nodes(self) -> bool:
         return bool(self._locks)
 
-    def upload_images(self, images: Iterable[tuple[str, str, str]]) -> None:
+    def upload_images(self, images: Iterable[tuple[str, str]]) -> None:
         """Store ready uploads.
 
-        :param images: names of disk image and provider, and the format.
+        :param images: names of disk image and provider.
         """
-        for image, provider, form in images:
+        for image, provider in images:
             build = ImageBuild()
-            build.state, build.builder, build.formats = READY, REQUESTOR, [form]
+            build.state, build.builder, build.formats = READY, REQUESTOR, [FORMAT]
             upload = ImageUpload()
-            upload.state, upload.external_name, upload.external_id, upload.format = READY, image, image, form
+            upload.state, upload.external_name, upload.external_id, upload.format = READY, image, image, FORMAT
             name = "0000000001"
             if paths.build(image, name) not in self._tree:
                 self._session.create(paths.build(image, name), build.serialize())
@@ -136,7 +138,7 @@ class Client:
         self._submitted(name, demand)
 
     def ended(self, request_id: str, nodes: list[str]) -> None:
-        """Take over what a request got; called within a transaction of the server.
+        """Use the nodes of an ended request; called within a transaction of the server.
 
         :param nodes: empty for a failed request.
         """

@@ -81,7 +81,7 @@ def _rows(file: Iterable[str], path: str) -> list[Demand]:
         except (ValueError, TypeError) as error:
             raise TraceError(f"{path}:{reader.line_num}: {error}") from None
     if not found:
-        raise TraceError(f"{path}: there is no request in it")
+        raise TraceError(f"{path}: contains no requests")
     return found
 
 
@@ -117,7 +117,7 @@ def _time(text: str) -> float:
 
 
 def _relative(requests: list[Demand]) -> list[Demand]:
-    """Return them in the order of time, which starts with the first one."""
+    """Return the requests ordered by time, with the first one at 0."""
     first = min(request.time for request in requests)
     return sorted((replace(request, time=request.time - first) for request in requests), key=lambda request: request.time)
 

@@ -1,4 +1,4 @@
-"""Providers without a cloud: the machinery of state machine drivers over machines that are timers."""
+"""Providers without a cloud: state machine drivers whose machines are timers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _AnyClouds:
 
 
 def need_no_clouds() -> None:
-    """Have OpenStack providers loaded without the SDK and without clouds.yaml, in this process, for good."""
+    """Load OpenStack providers without the SDK and clouds.yaml from now on, in this process."""
     replaced: dict[str, Any] = {"_readClouds": lambda _self: _AnyClouds(), "_cloudFiles": lambda _self: []}
     for driver in (OpenStackDriver, FakeDriver):
         for name, function in replaced.items():
@@ -110,7 +110,7 @@ class TimerAdapter(statemachine.Adapter):
 
 
 class TimerProvider(StateMachineProvider):
-    """Machines say when they have to be advanced."""
+    """Advances machines only at the times that they ask for."""
 
     MAXIMUM_SLEEP = 3600.0
 
@@ -124,7 +124,7 @@ def get_provider(provider_config: Any, assumptions: Assumptions, choice: random.
 
 
 def _check_no_host_keys(provider_config: Any) -> None:
-    """Have no host keys checked: nothing answers."""
+    """Disable the check of host keys: no machine answers."""
     for pool in provider_config.pools.values():
         for label in pool.labels.values() if isinstance(pool.labels, dict) else ():
             label.host_key_checking = False
@@ -133,7 +133,7 @@ def _check_no_host_keys(provider_config: Any) -> None:
 
 
 def unknown_sizes(config: Any, assumptions: Assumptions) -> list[str]:
-    """Return a sentence for each label that a pool limits by a resource whose amount is not known."""
+    """Return a sentence for each label whose pool limits a resource of unknown amount."""
     found = []
     for provider in config.providers.values():
         quota = set(assumptions.quotas.get(provider.name, {}))

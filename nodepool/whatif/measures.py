@@ -1,4 +1,4 @@
-"""What is measured during a run, and its summary."""
+"""Measures of a run, and their summary."""
 
 from __future__ import annotations
 

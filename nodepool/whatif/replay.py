@@ -1,4 +1,4 @@
-"""One run: the launcher with ZooKeeper and the user of its nodes, in virtual time."""
+"""Run a launcher, ZooKeeper and a client in virtual time."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _IDS = re.compile(r"(\[[^\]]*\] )+")
 
 
 def replay(job: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Run a job, in a process whose standard library was replaced; return the summary of its measures.
+    """Run a job in a process whose standard library was replaced; return the summary of its measures.
 
     :param job: as of :func:`make_job`.
-    :param progress: called with the part that is done, in percent.
+    :param progress: called with the completed part in percent.
     """
     install.adapt_libraries()
     return _Run(job).run(progress)
@@ -70,7 +70,7 @@ def write_config(path: str, content: dict[str, Any]) -> None:
 
 
 class _Complaints(logging.Handler):
-    """Collects warnings and errors of the launcher, without a lock: it is called between tasks, too."""
+    """Collects warnings and errors of the launcher. It has no lock, since it is also called outside of tasks."""
 
     def __init__(self, config_file: str) -> None:
         super().__init__(logging.WARNING)
@@ -149,7 +149,7 @@ class _Run:
             progress(f"{min(100.0, 100 * (kernel.now - begin) / max(span, 1.0)):.0f}")
 
     def _check(self, config: Any) -> list[str]:
-        """Return what makes the result less than it seems."""
+        """Return what limits the result."""
         from nodepool.whatif.machines import unknown_sizes
 
         notes = [f"provider {name} is left out: {reason}" for name, reason in sorted(config.provider_errors.items())]
@@ -162,7 +162,7 @@ class _Run:
         return notes
 
 
-def _images(config: Any) -> list[tuple[str, str, str]]:
-    """Return the uploads that a builder would have made: name, provider and format."""
+def _images(config: Any) -> list[tuple[str, str]]:
+    """Return image and provider of each upload that builders would have made."""
     providers = [provider for provider in config.providers.values() if provider.manage_images]
-    return [(name, provider.name, "qcow2") for provider in providers for name in sorted(provider.diskimages)]
+    return [(name, provider.name) for provider in providers for name in sorted(provider.diskimages)]

@@ -8,8 +8,8 @@ from typing import Any
 
 from nodepool.status.results import Results, format_duration
 
-#: Key and title of the times in a summary.
-_TIMES = {"p50": "p50", "p95": "p95", "worst": "worst"}
+#: Keys of the times in a summary.
+_TIMES = ("p50", "p95", "worst")
 _HOURS = {"in_use": "in use", "idle": "idle", "changing": "changing"}
 #: Series of the chart, with their colors.
 _SERIES = {"machines": "#888888", "in_use": "#2a7ab9", "idle": "#e0a030", "waiting": "#c0392b"}
@@ -30,14 +30,14 @@ def tables(runs: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, Results]]:
 def _waiting(runs: Mapping[str, dict[str, Any]], section: str, title: str) -> Results:
     columns = {"name": title, "requests": "Requests"}
     for run in runs:
-        columns |= {f"{run} {key}": _titled(run, text, runs) for key, text in _TIMES.items()}
-        columns |= {f"{run} {key}": _titled(run, key, runs) for key in ("failed", "unserved") if _any(runs[run], key)}
+        counts = [key for key in ("failed", "unserved") if runs[run]["all"][key]]
+        columns |= {f"{run} {key}": _titled(run, key, runs) for key in (*_TIMES, *counts)}
     names = sorted({name for run in runs.values() for name in run[section]})
+    groups = [(name or "(none)", {run: summary[section].get(name) for run, summary in runs.items()}) for name in names]
     rows = []
-    for name in [*names, "all"]:
-        row: dict[str, Any] = {**dict.fromkeys(columns, ""), "name": name or "(none)"}
-        for run, summary in runs.items():
-            found = summary["all"] if name == "all" else summary[section].get(name)
+    for name, group in [*groups, ("all", {run: summary["all"] for run, summary in runs.items()})]:
+        row: dict[str, Any] = {**dict.fromkeys(columns, ""), "name": name}
+        for run, found in group.items():
             if found is None:
                 continue
             row["requests"] = found["requests"]
@@ -45,10 +45,6 @@ def _waiting(runs: Mapping[str, dict[str, Any]], section: str, title: str) -> Re
             row |= {f"{run} {key}": found[key] for key in ("failed", "unserved")}
         rows.append(row)
     return Results(rows, columns)
-
-
-def _any(summary: dict[str, Any], key: str) -> bool:
-    return bool(summary["all"][key])
 
 
 def _titled(run: str, text: str, runs: Mapping[str, Any]) -> str:

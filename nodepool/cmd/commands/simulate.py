@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from nodepool import status
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.config.loading import driver_directories
 from nodepool.config.source import Source
 from nodepool.process.program import absolute_path, load_config
 from nodepool.zk.history import HistoryReader
@@ -50,22 +51,13 @@ def register(subparsers: Subparsers) -> None:
 def simulate(context: Context) -> int:
     if importlib.util.find_spec("greenlet") is None:
         raise CommandError("the Python module greenlet is missing; install the extra simulate: pip install '.[simulate]'")
-    from nodepool.whatif.assumptions import Assumptions, AssumptionsError
-    from nodepool.whatif.demand import TraceError, write_csv
     from nodepool.whatif.report import chart, tables
 
     args = context.args
-    try:
-        trace = _trace(context)
-        assumptions = Assumptions.read(args.assume) if args.assume else Assumptions()
-    except (TraceError, AssumptionsError) as error:
-        raise CommandError(str(error)) from None
-    assumptions.learn(trace.launch_times)
-    if args.save_trace:
-        write_csv(args.save_trace, trace.requests)
+    trace, assumptions = _prepare(context)
     files = {NOW: args.config} | ({WHAT_IF: args.what_if} if args.what_if else {})
     for file in files.values():
-        load_config(file, None)  # mistakes are shown before anything runs
+        load_config(file, None)  # errors are reported before the runs
     runs = _run(files, trace, assumptions, args.seed)
     if args.chart:
         Path(args.chart).write_text(chart(runs), encoding="utf8")
@@ -82,6 +74,28 @@ def simulate(context: Context) -> int:
     return 0
 
 
+def _prepare(context: Context) -> tuple[Trace, Assumptions]:
+    """Read the demand and the assumptions, and check the paths of the output.
+
+    :raises CommandError: a file cannot be read or written.
+    """
+    from nodepool.whatif.assumptions import Assumptions, AssumptionsError
+    from nodepool.whatif.demand import TraceError, write_csv
+
+    args = context.args
+    try:
+        trace = _trace(context)
+        assumptions = Assumptions.read(args.assume) if args.assume else Assumptions()
+        if args.save_trace:
+            write_csv(args.save_trace, trace.requests)
+        if args.chart:
+            Path(args.chart).touch()
+    except (TraceError, AssumptionsError, OSError) as error:
+        raise CommandError(str(error)) from None
+    assumptions.learn(trace.launch_times)
+    return trace, assumptions
+
+
 def _trace(context: Context) -> Trace:
     from nodepool.whatif.demand import from_history, read_csv
 
@@ -89,7 +103,7 @@ def _trace(context: Context) -> Trace:
         return read_csv(context.args.trace)
     trace = from_history(HistoryReader().read_all(context.zk.kazoo_client))
     if trace.estimated:
-        _warn(f"{trace.estimated} of {len(trace.requests)} requests have not ended: they use the median of their label")
+        _warn(f"{trace.estimated} of {len(trace.requests)} requests have no known duration; using the median of their label")
     return trace
 
 
@@ -101,9 +115,9 @@ def _warn(text: str) -> None:
 
 
 def _run(files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: int) -> dict[str, dict[str, Any]]:
-    """Run all configurations at the same time; return the summary of each.
+    """Run all configurations concurrently; return the summary of each.
 
-    :raises CommandError: a run has failed.
+    :raises CommandError: a run failed.
     """
     from nodepool.whatif.replay import make_job, write_config
 
@@ -132,23 +146,18 @@ def _run(files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: in
             assert process.stdout is not None
             outputs[name] = process.stdout.read()
             if process.wait() != 0:
-                raise CommandError(f"the simulation of {name} has failed: {shown.last_text(name)}")
+                raise CommandError(f"simulation of {name} failed: {shown.last_text(name)}")
         return {name: json.loads(text) for name, text in outputs.items()}
 
 
 def _content(file: str) -> dict[str, Any]:
     """Return the content of a configuration file, with absolute paths of drivers."""
     data: Any = Source(file).data
-    paths = data.get("drivers-path")
-    if paths:
-        base = os.path.dirname(file)
-        paths = [paths] if isinstance(paths, str) else paths
-        data = {**data, "drivers-path": [os.path.join(base, os.path.expanduser(path)) for path in paths]}
-    return dict(data)
+    return {**data, "drivers-path": driver_directories(data.get("drivers-path"), file)}
 
 
 class _Progress:
-    """Shows on a terminal how far each run is; keeps what else it prints to its error output."""
+    """Shows the progress of each run on a terminal, and keeps the last line of its error output."""
 
     def __init__(self, names: list[str]) -> None:
         self._percents = dict.fromkeys(names, "0")

@@ -186,7 +186,13 @@ def test_demand_of_the_history_is_replayed(bench: LauncherBench, simulate: Simul
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["--trace", "/no/such.csv"], "/no/such.csv"), (["--trace", "T", "--assume", "/no"], "/no:")]
+    ("arguments", "message"),
+    [
+        (["--trace", "/no/such.csv"], "/no/such.csv"),
+        (["--trace", "T", "--assume", "/no"], "/no:"),
+        (["--trace", "T", "--chart", "/no/such.svg"], "/no/such.svg"),
+        (["--trace", "T", "--save-trace", "/no/such.csv"], "/no/such.csv"),
+    ],
 )
 def test_mistakes_name_the_file(simulate: Simulations, arguments: list[str], message: str) -> None:
     path = simulate.config("n.yaml", cloud())

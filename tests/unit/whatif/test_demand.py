@@ -39,7 +39,7 @@ def test_written_trace_is_read_unchanged(tmp_path: Path) -> None:
     [
         ("time,labels\n1,a\n", "missing: duration"),
         ("time,labels,duration,color\n1,a,1,red\n", "unknown columns color"),
-        ("time,labels,duration\n", "there is no request in it"),
+        ("time,labels,duration\n", "contains no requests"),
         ("time,labels,duration\n1,a,1\nsoon,a,1\n", ":3: Invalid isoformat string: 'soon'"),
         ("time,labels,duration\n1, ,1\n", ":2: labels: at least one label is required"),
         ("time,labels,duration\n1,a,-1\n", ":2: duration: -1 s is not between 0"),

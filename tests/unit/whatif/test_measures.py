@@ -96,6 +96,13 @@ def test_tables_show_both_runs_and_labels_of_only_one() -> None:
     assert {"a", "b", "new"} <= {line.split()[1] for line in text.splitlines() if line.startswith("| ")}
 
 
+def test_label_called_all_has_a_row_beside_the_total() -> None:
+    summary = Scene().measures.summary()
+    summary["labels"]["all"] = summary["labels"].pop("a")
+    rows = next(iter(tables({"now": summary})))[1].rows
+    assert [(row["name"], row["requests"]) for row in rows] == [("all", 1), ("b", 2), ("all", 2)]
+
+
 def test_chart_is_valid_and_has_a_panel_for_each_run() -> None:
     root = xml.etree.ElementTree.fromstring(chart({"now": Scene().measures.summary(), "<&": Scene().measures.summary()}))
     names = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
