@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,11 @@ def one_line(text: object) -> str:
     """The text as it fits into a list."""
     line = " ".join(str(text).split())
     return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
+
+
+def error_line(error: BaseException) -> str:
+    """Its type and text, as they fit into a list; also of a driver's error whose ``__str__`` raises."""
+    return one_line("".join(traceback.format_exception_only(error)))
 
 
 def printable(text: str) -> str:

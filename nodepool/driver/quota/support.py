@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from nodepool.base.amounts import exact
 from nodepool.base.clock import SYSTEM, Clock
+from nodepool.base.problems import error_line
 from nodepool.config.model import ConfigPool
 from nodepool.driver import utils
 from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, because
 
 
@@ -100,14 +102,17 @@ class QuotaSupport:
             considered = self._quota_contradicted
             try:
                 limits = self._ask_limits()
-            except Exception as error:
+            except FOREIGN as error:
                 if cached is None:
                     raise
-                self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error)
+                self._older_limits(error)
                 limits = cached[1]
             self._current_nodepool_quota = (self.clock.monotonic(), limits)
             self._quota_considered = considered
             return limits
+
+    def _older_limits(self, error: BaseException) -> None:
+        self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error_line(error))
 
     def known_limits(self) -> Mapping[str, float] | None:
         """The limits as last known; the cloud is not asked, None: it has not been yet."""
@@ -188,8 +193,8 @@ class QuotaSupport:
         try:
             limits = self._ask_limits()
             when = self.clock.monotonic()
-        except Exception as error:
-            self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error)
+        except FOREIGN as error:
+            self._older_limits(error)
             pause = min(self.RENEWAL_PAUSE, utils.MAX_QUOTA_AGE)
             self._quota_renew_after = self.clock.monotonic() + pause
             limits, when = cached[1], self._quota_renew_after - utils.MAX_QUOTA_AGE

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from nodepool.base.problems import error_line
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.launcher.state import LauncherState
@@ -54,11 +55,7 @@ class ReadyCheck:
             except FOREIGN as error:  # a driver may raise anything; the nodes stay as they are
                 which = "" if some is texts else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
                 self.log.warning(
-                    "Ready nodes of provider %s%s cannot be compared with the cloud: %s: %s",
-                    name,
-                    which,
-                    type(error).__name__,
-                    error,
+                    "Ready nodes of provider %s%s cannot be compared with the cloud: %s", name, which, error_line(error)
                 )
                 continue
             for node in missing:

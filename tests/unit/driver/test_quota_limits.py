@@ -30,7 +30,7 @@ class Provider(QuotaSupport):
         self.clock = HandClock()
         self.instances = 5
         self.asked = 0
-        self.fails = False
+        self.error: BaseException | None = None
         #: The cloud answers while this is set.
         self.answering = threading.Event()
         self.answering.set()
@@ -38,8 +38,8 @@ class Provider(QuotaSupport):
     def getProviderLimits(self) -> QuotaInformation:
         self.asked += 1
         assert self.answering.wait(20)
-        if self.fails:
-            raise TimeoutError("limits did not succeed within 120 s")
+        if self.error is not None:
+            raise self.error
         return QuotaInformation(instances=self.instances, default=math.inf)
 
     def unmanagedQuotaUsed(self) -> QuotaInformation:
@@ -71,17 +71,17 @@ def test_older_limits_do_when_the_cloud_does_not_tell(provider: Provider, caplog
     provider.instances = 3
     provider.invalidateQuotaCache()
     assert (left(provider), provider.asked) == (2, 2)
-    provider.fails = True
+    provider.error = TimeoutError("limits did not succeed within 120 s")
     provider.invalidateQuotaCache()
     assert (left(provider), provider.asked) == (2, 3)
-    assert "using an older value: limits did not succeed" in caplog.text
+    assert "using an older value: TimeoutError: limits did not succeed" in caplog.text
     provider.clock.now += 301
     assert (left(provider), provider.asked) == (2, 4)
 
 
 def test_the_first_question_fails_as_the_cloud_does() -> None:
     provider = Provider()
-    provider.fails = True
+    provider.error = TimeoutError("limits did not succeed within 120 s")
     with pytest.raises(TimeoutError):
         provider.fits_one()
 
@@ -139,7 +139,16 @@ def test_a_refusal_during_a_renewal_counts(provider: Provider) -> None:
     assert provider.asked == 3
 
 
-def test_a_cloud_that_does_not_tell_is_asked_now_and_then(provider: Provider) -> None:
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.spec("issue 11, 2: errors at every call of a driver concern its provider alone")
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), SystemExit(3), Unspeakable()], ids=lambda e: type(e).__name__)
+def test_a_cloud_that_does_not_tell_is_asked_now_and_then(
+    provider: Provider, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
     rests: list[float] = []
 
     def rest(seconds: float) -> None:
@@ -147,7 +156,7 @@ def test_a_cloud_that_does_not_tell_is_asked_now_and_then(provider: Provider) ->
         provider.clock.now += seconds
 
     provider._quota_stopping.wait = rest  # type: ignore[method-assign, assignment]
-    provider.fails = True
+    provider.error = error
     for expected in (0.0, provider.RENEWAL_PAUSE):
         provider.invalidateQuotaCache()
         with pytest.raises(LimitsPending):
@@ -156,7 +165,8 @@ def test_a_cloud_that_does_not_tell_is_asked_now_and_then(provider: Provider) ->
         assert provider.fits_one(used=3), "the older value counts"
         assert not provider.fits_one(used=4)
         assert rests.pop() == expected
-    provider.fails, provider.instances = False, 8
+        assert type(error).__name__ in caplog.text
+    provider.error, provider.instances = None, 8
     provider.clock.now += provider.RENEWAL_PAUSE
     with pytest.raises(LimitsPending):
         provider.fits_one(used=4)

@@ -130,19 +130,32 @@ def test_ready_nodes_without_a_running_instance_go(bench: LauncherBench) -> None
     stays(bench, foreign.id, "ready")
 
 
-def test_a_cloud_that_cannot_be_asked_loses_no_ready_node(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(OSError("no route to the cloud"), "OSError: no route"), (Unspeakable(), "Unspeakable: <exception str() failed>")],
+    ids=["error", "unspeakable"],
+)
+def test_a_cloud_that_cannot_be_asked_loses_no_ready_node(
+    bench: LauncherBench, caplog: pytest.LogCaptureFixture, error: Exception, text: str
+) -> None:
     bench.start(config(provider(labels=["a"]), labels={"a": {"min-ready": 1}}), cleanup_interval=0.3)
     (node,) = bench.wait_nodes(1, state="ready")
     calls: list[object] = []
 
     def fail(external_ids: list[object]) -> list[object]:
         calls.append(external_ids)
-        raise OSError("no route to the cloud")
+        raise error
 
     bench.adapter("fake-provider").findMissingInstances = fail
     wait_for(lambda: len(calls) >= 2, what="two questions")
     stays(bench, node.id, "ready")
-    assert "Ready nodes of provider fake-provider cannot be compared with the cloud: OSError: no route" in caplog.text
+    (line,) = {r.message for r in caplog.records if "Ready nodes of provider fake-provider cannot be compared" in r.message}
+    assert text in line
 
 
 @pytest.mark.spec("issue 11: an external_id of an odd kind keeps no other ready node from being compared with the cloud")
