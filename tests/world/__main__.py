@@ -27,6 +27,8 @@ def main() -> int:
 
 try:
     status = main()
+except SystemExit as end:  # of argparse, which has printed why
+    status = int(end.code or 0)
 except BaseException:
     traceback.print_exc()
     status = 2
