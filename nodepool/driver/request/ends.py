@@ -111,7 +111,7 @@ class RequestEnds(HandlerBase):
         requests = self.zk.request_tree
         gone = requests.get(self.request.id) is None and requests.synced.is_set()
         if self.paused and not gone:
-            self._save_ready()
+            self._save_launched()
             return False
         if not self.launchesComplete():
             if gone and self.paused:
@@ -134,8 +134,10 @@ class RequestEnds(HandlerBase):
             self._fulfil()
         return self.done
 
-    def _save_ready(self) -> None:
-        """The end of the request is not near: show (and keep over a crash) the nodes that are ready."""
+    def _save_launched(self) -> None:
+        """The end of the request is not near: show (and keep over a crash) the nodes that are ready, drop those refused."""
+        if self.launchesComplete():
+            self._drop_aborted()
         for node in self.nodeset:
             if node.state != zk.READY or not node.unsaved or not isinstance(node.lock, LockHandle):
                 continue
@@ -151,16 +153,13 @@ class RequestEnds(HandlerBase):
             self.zk.writer.submit(txn, written)
 
     def _sort_nodes(self) -> None:
-        self._failed_nodes, self._ready_nodes = [], []
-        aborted = []
-        for node in self.nodeset:
-            if node.state == zk.READY:
-                self._ready_nodes.append(node)
-            elif node.state == zk.ABORTED:
-                aborted.append(node)
-            else:
-                self._failed_nodes.append(node)
-        for node in aborted:
+        self._drop_aborted()
+        self._ready_nodes = [node for node in self.nodeset if node.state == zk.READY]
+        self._failed_nodes = [node for node in self.nodeset if node.state != zk.READY]
+
+    def _drop_aborted(self) -> None:
+        """The cloud had no room for these nodes: they are launched again, and occupy nothing meanwhile."""
+        for node in [node for node in self.nodeset if node.state == zk.ABORTED]:
             self.nodeset.remove(node)
             self._satisfied_types.removeNode(node.id)
             self._unlock_one(node)

@@ -140,6 +140,28 @@ def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.Monk
     assert not pool.getProviderManager("fake-provider").refusals.wait("fake-label")
 
 
+@pytest.mark.spec("DRV-14.11: a refused node of a request that waits for room occupies nothing")
+def test_a_refused_node_of_a_request_that_waits_already(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.start(config(provider(pool={"max-servers": 3})))
+    held = bench.ready_node("fake-provider", "main", "fake-label", state="hold", resources={"instances": 1})
+    bench.wait_nodes(1)
+    adapter, refused = bench.adapter("fake-provider"), []
+    original = adapter._createServer
+
+    def refuse_one(*args: Any, **options: Any) -> Any:
+        if not refused:
+            refused.append(1)
+            raise RuntimeError("Quota exceeded")
+        return original(*args, **options)
+
+    monkeypatch.setattr(adapter, "_createServer", refuse_one)
+    request_id = bench.submit("fake-label", "fake-label", "fake-label")
+    bench.wait_nodes(2, state="ready", allocated_to=request_id)
+    assert bench.zuul.request(request_id)["state"] == "pending"
+    bench.zuul.write_node(held.id, state="used")
+    bench.wait_request(request_id, "fulfilled")
+
+
 @pytest.mark.spec("LAU-21.79; OST-3.15; DRV-14.11: statistics")
 def test_a_quota_fault_pauses(bench: LauncherBench, statsd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from nodepool.driver.fake.adapter import FakeLaunchAndGetFaultCloud
