@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
 import re
 import threading
@@ -44,29 +45,26 @@ def replay(job: dict[str, Any], progress: Callable[[str], None]) -> dict[str, An
     return _Run(job).run(progress)
 
 
-def make_job(config_file: str, demand: list[Demand], assumptions: Assumptions, seed: int) -> dict[str, Any]:
+def make_job(config: dict[str, Any], demand: list[Demand], assumptions: Assumptions, seed: int) -> dict[str, Any]:
     """Return a JSON object for :func:`replay`.
 
-    :param config_file: as of :func:`write_config`.
+    :param config: content of the configuration file; the ZooKeeper of the simulation replaces that of the file.
     """
+    removed = ("zookeeper-tls", "webapp")
+    servers = {"zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}], "zookeeper-insecure": True}
     return {
-        "config_file": config_file,
+        "config": yaml.safe_dump({name: value for name, value in config.items() if name not in removed} | servers),
         "demand": [list(vars(each).values()) for each in demand],
         "assumptions": vars(assumptions),
         "seed": seed,
     }
 
 
-def write_config(path: str, content: dict[str, Any]) -> None:
-    """Write a configuration file that uses the ZooKeeper of the simulation.
-
-    :param content: of the real file.
-    """
-    removed = ("zookeeper-tls", "webapp")
-    servers = {"zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}], "zookeeper-insecure": True}
-    text = yaml.safe_dump({name: value for name, value in content.items() if name not in removed} | servers)
-    with open(path, "w", encoding="utf8") as file:
-        file.write(text)
+def _file_in_memory(text: str) -> str:
+    """Return the path of a file that goes with this process, since configurations contain secrets."""
+    file = os.memfd_create("nodepool.yaml")
+    os.write(file, text.encode())
+    return f"/proc/self/fd/{file}"
 
 
 class _Complaints(logging.Handler):
@@ -100,7 +98,7 @@ class _Run:
         from nodepool.whatif import machines
         from nodepool.whatif.client import Client
 
-        self._config_file: str = job["config_file"]
+        self._config_file = _file_in_memory(job["config"])
         self._notes: list[str] = []
         self._demand = [Demand(time, tuple(labels), *more) for time, labels, *more in job["demand"]]
         self._assumptions = assumptions = Assumptions(**job["assumptions"])

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -119,15 +118,12 @@ def _run(files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: in
 
     :raises CommandError: a run failed.
     """
-    from nodepool.whatif.replay import make_job, write_config
+    from nodepool.whatif.replay import make_job
 
     processes = {}
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="nodepool-simulate-"))
         shown = stack.enter_context(contextlib.closing(_Progress(list(files))))
         for name, file in files.items():
-            path = os.path.join(directory, f"{name}.yaml")
-            write_config(path, _content(file))
             # The order of sets of strings must not differ between runs.
             process = subprocess.Popen(
                 [sys.executable, "-m", "nodepool.whatif"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -140,7 +136,7 @@ def _run(files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: in
             stack.callback(thread.join)
             stack.callback(process.kill)
             with process.stdin:
-                json.dump(make_job(path, trace.requests, assumptions, seed), process.stdin)
+                json.dump(make_job(_content(file), trace.requests, assumptions, seed), process.stdin)
         outputs = {}
         for name, process in processes.items():
             assert process.stdout is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -15,6 +17,7 @@ import yaml
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands.context import CommandError
 from tests import REPOSITORY
+from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
 EXAMPLE = REPOSITORY / "doc" / "examples" / "simulate"
@@ -211,3 +214,14 @@ def test_example_of_the_manual_works(tmp_path: Path) -> None:
     assert "p95 (what-if)" in done.stdout
     assert done.stderr == ""
     assert xml.etree.ElementTree.parse(tmp_path / "day.svg").getroot().tag.endswith("svg")
+
+
+def test_killed_command_leaves_no_file(tmp_path: Path) -> None:
+    """The configuration may contain secrets."""
+    command = [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "simulate", "--config=nodepool.yaml", "--trace=day.csv"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=EXAMPLE, env=environment, start_new_session=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_for(children.read_text, what="the process of the run")
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not list(tmp_path.iterdir())
