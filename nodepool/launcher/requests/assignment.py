@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -52,8 +53,8 @@ class Assignment(threading.Thread):
         self._dirty: dict[str, None] = {}
         self._wake_all = True
         self._stopping = False
-        #: When to look at a request again; True: until then it is claimed.
-        self._timers: list[tuple[float, str, bool]] = []
+        #: When requests that are left alone are queued again.
+        self._resting: list[tuple[float, str]] = []
         self._classes: dict[tuple[Any, ...], RequestClass] = {}
         self._where: dict[str, tuple[RequestClass, SortKey]] = {}
         #: Handed out, with the pool that has it; None: left alone for a moment, or being declined.
@@ -147,7 +148,7 @@ class Assignment(threading.Thread):
             claimed_at = self._claimed_at.pop(request_id, self._events)
             if retry_after > 0:
                 self._claimed[request_id] = None
-                heapq.heappush(self._timers, (self.state.clock.monotonic() + retry_after, request_id, True))
+                heapq.heappush(self._resting, (self.state.clock.monotonic() + retry_after, request_id))
                 self._condition.notify()
                 return
             self._queue_again(request_id)
@@ -176,8 +177,8 @@ class Assignment(threading.Thread):
         with self._condition:
             now = self.state.clock.monotonic()
             self._left_to_others[request_id] = (self.times_left(request_id) + 1, now)
-            heapq.heappush(self._timers, (now + OTHERS_TURN + 0.01, request_id, False))
-            self._condition.notify()
+            if entry := self._where.get(request_id):
+                entry[0].again_at = min(entry[0].again_at, now + OTHERS_TURN)
 
     def times_left(self, request_id: str) -> int:
         """How often the request was left to others."""
@@ -294,7 +295,8 @@ class Assignment(threading.Thread):
                 if self._stopping:
                     return
                 if not self._dirty and not self._wake_all:
-                    due = [self._net.due, self._moves.due, *(timer[0] for timer in self._timers[:1])]
+                    due = [self._net.due, self._moves.due, *(each[0] for each in self._resting[:1])]
+                    due += [cls.again_at for cls in self._classes.values() if cls.queue]
                     wait = min(due) - self.state.clock.monotonic()
                     if wait > 0:
                         self._condition.wait(wait)
@@ -378,14 +380,13 @@ class Assignment(threading.Thread):
     def _run_timers(self, ready: bool) -> None:
         """What no event announces (condition held)."""
         now = self.state.clock.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            _due, request_id, rested = heapq.heappop(self._timers)
-            if rested:
-                self._claimed.pop(request_id, None)
+        while self._resting and self._resting[0][0] <= now:
+            _due, request_id = heapq.heappop(self._resting)
+            self._claimed.pop(request_id, None)
             self._dirty[request_id] = None
-            entry = self._where.get(request_id)
-            if entry is not None:
-                entry[0].look_again()
+        for cls in self._classes.values():
+            if cls.again_at <= now:
+                cls.look_again()
         if now >= self._moves.due:
             self._look_at_moves = True
         if now >= self._net.due:
@@ -442,7 +443,8 @@ class Assignment(threading.Thread):
         cls.decided = self.decisions
         with self._condition:
             events, left = self._events, self._left_to_others.get(request_id)
-        insist = left is not None and self.state.clock.monotonic() - left[1] >= OTHERS_TURN
+        now = self.state.clock.monotonic()
+        insist = left is not None and now >= left[1] + OTHERS_TURN
         views = {launcher_id: worker.view(cls) for launcher_id, worker in workers.items()}
         decision = choose(cls, pools, views, self.version, insist)
         if decision.pool in contested:
@@ -451,20 +453,19 @@ class Assignment(threading.Thread):
             workers[decision.pool].make_way()  # the pool wakes us when it is not paused any more
             decision = Decision(reasons=decision.reasons)
         worker = workers[decision.pool] if decision.pool is not None else None
-        wait = self.others_return_until - self.state.clock.monotonic() if decision.decline_by else 0.0
-        if wait > 0:
+        again_at = math.inf if left is None or insist else left[1] + OTHERS_TURN
+        if decision.decline_by and now < self.others_return_until:
             # Everybody's registration went with the session: who can serve it may not be back yet.
             decision = Decision(reasons=(because(Code.AFTER_SESSION_LOSS),))
-            with self._condition:
-                heapq.heappush(self._timers, (self.state.clock.monotonic() + wait + 0.01, request_id, False))
+            again_at = self.others_return_until
         with self._condition:
             if not cls.queue or cls.queue[0][1] != request_id:
                 return
-            if decision.left_to_others and request_id not in self._left_to_others:
-                self.leave_to_others(request_id)
             if worker is None and not decision.decline_by:
                 if not self._changed_since(events, *decision.reasons):
-                    cls.reasons = decision.reasons
+                    cls.reasons, cls.again_at = decision.reasons, again_at
+                if decision.left_to_others and left is None:
+                    self.leave_to_others(request_id)
                 return
             if cls.netted is not None and not self._changed_since(cls.netted):
                 self._net.offered[request_id] = cls.netted, render(cls.netted_for)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ class RequestClass:
     refused: dict[str, Reason] = field(default_factory=dict)
     #: So, because they have no room: pools of worse priority may take it.
     full: dict[str, Reason] = field(default_factory=dict)
+    #: When to look at it again although nothing has happened (monotonic seconds).
+    again_at: float = math.inf
     #: The error that was logged last.
     logged: str | None = None
     #: The moment at which the safety net looked at it again, although nothing had happened.
@@ -45,6 +48,7 @@ class RequestClass:
     def look_again(self, code: Code | None = None, **parameters: object) -> None:
         """What it waits for, for that reason, has changed; without one: something has."""
         self.reasons = ()
+        self.again_at = math.inf
         self.netted = None
         for book in (self.refused, self.full):
             for launcher_id in [i for i, why in book.items() if code is None or why.matches(code, **parameters)]:

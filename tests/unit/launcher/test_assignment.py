@@ -725,6 +725,28 @@ def test_nothing_is_declined_until_other_launchers_had_time_to_register_again(mo
     assert declined == [name]
 
 
+def test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Tree()
+    assignment = make(tree, Room(room=9))
+    first, second = "200-0000000001", "200-0000000002"
+    tree.requests[first] = request(first, ("theirs",))
+    declined: list[str] = []
+    monkeypatch.setattr(assignment, "_decline", lambda request_id, _launcher_ids: declined.append(request_id))
+    assignment.session_lost()
+    assignment.rebuild()
+    assignment._pass()
+    del tree.requests[first]
+    assignment.request_changed(first, None)
+    tree.requests[second] = request(second, ("theirs",))
+    assignment.request_changed(second, tree.get(second))
+    assignment._pass()
+    assert declined == []
+    assignment._net.due = math.inf  # else it looks at everything
+    hand(assignment).now += REGISTRATION_GRACE + 0.1
+    assignment._pass()
+    assert declined == [second]
+
+
 @pytest.mark.spec("issue 11, C1: a request whose decline fails is tried again")
 def test_a_decline_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     tree, worker = Tree(), Room(room=9)
