@@ -146,6 +146,8 @@ class ImageObserver:
             for other, record in records.items()
             if other.split("/")[3] == parts[3] and other.split("/")[7:8] == parts[7:8]
         }
+        if records is self.uploads and self.builds.get("/".join(parts[:6]), {}).get("state") == "deleting":
+            return  # together with its build
         if _newest(alike)[:1] == [path] and now - self._operated.get(parts[3], -100.0) > SEEN:
             self._world.violated(f"{writer} deletes {path}, which is the newest one")
 
