@@ -199,7 +199,10 @@ class NodePool(threading.Thread):
         """(request, labels, state, why it is not fulfilled yet) of every request that this launcher deals with."""
         rows = [(i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()]
         for request_id, handler in list(self.state.handlers.items()):
-            reason = because(Code.PAUSED, why=handler.shortage or "no quota") if handler.paused else because(Code.LAUNCHING)
+            if handler.paused:
+                reason = because(Code.PAUSED, why=handler.shortage or "no quota")
+            else:  # one that only looks whether it can be served is on its way back to the queue, or soon launching
+                reason = because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)
             rows.append(
                 (request_id, tuple(handler.request.node_types), str(handler.request.state), (reason.at(handler.pw.label),))
             )

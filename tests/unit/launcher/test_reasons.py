@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from nodepool.reasons import Code, because, render
+from nodepool.launcher.launcher import NodePool
+from nodepool.reasons import Code, Reason, because, render
 from tests import REPOSITORY
 
 MANUAL = REPOSITORY / "doc/operation/waiting.rst"
@@ -37,3 +40,22 @@ def test_what_matches() -> None:
 
 def test_words_are_unlike() -> None:
     assert len({code.word for code in Code}) == len(Code) == len({code.value for code in Code})
+
+
+@pytest.mark.parametrize(
+    ("paused", "accepted", "expected"),
+    [
+        (True, True, because(Code.PAUSED, why="no quota")),
+        (False, True, because(Code.LAUNCHING)),
+        (False, False, because(Code.NOT_LOOKED_AT)),
+    ],
+)
+def test_request_that_no_pool_has_accepted_is_not_said_to_be_launched(paused: bool, accepted: bool, expected: Reason) -> None:
+    request = SimpleNamespace(node_types=["small"], state="requested")
+    handler = SimpleNamespace(
+        paused=paused, accepted=accepted, shortage=None, request=request, pw=SimpleNamespace(label="p-main")
+    )
+    launcher: Any = SimpleNamespace(
+        assignment=SimpleNamespace(explain=list), state=SimpleNamespace(handlers={"200-0000000001": handler})
+    )
+    assert NodePool.explain(launcher) == [("200-0000000001", ("small",), "requested", (expected.at("p-main"),))]
