@@ -294,8 +294,9 @@ class BuildRun:
         return None
 
     def _somebody_built(self) -> bool:
+        """Whether the image has another newest build than ours, which may have been stored without our knowing."""
         newest = self._state.zk.getMostRecentBuilds(1, self.image, READY)
-        return (newest[0].id if newest else None) != self._wanted.newest
+        return (newest[0].id if newest else None) not in (self._wanted.newest, self.build_id)
 
     def _finish(self, reason: str | None, ending: ProcessResult | None) -> None:
         progress, backoff = self.progress, self._state.build_backoff

@@ -391,9 +391,9 @@ def test_record_while_building(builders: BuilderBench, tmp_path: pathlib.Path) -
     assert set(builders.progress(build.id).sizes) == {"qcow2", "tar"}
 
 
-@pytest.mark.parametrize("built", [True, False], ids=["another builder built it", "nobody else built it"])
+@pytest.mark.parametrize("built", ["another builder built it", "nobody else built it", "it was stored without an answer"])
 def test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_the_image(
-    builders: BuilderBench, tmp_path: pathlib.Path, built: bool
+    builders: BuilderBench, tmp_path: pathlib.Path, built: str
 ) -> None:
     block = tmp_path / "block"
     block.touch()
@@ -407,12 +407,17 @@ def test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_bu
     wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
     theirs = ImageBuild("fake-image")
     theirs.state, theirs.formats = READY, ["tar"]
-    if built:
+    others = built == "another builder built it"
+    if others:
         builders.zk.storeBuild("fake-image", theirs)
+    elif built == "it was stored without an answer":
+        build.state = READY
+        builders.zk.storeBuild("fake-image", build, build.id)
     block.unlink()
     reason = wait_for(lambda: (progress := builders.progress(build.id)).ended and (progress.reason or "stored"))
-    assert ("another builder built the image meanwhile" in reason) is built
-    assert [found.id for found in builders.builds()] == [theirs.id if built else build.id]
+    assert ("another builder built the image meanwhile" in reason) is others
+    assert [found.id for found in builders.builds()] == [theirs.id if others else build.id]
+    assert bool(builders.files("fake-image", build.id)) is not others
 
 
 def test_secrets_are_not_logged(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
