@@ -23,8 +23,8 @@ from tests.world.faults import Fault
 if TYPE_CHECKING:
     from tests.world.world import World
 
-#: Seconds that threads waiting for a cloud may outlive `NodePool.stop`: the deadline of the driver.
-LONGEST_THREAD = 12.0
+#: Seconds that threads waiting for a cloud may outlive `NodePool.stop`: an unanswered call, and looking for what it created.
+LONGEST_THREAD = 32.0
 #: A fault this many seconds before or after an orderly stop disturbs it.
 DISTURBANCE = 30.0
 #: Seconds until launchers apply a changed file at the latest: they poll every 10 s, and may be paused for 25 s.
