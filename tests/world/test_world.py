@@ -38,10 +38,10 @@ def test_sixty_seeds_violate_no_invariant() -> None:
 
 @pytest.mark.core
 def test_same_seed_gives_the_same_bytes() -> None:
-    first = world("--seeds", "5-10", "--jobs", "1")
-    second = world("--seeds", "5-10", "--jobs", "3")
+    first = world("--seeds", "5-7", "--jobs", "1")
+    second = world("--seeds", "5-7", "--jobs", "3")
     assert {seed: result["digest"] for seed, result in first.items()} == {seed: r["digest"] for seed, r in second.items()}
-    assert len({result["digest"] for result in first.values()}) == 6
+    assert len({result["digest"] for result in first.values()}) == 3
 
 
 @pytest.mark.timeout(900)

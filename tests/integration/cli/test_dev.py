@@ -149,7 +149,9 @@ def test_one_directory_serves_one_run_and_others_are_not_touched(dev: Start, tmp
     assert (tmp_path / "mine" / "lock").exists()
 
 
-@pytest.mark.parametrize("name", ["zookeeper", "launcher", "nodemanager"])
+@pytest.mark.parametrize(
+    "name", ["launcher", pytest.param("zookeeper", marks=pytest.mark.full), pytest.param("nodemanager", marks=pytest.mark.full)]
+)
 def test_daemon_that_ends_is_named_and_its_log_is_kept(dev: Start, name: str) -> None:
     run = dev()
     run.wait_ready()

@@ -177,7 +177,11 @@ def test_demand_of_the_history_is_replayed(bench: LauncherBench, simulate: Simul
     pool = bench.start(given)
     for _ in range(2):
         request_id, _nodes = bench.fulfilled("fake-label", tenant_name="web")
-        bench.zuul.give_back(*bench.zuul.accept(request_id))
+        (node_id,) = bench.zuul.accept(request_id)
+        # The history has the states that the launcher sees.
+        wait_for(lambda node_id=node_id: pool.zk.node_tree.get(node_id).state == "in-use")
+        bench.zuul.give_back(node_id)
+    bench.wait_nodes(0)
     bench.stop(pool)
     saved = tmp_path / "saved.csv"
     run = simulate("--config", bench.config(given), "--history", "--save-trace", str(saved))["now"]
