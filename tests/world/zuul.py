@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
 from nodepool.simulation.kernel import Kernel, Process
@@ -70,7 +72,9 @@ class Zuul:
 
     def _run(self) -> None:
         self.client = KazooClient(f"{ADDRESS[0]}:{ADDRESS[1]}", timeout=10.0)
-        self.client.start(timeout=3600)
+        while not self.client.connected:
+            with contextlib.suppress(KazooTimeoutError):  # the connection has broken as soon as it was made
+                self.client.start(timeout=3600)
         # Builds that a killed scheduler had begun are started again.
         self._withdraw(lambda record: bool(record["requestor"] == self.name))
         random_ = random.Random(self._kernel.random.random())
