@@ -109,8 +109,8 @@ class LauncherEvents:
         freed = state == READY and new.allocated_to is None and not locked
         if freed or (old is not None and old.resources != new.resources):
             self._capacity(new)
-        elif old is not None and old.tenant_name and old.tenant_name != new.tenant_name:
-            self._assignment.recheck(Code.TENANT_LIMIT, tenant=old.tenant_name)
+        elif old is not None and old.tenant and old.tenant != new.tenant:
+            self._assignment.recheck(Code.TENANT_LIMIT, tenant=old.tenant)
         if old is None or old._state != state or old.allocated_to != new.allocated_to:
             self._min_ready_label(new)
             if new.allocated_to and state in (READY, FAILED, ABORTED):

@@ -199,7 +199,7 @@ def _users(zk: Any, pool: str, providers: set[str], labels: Collection[str], clo
         return "", ""
     states = Counter("assigned" if node.state == READY and node.allocated_to else str(node.state) for node in nodes)
     text = f" ({count_of(len(nodes), 'node')}: " + ", ".join(f"{count} {state}" for state, count in states.most_common())
-    tenants = Counter(str(node.tenant_name) for node in nodes if node.tenant_name)
+    tenants = Counter(str(node.tenant) for node in nodes if node.tenant)
     if tenants:
         text += "; " + ", ".join(f"tenant {name} has {count}" for name, count in tenants.most_common(MOST_NAMED))
     held = [node for node in nodes if node.state == HOLD]

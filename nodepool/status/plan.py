@@ -126,9 +126,9 @@ def _limits(zk: Any, _old: Config, new: Config) -> Iterator[Line]:
                 yield "limit", f"pool {provider.name}-{name}", text
     used: dict[str, Counter[str]] = defaultdict(Counter)
     for node in nodes:
-        if node.tenant_name:
+        if node.tenant:
             amounts = {key: value for key, value in (node.resources or {}).items() if isinstance(value, (int, float))}
-            used[node.tenant_name].update({**amounts, "instances": 1})
+            used[node.tenant].update({**amounts, "instances": 1})
     for tenant, limits in new.tenant_resource_limits.items():
         for name, limit in limits.items():
             if limit != math.inf and used[tenant][name] > limit:

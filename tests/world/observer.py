@@ -103,7 +103,7 @@ class Observer:
             self._holds(name, before, record)
             if before is None:
                 self._within_limit(record)
-            if record.get("tenant_name") != (before or {}).get("tenant_name"):
+            if any(record.get(key) != (before or {}).get(key) for key in ("tenant_name", "allocated_to")):
                 self._within_tenant_limit(record["tenant_name"])
         elif old != record["state"]:
             self._world.note("request", f"{name} {old} -> {record['state']} nodes {record.get('nodes')}")
@@ -163,7 +163,12 @@ class Observer:
         limit = self._world.scenario.tenants.get(tenant or "")
         if limit is None or len(self._world.launchers) > 1:
             return
-        count = sum(node.get("tenant_name") == tenant and node["state"] not in GONE for node in self.nodes.values())
+        count = sum(
+            node.get("tenant_name") == tenant
+            and node["state"] not in GONE
+            and bool(node["state"] != "ready" or node.get("allocated_to"))
+            for node in self.nodes.values()
+        )
         if count > limit:
             self._world.violated(f"{count} nodes of tenant {tenant}, more than its limit of {limit}")
 

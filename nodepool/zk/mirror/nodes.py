@@ -249,7 +249,7 @@ class NodeTree(Tree[Node]):
                 self.deleting[pool][node_id] = node.state_time or 0
             else:
                 self.deleting[pool].pop(node_id, None)
-        tenant = node.tenant_name
+        tenant = node.tenant
         resources = node.resources
         if resources and isinstance(resources, dict):
             targets = [self.provider_usage[provider], self.pool_usage[pool]]

@@ -439,6 +439,11 @@ class Node(BaseModel):
                 expiration = 0
         self.hold_expiration = expiration
 
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose limits it counts for. An idle node counts for none, whoever had it before."""
+        return None if self.state == READY and self.allocated_to is None else self.tenant_name
+
     def unfit(self) -> str | None:
         """Return why users of the node could not read this record, or None (ZK-7.2)."""
         for name in _NODE_TEXTS:

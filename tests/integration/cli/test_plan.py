@@ -34,7 +34,7 @@ def test_nodes_and_requests(bench: LauncherBench, capsys: pytest.CaptureFixture[
     assert plans(config(one, two)) == {}
     bench.ready_node("one", "main", "a")
     kept = bench.ready_node("one", "main", "b")
-    lost = bench.ready_node("two", "main", "c", tenant_name="t", resources={"cores": 8, "ram": 1, "instances": 1})
+    lost = bench.ready_node("two", "main", "c", state="in-use", tenant_name="t", resources={"cores": 8, "ram": 1, "instances": 1})
     request_id = bench.submit("c", "c")
     smaller = provider("one", labels=["a"], pool={"max-servers": 1})
     found = plans(

@@ -73,6 +73,21 @@ def test_idle_nodes_do_not_lift_the_limit(bench: LauncherBench) -> None:
     bench.wait_request(second, "fulfilled")
 
 
+@pytest.mark.spec("LAU-8.4: an idle node counts for no tenant, whoever had it before")
+def test_nodes_of_a_withdrawn_request_do_not_count(bench: LauncherBench) -> None:
+    bench.start(
+        config(provider(labels=["one", "two"]), **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 1}]})
+    )
+    withdrawn = bench.submit("one", tenant_name="tenant-1")
+    bench.wait_nodes(1, state="building")
+    bench.zuul.cancel(withdrawn)
+    (idle,) = bench.wait_nodes(1, state="ready", allocated_to=None)
+    assert idle.tenant_name == "tenant-1", "as with release 11.0.0"
+    bench.fulfilled("two", tenant_name="tenant-1")
+    waiting = bench.submit("one", tenant_name="tenant-1")
+    waits(bench, bench.pools[0], waiting)
+
+
 @pytest.mark.spec("LAU-8.4: over all providers; accepted but unrecorded nodes count; others pass by")
 def test_the_limit_holds_over_providers_and_under_load(bench: LauncherBench) -> None:
     pool = bench.start(
@@ -117,15 +132,13 @@ def test_a_raised_limit_lets_waiting_requests_go(bench: LauncherBench) -> None:
 @pytest.mark.spec("LAU-8.4: a node that another launcher gives to another tenant makes room")
 def test_a_node_goes_to_another_tenant(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 1}]}))
-    first, (node,) = bench.fulfilled("fake-label", tenant_name="tenant-1")
-    bench.zuul.cancel(first)
-    wait_for(lambda: bench.node(node.id).allocated_to is None)
+    _first, (node,) = bench.fulfilled("fake-label", tenant_name="tenant-1")
     second = bench.submit("fake-label", tenant_name="tenant-1")
     waits(bench, pool, second)
     other = bench.submit("fake-label", tenant_name="tenant-2", state="fulfilled", nodes=[node.id])
-    idle = bench.node(node.id)
-    idle.tenant_name, idle.allocated_to = "tenant-2", other
-    bench.zk.storeNode(idle)
+    taken = bench.node(node.id)
+    taken.tenant_name, taken.allocated_to = "tenant-2", other
+    bench.zk.storeNode(taken)
     bench.wait_request(second, "fulfilled")
 
 

@@ -82,7 +82,7 @@ def test_odd_records_are_set_aside(zk: Any, zk_chroot: Chroot, caplog: pytest.Lo
 @pytest.mark.spec(A2)
 def test_a_good_node_that_turns_bad_leaves_no_trace(zk: Any, zk_chroot: Chroot) -> None:
     other = zk_chroot.connect().client
-    node = make_node(resources={"cores": 2}, tenant_name="t")
+    node = make_node(resources={"cores": 2}, tenant_name="t", state="in-use")
     zk.storeNode(node)
     for text in (
         '{"state": "ready", "provider": ["p"]}',
