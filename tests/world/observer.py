@@ -115,7 +115,8 @@ class Observer:
         request = self.requests.get(owner) if owner else None
         if request is None or request["state"] != "fulfilled" or request["requestor"] == MIN_READY:
             return
-        if record.get("allocated_to") != owner:
+        # A launch may outlast the return of its request, which has other nodes then.
+        if name in request["nodes"] and record.get("allocated_to") != owner:
             self._world.violated(f"node {name} was taken from the fulfilled request {owner}")
         touched = name in self._world.operators.touched
         if name in request["nodes"] and record["state"] not in ("ready", "in-use", "used", "hold") and not touched:
