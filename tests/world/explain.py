@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
 if TYPE_CHECKING:
+    from tests.world.faults import Fault
     from tests.world.world import World
 
 #: Seconds between two questions; a request is asked for once it has waited as long.
@@ -21,6 +23,12 @@ AFTERMATH = 60.0
 #: Other requestors are launchers, which ask for nodes that are ready or carry others.
 CLIENTS = "zuul-"
 _REQUEST, _PROVIDER = re.compile(r"[0-9]{3}-[0-9]{10}"), re.compile(r"provider-([0-9]+)")
+
+
+def calm(world: World, events: Iterable[Fault]) -> bool:
+    """Whether none of these faults and operations can explain what happens now."""
+    now, duration = world.kernel.now, world.scenario.duration
+    return all(event.at > now or min(event.at + event.lasts, duration) + AFTERMATH < now for event in events)
 
 
 class Explainer:
@@ -77,11 +85,8 @@ class Explainer:
 
     def _calm(self) -> bool:
         """Whether neither a fault nor an operator can explain a wrong answer."""
-        now = self._world.kernel.now
-        events = [*self._world.scenario.faults, *self._world.scenario.operations]
-        return len(self._samples) == LAG and all(
-            event.at > now or min(event.at + event.lasts, self._world.scenario.duration) + AFTERMATH < now for event in events
-        )
+        scenario = self._world.scenario
+        return len(self._samples) == LAG and calm(self._world, [*scenario.faults, *scenario.operations])
 
     def _ask(self, name: str) -> None:
         from nodepool.cmd import nodepoolcmd

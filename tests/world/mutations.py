@@ -814,6 +814,22 @@ MUTATIONS: dict[str, Mutation] = {
     "tenant-promises-are-not-counted": Mutation(
         "nodepool.launcher.requests.tenants", "promised = state.zk.reservations.tenant(tenant)", "promised = {}", 13
     ),
+    # -- capacity
+    "last-node-of-a-limit-is-not-used": Mutation(
+        "nodepool.driver.quota.support", "if exact(left - need) < 0:", "if exact(left - need) <= 0:", 2
+    ),
+    "last-node-of-a-tenant-is-not-used": Mutation(
+        "nodepool.launcher.requests.tenants",
+        "exact(limit - used.get(name, 0) - need) < 0",
+        "exact(limit - used.get(name, 0) - need) <= 0",
+        2,
+    ),
+    "idle-nodes-keep-their-room": Mutation(
+        _WORKER, "            self.getZK().make_room(self.provider_name, self.pool_name)\n", "            pass\n", 12
+    ),
+    "better-pools-are-not-preferred": Mutation(
+        "nodepool.launcher.requests.choice", "if best is not None and best < pool.priority:", "if False:", 4
+    ),
 }
 
 

@@ -103,6 +103,7 @@ class Observer:
             self._holds(name, before, record)
             if before is None:
                 self._within_limit(record)
+                self._world.capacity.launched(record)
             if any(record.get(key) != (before or {}).get(key) for key in ("tenant_name", "allocated_to")):
                 self._within_tenant_limit(record["tenant_name"])
         elif old != record["state"]:

@@ -6,6 +6,7 @@ An operation is planned from the seed alone, as faults are, but with random numb
 from __future__ import annotations
 
 import copy
+import math
 import os
 import random
 import threading
@@ -31,6 +32,8 @@ DISTURBANCE = 30.0
 LONGEST_RELOAD = 45.0
 #: Operations that may delay requests.
 DISTURBING = ("erase", "fewer_servers", "remove_label", "remove_provider", "stop_launcher")
+#: Options that limit the nodes of a pool, with the amount that each node needs.
+LIMITS = {"max-servers": 1, "max-cores": 1, "max-ram": 1024}
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Operators:
         #: Providers whose records were erased.
         self.erased: dict[str, None] = {}
         self._deleting: dict[str, None] = {}
-        #: The values of max-servers of each provider, with the times until which they may be in force.
+        #: How many nodes each provider may have, with the times until which these limits may be in force.
         self._limits: dict[str, list[tuple[float, float]]] = {}
         self._write(config)
 
@@ -82,14 +85,15 @@ class Operators:
             limits = self._limits.setdefault(provider["name"], [])
             if limits:
                 limits[-1] = (limits[-1][0], min(limits[-1][1], now + LONGEST_RELOAD))
-            limits.append((sum(pool.get("max-servers", float("inf")) for pool in provider["pools"]), float("inf")))
+            [pool] = provider["pools"]
+            limits.append((min(pool.get(name, math.inf) / need for name, need in LIMITS.items()), math.inf))
         Path(self._path).write_text(yaml.safe_dump(config))
         # The modification time decides whether it is read again.
         stamp = int((EPOCH + now) * 1_000_000_000)
         os.utime(self._path, ns=(stamp, stamp))
 
     def limits(self, provider: str) -> list[float]:
-        """Return the values of max-servers that a launcher may apply now."""
+        """Return the limits, in nodes, that a launcher may apply now."""
         now = self._world.kernel.now
         return [value for value, until in self._limits[provider] if until >= now]
 

@@ -26,6 +26,7 @@ class SimulatedPool(DiskPool):
         labels = [label if isinstance(label, dict) else {"name": label} for label in pool_config["labels"]]
         super().load({**pool_config, "labels": [label["name"] for label in labels]}, full_config, provider)
         self.host_key_checking = False
+        self.max_cores, self.max_ram = pool_config.get("max-cores"), pool_config.get("max-ram")
         for options in labels:
             label = self.labels[options["name"]]
             label.host_key_checking = False

@@ -1,0 +1,189 @@
+"""Scarce capacity without faults, and the invariants of waiting: no request waits, or overflows, while there is capacity.
+
+Some seeds without faults have providers with limits and priorities, with labels and requests of their own.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tests.world.explain import CLIENTS, calm
+from tests.world.operators import DISTURBING, LIMITS
+
+if TYPE_CHECKING:
+    from tests.world.world import Scenario, World
+
+#: Seconds between two looks at all requests.
+INTERVAL = 1.0
+#: The part of the seeds without faults that has scarce capacity.
+SHARE = 0.6
+#: Seconds that a request may wait while there is capacity for it.
+LONGEST_WAIT = 6.0
+#: The same where the pool is only used because better ones are full: requests wait for those for a while.
+LONGEST_WAIT_FOR_BETTER = 15.0
+#: Seconds that a pool of better priority has had capacity for when a worse one must not be used.
+SEEN = 7
+#: A pool without a priority has this one.
+PRIORITY = 100
+#: What limits a pool: an option, or the quota of its cloud.
+QUOTA = "quota"
+
+
+def extend(scenario: Scenario) -> None:
+    """Add scarce providers, and requests for their labels, to some scenarios without faults."""
+    choice = random.Random(f"capacity {scenario.seed}")
+    if scenario.seed % 4 or choice.random() >= SHARE:
+        return
+    labels = {"scarce": choice.choice((0, 1)), "scarcer": 0}
+    scenario.labels |= labels
+    for number in range(choice.choice((1, 2, 2, 3))):
+        scenario.providers.append({
+            # One request of three nodes fits beside the idle nodes.
+            "servers": choice.choice((4, 5)),
+            "labels": sorted(labels) if number == 0 else choice.choice((["scarce"], ["scarce", "scarcer"])),
+            "limit": choice.choice((*LIMITS, QUOTA)),
+            "priority": choice.choice((None, 10, 20)),
+            "concurrency": choice.choice((-1, -1, 1, 3)),
+        })  # fmt: skip
+    scenario.tenants |= {"green": choice.choice((4, 6))}
+    for _ in range(choice.choice((16, 24))):
+        request = scenario.request(choice, scenario.duration, sorted(labels), scenario.demand[0].scheduler)
+        request.lasts = choice.choice((5.0, 20.0, 40.0))
+        request.tenant = choice.choice((None, "green"))
+        scenario.demand.append(request)
+    scenario.operations = [operation for operation in scenario.operations if operation.kind not in DISTURBING]
+
+
+def configure(provider: dict[str, Any], entry: dict[str, Any], pool: dict[str, Any]) -> None:
+    """Add the limits and the priority of a scarce provider to its configuration."""
+    del pool["max-servers"]
+    if provider["limit"] != QUOTA:
+        pool[provider["limit"]] = provider["servers"] * LIMITS[provider["limit"]]
+    entry["max-concurrency"] = provider["concurrency"]
+    if provider["priority"] is not None:
+        entry["priority"] = provider["priority"]
+
+
+class Capacity:
+    """Compares each second what the pools have room for with what is waited for, from outside."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        #: Since when a pool has had capacity for a waiting request, by both.
+        self._since: dict[tuple[str, str], float] = {}
+        #: By the second: capacity of each pool beyond all that waits for it.
+        self._spare: deque[dict[str, int]] = deque(maxlen=SEEN)
+        scenario = world.scenario
+        self._pools = {f"provider-{n}": pool for n, pool in enumerate(scenario.providers) if "servers" in pool}
+        disturbing = [operation for operation in scenario.operations if operation.kind in DISTURBING]
+        self._events = [*scenario.faults, *disturbing]
+        self._tick()
+
+    def _tick(self) -> None:
+        self._world.kernel.call_at(self._world.kernel.now + INTERVAL, self._tick)
+        if calm(self._world, self._events):
+            self._look()
+        else:
+            self._since.clear()
+            self._spare.clear()
+
+    def _look(self) -> None:
+        """Check all requests that wait."""
+        now, names = self._world.kernel.now, list(self._waiting())
+        self._spare.append({name: self._free(name) - self._demand(name, names) for name in self._pools})
+        possible = [(name, pool) for name in names if (pool := self._could_serve(name, names))]
+        self._since = {key: self._since.get(key, now) for key in possible}
+        for (name, pool), since in self._since.items():
+            best = self._priority(pool) == self._priority(self._offering(name)[0])
+            longest = LONGEST_WAIT if best else LONGEST_WAIT_FOR_BETTER
+            if longest <= now - since < longest + INTERVAL:
+                self._world.violated(f"request {name} waits although {pool} has had capacity for {now - since:.0f} s")
+
+    def launched(self, node: dict[str, Any]) -> None:
+        """A node was created: no pool of better priority may have had capacity."""
+        name, observer = node.get("allocated_to") or "", self._world.observer
+        known = name in observer.requests and node["provider"] in self._pools
+        if not known or len(self._spare) < SEEN or not calm(self._world, self._events):
+            return
+        others = [other for other in self._waiting() if other != name]
+        needed = len(observer.requests[name]["node_types"])
+        for pool in self._offering(name):
+            if self._priority(pool) < self._priority(node["provider"]):
+                spare = [*(sample[pool] for sample in self._spare), self._free(pool) - self._demand(pool, others)]
+                if min(spare) >= needed:
+                    self._world.violated(f"request {name} gets a node of {node['provider']} although {pool} has capacity")
+
+    # -- what there is
+
+    def _priority(self, pool: str) -> int:
+        return self._pools[pool].get("priority") or PRIORITY
+
+    def _nodes(self, pool: str) -> list[dict[str, Any]]:
+        return [node for node in self._world.observer.nodes.values() if node["provider"] == pool]
+
+    def _free(self, pool: str) -> int:
+        """Return how many nodes there is room for; idle ones are used, or deleted to make room."""
+        [quota] = [cloud.quota for cloud in self._world.clouds if cloud.name.replace("cloud", "provider") == pool]
+        limit = min([quota, *self._world.operators.limits(pool)])
+        return int(limit) - sum(node["state"] != "ready" or bool(node.get("allocated_to")) for node in self._nodes(pool))
+
+    # -- what is waited for
+
+    def _waiting(self) -> Iterator[str]:
+        """Requests without all of their nodes, the first to be served first."""
+        requests = self._world.observer.requests
+        order = sorted(requests, key=lambda name: (name[:3], requests[name]["relative_priority"], name))
+        for name in order:
+            waiting = requests[name]["state"] in ("requested", "pending")
+            if waiting and len(self._has(name)) < len(requests[name]["node_types"]):
+                yield name
+
+    def _offering(self, name: str) -> list[str]:
+        """Return the pools that can serve the request, those of the best priority first."""
+        request, images = self._world.observer.requests[name], self._world.observer.images
+        declined = set(re.findall(r"provider-[0-9]+", " ".join(request.get("declined_by") or ())))
+        wanted = set(request["node_types"])
+        found = [pool for pool in self._pools if wanted <= set(self._pools[pool]["labels"]) and pool not in declined]
+        return sorted(found, key=self._priority) if all(map(images.available, wanted)) else []
+
+    def _has(self, name: str) -> list[str]:
+        """Return the pools of the nodes that the request has got."""
+        return [node["provider"] for node in self._world.observer.nodes.values() if node.get("allocated_to") == name]
+
+    def _missing(self, name: str, pool: str) -> int:
+        """Return how many more nodes the request needs if this pool serves it: all of them come from one pool."""
+        return len(self._world.observer.requests[name]["node_types"]) - self._has(name).count(pool)
+
+    def _demand(self, pool: str, names: Iterable[str]) -> int:
+        """Return how many nodes these requests need of the pool; those with nodes of another one wait there."""
+        mine = [name for name in names if pool in self._offering(name) and set(self._has(name)) <= {pool}]
+        return sum(self._missing(name, pool) for name in mine)
+
+    def _could_serve(self, name: str, names: list[str]) -> str | None:
+        """Return the pool that has capacity for the request beyond what comes first, the one of the best priority."""
+        requests = self._world.observer.requests
+        if not requests[name]["requestor"].startswith(CLIENTS):
+            return None
+        place = names.index(name)
+        first = [*names[:place], *(other for other in names[place + 1 :] if requests[other]["state"] == "pending")]
+        if not self._within_tenant_limit(name, first):
+            return None
+        for pool in self._offering(name):
+            missing = self._missing(name, pool)
+            if self._free(pool) - self._demand(pool, first) >= missing:
+                limit = self._pools[pool].get("concurrency", -1)
+                launching = sum(node["state"] in ("init", "building") for node in self._nodes(pool))
+                return pool if limit < 0 or launching < limit else None
+        return None
+
+    def _within_tenant_limit(self, name: str, first: list[str]) -> bool:
+        requests, tenant = self._world.observer.requests, self._world.observer.requests[name].get("tenant_name")
+        limit = self._world.scenario.tenants.get(tenant or "", float("inf"))
+        promised = sum(
+            len(requests[other]["node_types"]) for other in (*first, name) if requests[other].get("tenant_name") == tenant
+        )
+        return promised + sum(node.get("tenant_name") == tenant for node in self._world.observer.nodes.values()) <= limit
