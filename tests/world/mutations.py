@@ -814,6 +814,8 @@ MUTATIONS: dict[str, Mutation] = {
     "tenant-promises-are-not-counted": Mutation(
         "nodepool.launcher.requests.tenants", "promised = state.zk.reservations.tenant(tenant)", "promised = {}", 13
     ),
+    "max-hold-age-is-ignored": Mutation(_RECONCILER, "if global_limit and global_limit > 0:", "if False:", 23),
+    "hold-expiration-exceeds-max-hold-age": Mutation(_RECONCILER, 'min(limits), "Held node', 'max(limits), "Held node', 32),
     # -- capacity
     "last-node-of-a-limit-is-not-used": Mutation(
         "nodepool.driver.quota.support", "if exact(left - need) < 0:", "if exact(left - need) <= 0:", 2

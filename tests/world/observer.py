@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from tests.world.images import ImageObserver
@@ -134,15 +135,21 @@ class Observer:
         since = self._held.pop(name, None)
         if since is None or before is None or name in self._world.operators.deleted:
             return
-        limit = before.get("hold_expiration") or float("inf")
+        limit = self.hold_limit(before)
         if now - since < limit - 2 * self._world.skew - 0.1:
             self._world.violated(f"node {name}, held for {limit} s, is {record['state']} after {now - since:.1f} s")
         if self._world.scenario.quiet and now - since > limit + LONGEST_DELETION:
             self._world.violated(f"node {name}, held for {limit} s, ends after {now - since:.1f} s")
 
+    def hold_limit(self, node: dict[str, Any]) -> float:
+        """Return after how many seconds a held node is deleted; infinity: not before an operator deletes it."""
+        limits = (node.get("hold_expiration"), self._world.scenario.max_hold_age)
+        return min((limit for limit in limits if limit), default=math.inf)
+
     def last_expiry(self) -> float:
-        """Return when the last held node expires, in virtual seconds."""
-        return max((since + (self.nodes[name].get("hold_expiration") or 0) for name, since in self._held.items()), default=0.0)
+        """Return when the last held node expires, in virtual seconds; operators delete those that do not."""
+        limits = ((since, self.hold_limit(self.nodes[name])) for name, since in self._held.items())
+        return max((since + limit for since, limit in limits if limit < math.inf), default=0.0)
 
     def _within_limit(self, record: dict[str, Any]) -> None:
         """No node beyond the slots of a static host or max-servers; launchers that create nodes in one moment may exceed it."""

@@ -159,7 +159,8 @@ class Operators:
     def tidy(self) -> None:
         """Delete the held nodes that do not expire."""
         observer = self._world.observer
-        held = [name for name, node in observer.nodes.items() if node["state"] == "hold" and not node.get("hold_expiration")]
+        held = [name for name, node in observer.nodes.items() if node["state"] == "hold"]
+        held = [name for name in held if observer.hold_limit(observer.nodes[name]) == math.inf]
         if held := [name for name in held if name not in self._deleting]:
             self.delete(*held)
 

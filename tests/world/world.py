@@ -62,6 +62,8 @@ class Scenario:
     operations: list[operators.Operation] = field(default_factory=list)
     #: The limit of each tenant in instances.
     tenants: dict[str, int] = field(default_factory=dict)
+    #: Seconds after which every held node is deleted; 0: never.
+    max_hold_age: int = 0
 
     @property
     def quiet(self) -> bool:
@@ -111,6 +113,8 @@ class Scenario:
         scenario.operations, scenario.tenants = operations, tenants
         builders.extend(scenario)
         capacity.extend(scenario)
+        choice = random.Random(f"held {seed}")
+        scenario.max_hold_age = choice.choice((10, 20, 60)) if choice.random() < 0.25 else 0
         return scenario
 
     @staticmethod
@@ -287,6 +291,8 @@ class World:
             "providers": providers,
             "tenant-resource-limits": [{"tenant-name": name, "max-servers": limit} for name, limit in scenario.tenants.items()],
         }
+        if scenario.max_hold_age:
+            config["max-hold-age"] = scenario.max_hold_age
         builders.configure(scenario, config)
         return config
 
