@@ -1,11 +1,12 @@
 """Let the scheduler preempt tasks between any two statements of the daemons.
 
-An import hook puts a call before each statement of each function. It can also replace the text of modules.
+An import hook puts a conditional call before each statement of each function. It can also replace the text of modules.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib.abc
 import importlib.machinery
 import sys
@@ -20,22 +21,21 @@ _left = 0
 
 
 def step() -> None:
-    """Called before each statement: it has to be cheap."""
+    """Preempt the task now and then; called before each statement, so it must be cheap."""
     global _left
     _left -= 1
     if _left < 0:
-        kernel = kernels.running
-        if kernel is None or not kernel.lines:
-            _left = 1000
-            return
+        kernel = kernels.current()
         _left = int(kernel.random.expovariate(1 / kernel.lines))
         kernel.preempt()
 
 
 def begin() -> None:
-    """Reset the count at the start of a run, so that the run can be repeated."""
+    """Prepare the calls for a run of the current kernel, so that the run can be repeated."""
     global _left
     _left = 0
+    # Testing a name costs a tenth of a call, and there are hundreds of millions of them.
+    setattr(builtins, _CALL, step if kernels.current().lines else None)
 
 
 class _Insert(ast.NodeTransformer):
@@ -69,7 +69,9 @@ class _Insert(ast.NodeTransformer):
 
 
 def _call(before: ast.stmt) -> ast.stmt:
-    call = ast.Expr(ast.Call(ast.Name(_CALL, ast.Load()), [], []))
+    """Return ``if step: step()``, with the line number of the statement that follows."""
+    name = ast.Name(_CALL, ast.Load())
+    call = ast.If(name, [ast.Expr(ast.Call(name, [], []))], [])
     return ast.fix_missing_locations(ast.copy_location(call, before))
 
 
@@ -102,13 +104,11 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def instrument(change: Callable[[str, str], str] = lambda _name, text: text) -> None:
-    """Have modules that are imported from now on call `step`.
+    """Have modules that are imported from now on call `step` in runs whose kernel has ``lines``.
 
     :param change: gets name and text of each module, and returns the text to use.
     """
-    import builtins
-
-    setattr(builtins, _CALL, step)
+    setattr(builtins, _CALL, None)
     sys.meta_path.insert(0, _Finder(change))
 
 
