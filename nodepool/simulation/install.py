@@ -11,6 +11,7 @@ import concurrent.futures  # noqa: F401
 import gc
 import itertools
 import logging
+import math
 import os
 import queue
 import random
@@ -20,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nodepool.simulation import kernel as kernels
@@ -124,10 +125,26 @@ class _NoEvents:
         pass
 
 
+def _select(
+    rlist: Iterable[Any], wlist: Iterable[Any], _xlist: Iterable[Any], timeout: float | None = None
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Stand for ``selector_select`` of kazoo, which creates a selector for each message."""
+    from kazoo.handlers.utils import fileobj_to_fd
+
+    readers, writers = ({fileobj_to_fd(file): file for file in files} for files in (rlist, wlist))
+    poll = Poll(network())
+    for number in (*readers, *writers):
+        poll.register(number, (select.POLLIN if number in readers else 0) | (select.POLLOUT if number in writers else 0))
+    ready = poll.poll(None if timeout is None else math.ceil(timeout * 1000))
+    readable = [readers[number] for number, events in ready if number in readers and events & ~select.POLLOUT]
+    return readable, [writers[number] for number, _events in ready if number in writers and writers[number] not in readable], []
+
+
 def adapt_libraries() -> None:
     """Import what the launcher uses, and replace what would depend on this machine or on addresses of objects."""
     import inotify_simple
     import kazoo.client
+    import kazoo.handlers.threading
     import kazoo.handlers.utils
 
     from nodepool.base import hostnames
@@ -137,6 +154,7 @@ def adapt_libraries() -> None:
     hostnames.fqdn = socket.getfqdn  # type: ignore[assignment]
     inotify_simple.INotify = _NoEvents
     kazoo.handlers.utils.HAS_FNCTL = False
+    kazoo.handlers.threading.selector_select = _select
     kazoo.client.set = _Ordered
     # Messages about requests contain the addresses of watchers, and a filter of the product compares messages.
     logging.getLogger("kazoo").setLevel(logging.INFO)

@@ -398,6 +398,8 @@ def _logging(world: World) -> Iterator[None]:
     handler = _Recorder(world)
     before, root.handlers[:] = list(root.handlers), [handler]
     root.setLevel(logging.DEBUG)
+    # Nothing shows where in the program a message was logged, nor its thread.
+    vars(logging).update(_srcfile=None, logThreads=False, logProcesses=False, logMultiprocessing=False)
     threading.excepthook = lambda args: world.violated(
         f"a thread ended: {args.thread and args.thread.name}: {''.join(traceback.format_exception(args.exc_value))}"
     )
