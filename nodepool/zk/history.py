@@ -247,22 +247,31 @@ def _events(name: str, data: bytes, wanted: bytes) -> Iterable[Event]:
     text = _unpacked(name, data)
     if wanted not in text:
         return
-    for line in text.split(b"\n"):
-        if wanted not in line:
-            continue
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
+    lines = [line for line in text.split(b"\n") if wanted in line]
+    try:
+        events = json.loads(b"[%b]" % b",".join(lines))
+    except (ValueError, RecursionError):
+        events = [event for line in lines for event in _parsed(line)]
+    for event in events:
         if isinstance(event, dict) and isinstance(event.get("type"), str) and isinstance(event.get("time"), (int, float)):
-            yield {field: value for field, value in event.items() if _usable(field, value)}
+            for field in [field for field, value in event.items() if not _usable(field, value)]:
+                del event[field]
+            yield event
+
+
+def _parsed(line: bytes) -> list[Any]:
+    """Return nothing for a damaged line."""
+    try:
+        return [json.loads(line)]
+    except (ValueError, RecursionError):
+        return []
 
 
 def _usable(field: str, value: object) -> bool:
     """Return whether an event may have this value: a list of texts for the plural fields, else no list or object."""
-    if field in ("labels", "nodes"):
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
-    return not isinstance(value, (list, dict))
+    if not isinstance(value, (list, dict)):
+        return field not in ("labels", "nodes")
+    return field in ("labels", "nodes") and isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _has(event: Event, key: str, name: str) -> bool:
