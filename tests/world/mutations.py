@@ -818,7 +818,7 @@ MUTATIONS: dict[str, Mutation] = {
     "hold-expiration-exceeds-max-hold-age": Mutation(_RECONCILER, 'min(limits), "Held node', 'max(limits), "Held node', 32),
     # -- capacity
     "last-node-of-a-limit-is-not-used": Mutation(
-        "nodepool.driver.quota.support", "if exact(left - need) < 0:", "if exact(left - need) <= 0:", 2
+        "nodepool.driver.quota.support", "if exact(left - need) < 0:", "if exact(left - need) <= 0:", 12
     ),
     "last-node-of-a-tenant-is-not-used": Mutation(
         "nodepool.launcher.requests.tenants",
