@@ -198,6 +198,8 @@ class Zuul:
             session = self.client.client_id
             self._history.locked(request_id)
             self._delete(path)
+            if not self._same(session):
+                return False  # it took too long
             self._event("used", f"{self.name} uses {', '.join(record['nodes'])} of {request_id}")
             self._write(record["nodes"], "in-use")
             end = self._kernel.now + request.lasts
