@@ -150,7 +150,8 @@ def measure() -> Iterator[tuple[str, Any]]:
     base = replace(Scenario.from_seed(2, hour), lines=0, delay=0.0, latency=0.001)
     base = replace(base, labels={"small": 1, "large": 0}, providers=[{"labels": ["large", "small"], "servers": 20}], tenants={})
     yield "idle hour, one launcher", next(results([replace(base, launchers=1, demand=[], faults=[])]))
-    demand = [request for seed in range(1, 41) for request in Scenario.from_seed(seed, hour).demand if request.scheduler == 1]
+    scenarios = [Scenario.from_seed(seed, hour) for seed in range(1, 41)]
+    demand = [r for each in scenarios for r in each.demand if r.scheduler == 1 and not each.scarce.intersection(r.labels)]
     for request in demand:
         request.labels = [label if label in base.labels else "small" for label in request.labels]
         # Nodes that are held until the end would fill the provider.
