@@ -238,7 +238,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         finally:
             self._offered.discard(request_id)  # also when something has failed
             if self.backlog == BACKLOG // 2:
-                self.assignment.wake()
+                self.assignment.recheck(Code.BUSY)
 
     def _take_on(self, request_id: str, check_only: bool, gives_way: bool) -> None:
         zk = self.getZK()

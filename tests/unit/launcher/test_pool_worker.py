@@ -119,16 +119,19 @@ def test_what_a_request_was_promised_and_its_turn_go_to_others_when_it_ends(pool
     assert (call(Code.TENANT_LIMIT, tenant=first.request.tenant_name) in rechecked) == promised
 
 
-def test_requests_are_looked_at_when_half_of_the_backlog_is_done(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_wait_for_the_backlog_are_looked_at_when_half_of_it_is_done(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only they: the others would fill the backlog again, without an end."""
     monkeypatch.setattr(room, "BACKLOG", 4)
     monkeypatch.setattr("nodepool.launcher.pools.worker.BACKLOG", 4)
     monkeypatch.setattr(pool, "_take_on", lambda *_: None)
     pool._offered = {"200-1", "200-2", "200-3"}
+    assignment: Any = pool.assignment
     pool._consider("200-1", False)
-    assert pool.assignment.wake.called  # type: ignore[attr-defined]
-    pool.assignment.wake.reset_mock()  # type: ignore[attr-defined]
+    assert assignment.recheck.mock_calls == [call(Code.BUSY)]
     pool._consider("200-2", False)
-    assert not pool.assignment.wake.called  # type: ignore[attr-defined]
+    assert len(assignment.recheck.mock_calls) == 1 and not assignment.wake.called
 
 
 def retried(pool: Pool, *handlers: Any) -> list[Any]:
