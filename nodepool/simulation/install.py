@@ -27,7 +27,7 @@ from typing import Any
 from nodepool.simulation import kernel as kernels
 from nodepool.simulation import sync
 from nodepool.simulation.kernel import Kernel, current
-from nodepool.simulation.network import FIRST_DESCRIPTOR, Network, Poll
+from nodepool.simulation.network import FIRST_DESCRIPTOR, Network, Poll, Socket
 
 _network: Network | None = None
 
@@ -75,6 +75,8 @@ def replace_standard_library() -> None:
     ):
         if hasattr(_thread, name):
             replaced[id(getattr(_thread, name))] = function
+    # Called as a function by those who must not shut down TLS on top of the socket.
+    socket.socket.shutdown = _of_socket(socket.socket.shutdown)  # type: ignore[method-assign]
     poll_selector = type("PollSelector", (selectors.PollSelector,), {"_selector_cls": staticmethod(lambda: Poll(network()))})
     vars(selectors)["DefaultSelector"] = poll_selector
     for name, module in list(sys.modules.items()):
@@ -94,6 +96,13 @@ def _of_descriptor(real: Callable[..., Any], method: str) -> Callable[..., Any]:
         return getattr(network().files.socket(number), method)(*arguments)
 
     return function
+
+
+def _of_socket(real: Callable[..., Any]) -> Callable[..., Any]:
+    def shutdown(sock: Any, how: int) -> Any:
+        return sock.shutdown(how) if isinstance(sock, Socket) else real(sock, how)
+
+    return shutdown
 
 
 class _Ordered(dict[Any, None]):

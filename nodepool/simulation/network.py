@@ -8,6 +8,7 @@ for good).
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import select
 import socket
@@ -153,6 +154,15 @@ class Socket(File):
                 raise TimeoutError("timed out")
         return self.read(size)
 
+    def makefile(self, _mode: str = "rb") -> io.BufferedReader:
+        return io.BufferedReader(_Reader(self))
+
+    def shutdown(self, _how: int) -> None:
+        self.end()
+
+    def sendall(self, data: Any, _flags: int = 0) -> None:
+        self.send(data)
+
     def send(self, data: Any, _flags: int = 0) -> int:
         current().point()
         if self.closed:
@@ -167,6 +177,19 @@ class Socket(File):
             super().close()
             self._process.at_exit.pop(self.close, None)
             self._hang_up()
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        data = self._socket.recv(len(target))
+        target[: len(data)] = data
+        return len(data)
 
 
 class Connection:

@@ -78,7 +78,8 @@ class Capacity:
         #: By the second: capacity of each pool beyond all that waits for it.
         self._spare: deque[dict[str, int]] = deque(maxlen=SEEN)
         scenario = world.scenario
-        self._pools = {f"provider-{n}": pool for n, pool in enumerate(scenario.providers) if "servers" in pool}
+        pools = enumerate(scenario.providers)
+        self._pools = {f"provider-{n}": pool for n, pool in pools if "servers" in pool and "slivers" not in pool}
         disturbing = [operation for operation in scenario.operations if operation.kind in DISTURBING]
         self._events = [*scenario.faults, *disturbing]
         self._tick()

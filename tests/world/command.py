@@ -40,6 +40,8 @@ def prepare(mutation: str | None = None) -> None:
     import nodepool.cmd.nodepoolcmd
     import nodepool.driver.fake.adapter
     import nodepool.driver.metastatic.adapter
+    import nodepool.driver.nodemanager.adapter
+    import nodepool.driver.nodemanager.provider
     import nodepool.driver.statemachine.provider
     import nodepool.driver.static.provider
     import nodepool.launcher
@@ -49,6 +51,7 @@ def prepare(mutation: str | None = None) -> None:
 
     builders.replace_machine()
     Drivers.load([os.path.join(os.path.dirname(os.path.abspath(__file__)), "drivers")])
+    # Others are loaded by the runs that need them: one more loaded driver changes the schedule of all seeds.
     for name in ("simulated", "metastatic", "static", "fake"):
         Drivers.get(name)
     nodepool.driver.fake.adapter.FakeAdapter = openstack.Adapter  # type: ignore[misc]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nodepool.simulation.zookeeper import ADDRESS
 from tests.world.hosts import hosts
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ def mute(world: World, fault: Fault) -> None:
 
 def restart_zookeeper(world: World, _fault: Fault) -> None:
     for connection in list(world.network.connections):
-        connection.cut()
+        if connection.address == ADDRESS:
+            connection.cut()
 
 
 def expire(world: World, fault: Fault) -> None:
@@ -221,7 +223,7 @@ def heal(world: World) -> None:
     for connection in list(world.network.connections):
         if connection.muted:
             connection.cut()
-    for cloud in world.clouds:
-        cloud.heal()
+    for each in (*world.clouds, *world.hosts):
+        each.heal()
     for name in hosts:
         hosts[name] = True

@@ -35,6 +35,12 @@ LEGAL = {
 GONE = ("deleting", "deleted")
 
 
+def machine_of(node: dict[str, Any]) -> str | None:
+    """Return the id of the machine of a node: slivers have two names."""
+    found = node.get("external_id")
+    return f"{found['host']}/{found['sliver']}" if isinstance(found, dict) and "sliver" in found else found
+
+
 class Observer:
     def __init__(self, world: World) -> None:
         self._world = world
@@ -82,6 +88,9 @@ class Observer:
                     self._world.history.withdrawn(name)
                 if self._held.pop(name, None) is not None and record.get("provider") not in self._world.operators.erased:
                     self._world.violated(f"the record of the held node {name} was deleted")
+                machine = machine_of(record) if records is self.nodes and self._world.scenario.quiet else None
+                if any(machine in host.machines for host in self._world.hosts):
+                    self._world.violated(f"the record of node {name} was deleted before {machine}")
                 used = self._used.pop(name, None) if records is self.nodes else None
                 if used is not None and self._world.scenario.quiet and self._world.kernel.now - used > LONGEST_DELETION:
                     self._world.violated(f"node {name} was used for the last time {self._world.kernel.now - used:.1f} s ago")
@@ -102,6 +111,7 @@ class Observer:
                 self._world.violated(f"node {name} went from {old} to {record['state']}")
             self._reassigned(name, before, record)
             self._holds(name, before, record)
+            self._slivers(name, record)
             if before is None:
                 self._within_limit(record)
                 self._world.capacity.launched(record)
@@ -214,10 +224,30 @@ class Observer:
     def destroyed(self, machine_id: str) -> None:
         self._world.note("cloud", f"delete {machine_id}")
         for node_id, node in self.nodes.items():
-            if node.get("external_id") == machine_id and node_id in self._held:
+            if machine_of(node) == machine_id and node_id in self._held:
                 self._world.violated(f"machine {machine_id} of the held node {node_id} was deleted")
-            if node.get("external_id") == machine_id and node["state"] == "in-use" and (holder := self.holder(node_id)):
+            if machine_of(node) == machine_id and node["state"] == "in-use" and (holder := self.holder(node_id)):
                 self._world.violated(f"machine {machine_id} of node {node_id} was deleted while {holder} used it")
+
+    def expired(self, machine_id: str) -> None:
+        self._world.note("cloud", f"the lease of {machine_id} has ended")
+        for node_id, node in self.nodes.items():
+            if machine_of(node) == machine_id and node["state"] in ("ready", "in-use", "hold"):
+                self._world.violated(f"the lease of {machine_id} has ended; node {node_id} is {node['state']}")
+
+    def violated(self, text: str) -> None:
+        self._world.violated(text)
+
+    def _slivers(self, name: str, record: dict[str, Any]) -> None:
+        """No two nodes have the same sliver, and those of ready nodes have started."""
+        machine = machine_of(record)
+        if not isinstance(record.get("external_id"), dict) or machine is None:
+            return
+        for other, node in self.nodes.items():
+            if other != name and machine_of(node) == machine:
+                self._world.violated(f"nodes {other} and {name} are both on {machine}")
+        if record["state"] == "ready" and not any(machine in host.started for host in self._world.hosts):
+            self._world.violated(f"node {name} is ready, but {machine} never was")
 
     # -- log
 
@@ -237,7 +267,7 @@ class Observer:
         ready = dict.fromkeys(self._world.scenario.labels, 0)
         used_machines = set()
         for node_id, node in self.nodes.items():
-            used_machines.add(node.get("external_id"))
+            used_machines.add(machine_of(node))
             label = node["type"][0] if node["type"] else "?"
             if node["state"] == "ready" and not node.get("allocated_to"):
                 ready[label] = ready.get(label, 0) + 1
@@ -251,8 +281,10 @@ class Observer:
             slots = sum(provider.get("hosts", {}).values())
             if slots and ready[provider["labels"][0]] != slots:
                 wrong.append(f"{ready[provider['labels'][0]]} of {slots} slots of static hosts are ready")
-        for cloud in self._world.clouds:
-            wrong += [f"machine {machine} belongs to no node" for machine in cloud.machines if machine not in used_machines]
+        for place in (*self._world.clouds, *self._world.hosts):
+            wrong += [f"machine {machine} belongs to no node" for machine in place.machines if machine not in used_machines]
+        for host in self._world.hosts:
+            wrong += host.at_rest()
         return wrong + self.images.at_rest()
 
     def at_end(self) -> None:

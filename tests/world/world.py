@@ -18,7 +18,7 @@ from nodepool.simulation import install, lines
 from nodepool.simulation.kernel import Kernel, Process, SimulationError
 from nodepool.simulation.network import Network
 from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
-from tests.world import builders, capacity, faults, history, hosts, operators
+from tests.world import builders, capacity, faults, history, hosts, nodemanagers, operators
 from tests.world.cloud import Cloud
 from tests.world.explain import Explainer
 from tests.world.history import History
@@ -115,6 +115,7 @@ class Scenario:
         capacity.extend(scenario)
         choice = random.Random(f"held {seed}")
         scenario.max_hold_age = choice.choice((10, 20, 60)) if choice.random() < 0.25 else 0
+        nodemanagers.extend(scenario)
         return scenario
 
     @staticmethod
@@ -216,6 +217,8 @@ class World:
         self.observer = Observer(self)
         self.zookeeper = ZooKeeper(self.kernel, self.network, self.observer.changed)
         self.clouds: list[Cloud | OpenStack] = []
+        #: Those that run node managers.
+        self.hosts: list[nodemanagers.Host] = []
         self.config_file = "nodepool.yaml"
         self.operators = operators.Operators(self, self._configuration(), self.config_file)
         self.capacity = capacity.Capacity(self)
@@ -259,6 +262,13 @@ class World:
                     for name, slots in provider["hosts"].items()
                 ]  # fmt: skip
                 providers.append({"name": f"provider-{number}", "driver": "static", "pools": [pool]})
+                continue
+            if "slivers" in provider:
+                self.hosts += [
+                    nodemanagers.Host(name, slots, self.kernel, self.network, self.observer)
+                    for name, slots in provider["slivers"].items()
+                ]
+                providers.append(nodemanagers.configure(f"provider-{number}", provider))
                 continue
             quota = provider["servers"] + (0 if provider.get("limit") == capacity.QUOTA else 2)
             observer = self.observer
