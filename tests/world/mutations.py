@@ -32,6 +32,7 @@ _LEAKS = "nodepool.driver.statemachine.leaks"
 _LOCKS, _NODES, _MIRROR = "nodepool.zk.locks", "nodepool.zk.facade.nodes", "nodepool.zk.mirror.tree"
 _ABANDONED, _COMPONENTS = "nodepool.zk.connection.abandoned", "nodepool.zk.components"
 _LAUNCHER = "nodepool.driver.statemachine.launcher"
+_SLIVERS, _HOSTS = "nodepool.driver.nodemanager.adapter", "nodepool.driver.nodemanager.hosts"
 _RECORDS, _UPLOAD = "nodepool.builder.cleanup.records", "nodepool.builder.upload.job"
 
 #: Files of tests.
@@ -768,7 +769,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 15),
     "files-without-build-stay": Mutation(
-        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 24
+        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 7
     ),
     "images-of-failed-uploads-are-not-looked-for": Mutation(
         "nodepool.builder.cleanup.worker", "self._strays.sweep(config)", "pass", 7
@@ -831,6 +832,35 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "better-pools-are-not-preferred": Mutation(
         "nodepool.launcher.requests.choice", "if best is not None and best < pool.priority:", "if False:", 4
+    ),
+    # -- slivers of node managers
+    "slivers-of-nodes-are-strays": Mutation(_SLIVERS, '            and node.external_id.get("host") != host.name\n', "", 2),
+    "leases-are-not-renewed": Mutation(
+        _SLIVERS, 'host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)', "pass", 7
+    ),
+    "deletion-of-slivers-is-not-awaited": Mutation(
+        _SLIVERS,
+        'answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + MARGIN)',
+        "return True",
+        4,
+    ),
+    "failed-hosts-are-not-probed-again": Mutation(
+        _HOSTS,
+        "                first = self._asked < 0\n                self._probing = False\n",
+        "                first = self._asked < 0\n",
+        82,
+    ),
+    "stop-keeps-threads-of-hosts": Mutation(
+        _HOSTS,
+        "        for executor in (self._probes, self._calls, self._waits):\n",
+        "        for executor in (self._probes,):\n",
+        7,
+    ),
+    "starting-slivers-are-ready": Mutation(
+        "nodepool.driver.nodemanager.machines",
+        '        if state == "ready":\n',
+        '        if state in ("ready", "creating"):\n',
+        2,
     ),
 }
 
