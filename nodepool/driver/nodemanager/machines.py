@@ -36,7 +36,8 @@ def rspec_of(label: NodeManagerLabel, cores: int) -> dict[str, int]:
     """Resources of a label on a host with so many cores; only what the label names."""
     wanted: dict[str, int] = {}
     if label.cpus:
-        wanted["nm_cpu_guaranteed_share"] = max(1, round(1000 * label.cpus / cores))
+        # Rounded down: slivers for all cores of a host must fit on it.
+        wanted["nm_cpu_guaranteed_share"] = max(1, int(1000 * label.cpus / cores))
     if label.cpu_limit:
         wanted["nm_cpu_limit"] = min(1000, max(1, round(1000 * label.cpu_limit / cores)))
     for name, value, factor in (
