@@ -24,7 +24,7 @@ import yaml
 from nodepool.builder.build.process import ProcessResult
 from nodepool.builder.host.processes import MARKER_VARIABLE, Origin
 from nodepool.builder.host.processes import Process as Found
-from nodepool.simulation.kernel import Process, Task, current
+from nodepool.simulation.kernel import EPOCH, Process, Task, current
 from tests.world import faults
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ RESTART = 5.0
 class Action:
     """What an operator does.
 
-    :param kind: build, pause, unpause, delete-upload or delete-build.
-    :param pick: selects among the uploads or builds that exist at that time; from 0 to 1.
+    :param kind: build, pause, unpause, delete-upload, delete-build or edit.
+    :param pick: selects among the uploads or builds that exist at that time, or a rebuild-age; from 0 to 1.
     """
 
     kind: str
@@ -60,6 +60,7 @@ class Images:
     """What a scenario has of disk images.
 
     :param builders: how many there are.
+    :param workers: build workers of each.
     :param uploaders: upload workers of each.
     :param ages: images, and the age in seconds at which they are built again.
     :param hook: providers have a program that runs after uploads.
@@ -71,6 +72,7 @@ class Images:
     ages: dict[str, int] = field(default_factory=dict)
     hook: bool = False
     thrifty: bool = False
+    workers: int = 1
 
 
 def extend(scenario: Scenario) -> None:
@@ -96,13 +98,16 @@ def extend(scenario: Scenario) -> None:
         request.arrives = max(request.arrives, 20.0) if quiet else request.arrives
         scenario.demand.append(request)
     kinds = ("build", "build", "pause", "unpause") if quiet else ("build", "pause", "unpause", "delete-upload", "delete-build")
-    scenario.image_actions = sorted(
-        (
-            Action(choice.choice(kinds), choice.choice(names), choice.uniform(0.0, duration), choice.random())
-            for _ in range(choice.choice((0, 2, 4)))
-        ),
-        key=lambda action: action.at,
-    )
+    actions = [
+        Action(choice.choice(kinds), choice.choice(names), choice.uniform(0.0, duration), choice.random())
+        for _ in range(choice.choice((0, 2, 4)))
+    ]
+    # With random numbers of its own: seeds without either remain what they are.
+    more = random.Random(f"builders {scenario.seed}")
+    scenario.images.workers = more.choice((1, 1, 2))
+    if not quiet and more.random() < 0.5:
+        actions += [Action("edit", more.choice(names), more.uniform(0.0, duration), more.random()) for _ in range(3)]
+    scenario.image_actions = sorted(actions, key=lambda action: action.at)
 
 
 def configure(scenario: Scenario, config: dict[str, Any]) -> None:
@@ -146,7 +151,8 @@ class Builder:
     def _run(self) -> None:
         from nodepool.builder import NodePoolBuilder
 
-        service: Any = NodePoolBuilder(f"{self.name}.yaml", None, 1, self._world.scenario.images.uploaders)
+        images = self._world.scenario.images
+        service: Any = NodePoolBuilder(f"{self.name}.yaml", None, images.workers, images.uploaders)
         service.cleanup_interval = 5
         try:
             service.start()
@@ -273,6 +279,21 @@ def heal(world: World) -> None:
     world.observer.images.strikes.clear()
     machine.full.clear()
     machine.failing = 0.0
+    for image, age in world.scenario.images.ages.items():
+        edit(world, image, age)
+
+
+def edit(world: World, image: str, age: int) -> None:
+    """Change the rebuild-age of an image in the configuration files of all builders."""
+    for builder in world.builders:
+        path = f"{builder.name}.yaml"
+        config = yaml.safe_load(Path(path).read_text())
+        [options] = [options for options in config["diskimages"] if options["name"] == image]
+        if options["rebuild-age"] != age:
+            options["rebuild-age"] = age
+            Path(path).write_text(yaml.safe_dump(config))
+            stamp = int((EPOCH + world.kernel.now) * 1_000_000_000)
+            os.utime(path, ns=(stamp, stamp))
 
 
 # -- the machine
@@ -556,6 +577,8 @@ class Operator:
                 client.create(f"{image}/pause", makepath=True)
             elif action.kind == "unpause":
                 client.delete(f"{image}/pause")
+            elif action.kind == "edit":
+                edit(self._world, action.image, (5, 20, 600)[int(action.pick * 3)])
             else:
                 self._delete(client, action)
         except (NodeExistsError, NoNodeError, BadVersionError):

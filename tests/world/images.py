@@ -227,12 +227,19 @@ class ImageObserver:
         for cloud in self._world.image_clouds:
             wrong += [f"{image.id} belongs to no upload" for image in cloud.images.values() if image.id not in known]
         wrong += [f"{image} should have been built" for image in self._due if self._overdue(image)]
+        wrong += [f"{builder.name} has not read its configuration" for builder in self._world.builders if self._outdated(builder)]
         wrong += self._tree()
         for number in range(1, self._world.scenario.images.builders + 1):
             wrong += self._files(f"builder-{number}")
         wrong += [f"{builders.TEMPORARY}/{name} is left" for name in os.listdir(builders.TEMPORARY)]
         wrong += [f"program {pid} of {each.builder} runs" for pid, each in builders.machine.programs.items()]
         return wrong
+
+    def _outdated(self, builder: builders.Builder) -> bool:
+        if builder.service is None:
+            return True
+        images = builder.service.state.config.diskimages
+        return any(images[name].rebuild_age != age for name, age in self._world.scenario.images.ages.items())
 
     def _image(self, image: str) -> list[str]:
         prefix = f"{IMAGES}{image}/"

@@ -815,6 +815,9 @@ MUTATIONS: dict[str, Mutation] = {
     "tenant-promises-are-not-counted": Mutation(
         "nodepool.launcher.requests.tenants", "promised = state.zk.reservations.tenant(tenant)", "promised = {}", 13
     ),
+    "builders-do-not-reload": Mutation(
+        "nodepool.builder.builder", "changed = self.config_state.update(self.config, self._apply)", "changed = False", 7
+    ),
     "max-hold-age-is-ignored": Mutation(_RECONCILER, "if global_limit and global_limit > 0:", "if False:", 23),
     "hold-expiration-exceeds-max-hold-age": Mutation(_RECONCILER, 'min(limits), "Held node', 'max(limits), "Held node', 32),
     # -- capacity

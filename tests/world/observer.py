@@ -275,7 +275,7 @@ class Observer:
                 text = f"node {node_id} of {label} is {node['state']} for {node.get('allocated_to')}"
                 wrong.append(f"{text}, locked by {self.contenders(node_id)}")
         for label, count in self._world.scenario.labels.items():
-            if ready[label] < count and self.images.available(label):
+            if ready[label] < count and self.images.available(label) and self._room(label):
                 wrong.append(f"{ready[label]} of {count} ready nodes of {label}")
         for provider in self._world.scenario.providers:
             slots = sum(provider.get("hosts", {}).values())
@@ -286,6 +286,14 @@ class Observer:
         for host in self._world.hosts:
             wrong += host.at_rest()
         return wrong + self.images.at_rest()
+
+    def _room(self, label: str) -> bool:
+        """Whether a provider of a label is not full of nodes: idle ones of other labels stay."""
+        held = [node["provider"] for node in self.nodes.values()]
+        return any(
+            label in provider["labels"] and held.count(f"provider-{number}") < provider.get("servers", float("inf"))
+            for number, provider in enumerate(self._world.scenario.providers)
+        )
 
     def at_end(self) -> None:
         for launcher in self._world.launchers:
