@@ -765,7 +765,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.builder.cleanup.retention", "                plan.drop.append(upload)\n", "                pass\n", 146
     ),
     "builders-do-not-watch-images": Mutation(
-        "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 16
+        "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 24
     ),
     "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 15),
     "files-without-build-stay": Mutation(
@@ -777,7 +777,7 @@ MUTATIONS: dict[str, Mutation] = {
     "interrupted-builds-are-not-looked-for": Mutation(
         "nodepool.builder.builder", "interrupted = build_journal.clean_all(config.images_dir, self.log)", "pass", 15
     ),
-    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 22),
+    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 53),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",
         'return self._expire(node, min(limits), "Held node %s has exceeded its hold time")',
