@@ -146,7 +146,7 @@ def shrink(scenario: Scenario) -> Scenario:
 
 def measure() -> Iterator[tuple[str, Any]]:
     """Run an hour without and an hour with demand and faults; yield a name and the result."""
-    from tests.world import faults
+    from tests.world import faults, nodemanagers
     from tests.world.world import Scenario
 
     hour = 3600.0
@@ -154,7 +154,8 @@ def measure() -> Iterator[tuple[str, Any]]:
     base = replace(base, labels={"small": 1, "large": 0}, providers=[{"labels": ["large", "small"], "servers": 20}], tenants={})
     yield "idle hour, one launcher", next(results([replace(base, launchers=1, demand=[], faults=[])]))
     scenarios = [Scenario.from_seed(seed, hour) for seed in range(1, 41)]
-    demand = [r for each in scenarios for r in each.demand if r.scheduler == 1 and not each.scarce.intersection(r.labels)]
+    left_out = {nodemanagers.LABEL}.union(*(each.scarce for each in scenarios))
+    demand = [r for each in scenarios for r in each.demand if r.scheduler == 1 and not left_out.intersection(r.labels)]
     for request in demand:
         request.labels = [label if label in base.labels else "small" for label in request.labels]
         # Nodes that are held until the end would fill the provider.
