@@ -52,7 +52,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.zk.writer",
         "SetData(self.client.full_path(path), data, version)",
         "SetData(self.client.full_path(path), data, -1)",
-        1,
+        5,
     ),
     "leaks-are-not-looked-for": Mutation(
         _LEAKS,
@@ -67,7 +67,7 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
     "abandoned-locks-are-forgotten": Mutation(
-        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 10
+        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 102
     ),
     "mirror-is-not-read-again": Mutation(
         _MIRROR,
@@ -128,7 +128,7 @@ MUTATIONS: dict[str, Mutation] = {
         _HANDLER,
         'paths.node(node.id or ""), node.serialize(), version, tree',
         'paths.node(node.id or ""), node.serialize(), -1, tree',
-        9,
+        2,
     ),
     "fused-reuse-ignores-lock": Mutation(
         _HANDLER,
@@ -488,10 +488,10 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_SLOTS}test_backing_node_that_something_is_done_with_is_not_released[busy]",
     ),
     "warns-of-idle-backing-nodes": Mutation(
-        "nodepool.driver.backing.slots", "if not record.lost and not record.isEmpty():", "if not record.lost:", 16
+        "nodepool.driver.backing.slots", "if not record.lost and not record.isEmpty():", "if not record.lost:", 8
     ),
     "warns-of-released-backing-nodes": Mutation(
-        _HOUSEKEEPING, "if again is None or again.state != zk.IN_USE or again.version != node.version:", "if False:", 16
+        _HOUSEKEEPING, "if again is None or again.state != zk.IN_USE or again.version != node.version:", "if False:", 64
     ),
     # -- locks and sessions
     "waiting-contenders-hold-the-lock": Mutation(
@@ -767,7 +767,7 @@ MUTATIONS: dict[str, Mutation] = {
     "builders-do-not-watch-images": Mutation(
         "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 24
     ),
-    "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 15),
+    "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 77),
     "files-without-build-stay": Mutation(
         "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 7
     ),
@@ -810,13 +810,13 @@ MUTATIONS: dict[str, Mutation] = {
         6,
     ),
     "tenant-limits-are-not-checked": Mutation(
-        "nodepool.launcher.requests.tenants", "exact(limit - used.get(name, 0) - need) < 0", "False", 6
+        "nodepool.launcher.requests.tenants", "exact(limit - used.get(name, 0) - need) < 0", "False", 13
     ),
     "tenant-promises-are-not-counted": Mutation(
         "nodepool.launcher.requests.tenants", "promised = state.zk.reservations.tenant(tenant)", "promised = {}", 13
     ),
     "builders-do-not-reload": Mutation(
-        "nodepool.builder.builder", "changed = self.config_state.update(self.config, self._apply)", "changed = False", 7
+        "nodepool.builder.builder", "changed = self.config_state.update(self.config, self._apply)", "changed = False", 31
     ),
     "max-hold-age-is-ignored": Mutation(_RECONCILER, "if global_limit and global_limit > 0:", "if False:", 23),
     "hold-expiration-exceeds-max-hold-age": Mutation(_RECONCILER, 'min(limits), "Held node', 'max(limits), "Held node', 32),
@@ -828,7 +828,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.requests.tenants",
         "exact(limit - used.get(name, 0) - need) < 0",
         "exact(limit - used.get(name, 0) - need) <= 0",
-        2,
+        4,
     ),
     "idle-nodes-keep-their-room": Mutation(
         _WORKER, "            self.getZK().make_room(self.provider_name, self.pool_name)\n", "            pass\n", 12
