@@ -22,7 +22,7 @@ from tests import REPOSITORY
 
 DURATIONS = REPOSITORY / "tests" / "durations.json"
 #: Seconds that a test of the short set may take.
-SHORT = 1.5
+SHORT = 1.3
 #: Shorter tests are not recorded: they are many, and make no difference.
 RECORDED = 0.3
 #: Where run-tests reads how far this run is, and what the tests took.
