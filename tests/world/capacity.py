@@ -95,7 +95,7 @@ class Capacity:
     def _look(self) -> None:
         """Check all requests that wait."""
         now, names = self._world.kernel.now, list(self._waiting())
-        self._spare.append({name: self._free(name) - self._demand(name, names) for name in self._pools})
+        self._spare.append({name: self._free(name, idle=False) - self._demand(name, names) for name in self._pools})
         possible = [(name, pool) for name in names if (pool := self._could_serve(name, names))]
         self._since = {key: self._since.get(key, now) for key in possible}
         for (name, pool), since in self._since.items():
@@ -114,7 +114,7 @@ class Capacity:
         needed = len(observer.requests[name]["node_types"])
         for pool in self._offering(name):
             if self._priority(pool) < self._priority(node["provider"]):
-                spare = [*(sample[pool] for sample in self._spare), self._free(pool) - self._demand(pool, others)]
+                spare = [*(sample[pool] for sample in self._spare), self._free(pool, idle=False) - self._demand(pool, others)]
                 if min(spare) >= needed:
                     self._world.violated(f"request {name} gets a node of {node['provider']} although {pool} has capacity")
 
@@ -126,11 +126,13 @@ class Capacity:
     def _nodes(self, pool: str) -> list[dict[str, Any]]:
         return [node for node in self._world.observer.nodes.values() if node["provider"] == pool]
 
-    def _free(self, pool: str) -> int:
-        """Return how many nodes there is room for; idle ones are used, or deleted to make room."""
+    def _free(self, pool: str, idle: bool = True) -> int:
+        """Return how many nodes there is room for; idle ones are used, or deleted to make room if no pool is open."""
         [quota] = [cloud.quota for cloud in self._world.clouds if cloud.name.replace("cloud", "provider") == pool]
         limit = min([quota, *self._world.operators.limits(pool)])
-        return int(limit) - sum(node["state"] != "ready" or bool(node.get("allocated_to")) for node in self._nodes(pool))
+        return int(limit) - sum(
+            not idle or node["state"] != "ready" or bool(node.get("allocated_to")) for node in self._nodes(pool)
+        )
 
     # -- what is waited for
 
