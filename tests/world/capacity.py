@@ -23,8 +23,8 @@ INTERVAL = 1.0
 SHARE = 0.6
 #: Seconds that a request may wait while there is capacity for it.
 LONGEST_WAIT = 6.0
-#: The same where the pool is only used because better ones are full: requests wait for those for a while.
-LONGEST_WAIT_FOR_BETTER = 15.0
+#: Seconds that it may wait in addition at each pool of better priority that is full.
+PATIENCE = 10.0
 #: Seconds that a pool of better priority has had capacity for when a worse one must not be used.
 SEEN = 7
 #: A pool without a priority has this one.
@@ -99,8 +99,8 @@ class Capacity:
         possible = [(name, pool) for name in names if (pool := self._could_serve(name, names))]
         self._since = {key: self._since.get(key, now) for key in possible}
         for (name, pool), since in self._since.items():
-            best = self._priority(pool) == self._priority(self._offering(name)[0])
-            longest = LONGEST_WAIT if best else LONGEST_WAIT_FOR_BETTER
+            better = [other for other in self._offering(name) if self._priority(other) < self._priority(pool)]
+            longest = LONGEST_WAIT + PATIENCE * len(better)
             if longest <= now - since < longest + INTERVAL:
                 self._world.violated(f"request {name} waits although {pool} has had capacity for {now - since:.0f} s")
 
