@@ -29,7 +29,7 @@ class RequestClass:
     refused: dict[str, Reason] = field(default_factory=dict)
     #: So, because they have no room: pools of worse priority may take it.
     full: dict[str, Reason] = field(default_factory=dict)
-    #: When to look at it again although nothing has happened (monotonic seconds).
+    #: When its head is decided about again although nothing has happened (monotonic seconds).
     again_at: float = math.inf
     #: The error that was logged last.
     logged: str | None = None
