@@ -1,7 +1,8 @@
-"""The test runner: what failed is run a second time, and named when it passes then; the run has failed all the same."""
+"""The test runner: what failed is run again, alone, and named when it passes then; one such test does not fail the run."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -27,6 +28,15 @@ def test_noisy(number):
 
 def test_broken():
     assert {whole}
+"""
+
+SECOND_TIME = """
+import pathlib
+
+def test_it():
+    log = pathlib.Path({log!r})
+    log.open("a").write("x")
+    assert log.read_text() == "xx", "it passes the second time only"
 """
 
 
@@ -59,7 +69,20 @@ def sample(tmp_path: pathlib.Path, **changes: Any) -> str:
 def test_noise(runner: Any, tmp_path: pathlib.Path) -> None:
     done = stage(runner, tmp_path, sample(tmp_path))
     assert not done.good and done.noisy == ["test_sample.py::test_noisy[0]", "test_sample.py::test_noisy[1]"]
+    assert not runner.verdict([done]), "one noisy test may be an accident, two are none"
     assert (tmp_path / "log").read_text() == "good ", "what passed is not run again"
+
+
+def test_one_noisy_test_of_a_whole_run_is_only_reported(runner: Any, tmp_path: pathlib.Path) -> None:
+    done = stage(runner, tmp_path, sample(tmp_path, count=1))
+    assert done.noisy == ["test_sample.py::test_noisy[0]"] and runner.verdict([done])
+    assert not runner.verdict([done, dataclasses.replace(done)])
+    assert not runner.verdict([done, dataclasses.replace(done, result="FAILED", noisy=[])])
+
+
+def test_what_passes_alone_only_now_and_then_is_broken(runner: Any, tmp_path: pathlib.Path) -> None:
+    done = stage(runner, tmp_path, SECOND_TIME.format(log=str(tmp_path / "log")))
+    assert done.noisy == [] and not runner.verdict([done])
 
 
 def test_broken(runner: Any, tmp_path: pathlib.Path) -> None:
