@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import math
 from typing import Any
 
 from nodepool.driver.provider import NodeRequestHandlerNotifications
@@ -61,10 +62,14 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self.gives_way = False
         #: The request was left to the queue already; launches of it still ran.
         self.released = False
+        #: Launcher id of the pool that has sent for it.
+        self.destination: str | None = None
         #: The tenant's limits have room for it; the nodes are booked.
         self.promised = False
-        #: When the other pools were last asked whether they could serve it, by launcher id (monotonic seconds).
-        self.asked: dict[str, float] = {}
+        #: When other pools may be asked again whether they could serve it (monotonic seconds).
+        self.ask_after = -math.inf
+        #: Launcher ids of those that have not answered yet.
+        self.unanswered: set[str] = set()
         # Our own books.
         #: What has to wait for an answer of ZooKeeper.
         self._later: set[Event] = set()

@@ -286,16 +286,17 @@ class RequestEnds(HandlerBase):
         else:
             self.end(Outcome(How.RETURNED if retry_after else How.REFUSED, retry_after, reason))
 
-    def move(self, retry_after: float = 0.0, discard: bool = False) -> None:
+    def move(self, retry_after: float = 0.0, discard: bool = False, to: str | None = None) -> None:
         """The request waits for room here, and another pool is to have it, or its nodes.
 
         :param retry_after: seconds before it is looked at again.
         :param discard: delete its nodes: what they occupy is wanted for another pool.
+        :param to: launcher id of the pool that has sent for it; None: whichever has room.
         """
         if not self._admits(Event.MOVE):
             return  # it has gone on meanwhile
         self.pw.note_full(self._missing_labels(), self.shortage or because(Code.NO_ROOM, labels=",".join(self._missing_labels())))
-        self._discard = discard
+        self._discard, self.destination = discard, to
         self._give_back(retry_after)
 
     @property

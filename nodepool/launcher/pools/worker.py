@@ -16,7 +16,7 @@ from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.state import How, Outcome
 from nodepool.exceptions import FOREIGN
-from nodepool.launcher.interfaces import Requests
+from nodepool.launcher.interfaces import Pool, Requests
 from nodepool.launcher.pools.fullness import FORGET, Fullness
 from nodepool.launcher.pools.helpers import Helpers
 from nodepool.launcher.pools.mailbox import Mailbox, Task
@@ -164,7 +164,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def request_released(self, handler: Any) -> None:
         """The request is open again while launches of this handler still run."""
         handler.released = True
-        self.assignment.release(handler.request.id)
+        self.assignment.release(handler.request.id, hand_to=handler.destination)
 
     def driver_works(self, request: NodeRequest) -> None:
         self.nodepool.declines.driver_works(self, request)
@@ -213,7 +213,7 @@ class PoolWorker(threading.Thread, PoolRoom):
                 reason = because(Code.NOTHING_FREE if told else Code.NOTHING_FREE_NO_EVENT)
             self.assignment.release(request_id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
         else:
-            self.assignment.release(request_id, retry_after=outcome.retry_after)
+            self.assignment.release(request_id, retry_after=outcome.retry_after, hand_to=handler.destination)
             if not outcome.retry_after:
                 self.assignment.wake()
             if outcome.how is How.DROPPED:
@@ -304,23 +304,39 @@ class PoolWorker(threading.Thread, PoolRoom):
         for handler in list(self.paused_handlers):
             self.post(handler, handler.make_way)
 
-    def ask(self, waiting: NodeRequestHandler) -> None:
-        """A request waits at another pool of ours: it is sent for when we have room for all of its nodes."""
+    def ask(self, waiting: NodeRequestHandler, others: list[Pool]) -> None:
+        """A request waits at another pool of ours: it is sent for when we have room for all of its nodes.
+
+        :param others: pools to ask next if we have none, in this order.
+        """
+        waiting.unanswered.add(self.launcher_id)
+        self._tasks.put((self._asked, (waiting, others)))
+
+    def _asked(self, waiting: NodeRequestHandler, others: list[Pool]) -> None:
         try:
             handler = self.getProviderManager().getRequestHandler(self, waiting.request.copy())
         except FOREIGN as error:
             self._log_once("The driver cannot handle a request:", error)
+            self._say_no(waiting, others)
         else:
-            self.post(handler, self._answer, handler, waiting)
+            self.post(handler, self._answer, handler, waiting, others)
 
-    def _answer(self, handler: NodeRequestHandler, waiting: NodeRequestHandler) -> None:
+    def _say_no(self, waiting: NodeRequestHandler, others: list[Pool]) -> None:
+        waiting.unanswered.discard(self.launcher_id)
+        if others:
+            others[0].ask(waiting, others[1:])
+
+    def _answer(self, handler: NodeRequestHandler, waiting: NodeRequestHandler, others: list[Pool]) -> None:
         try:
             if not self.paused and self.running and handler.could_serve():
-                waiting.pw.post(waiting, waiting.move)
+                waiting.unanswered.discard(self.launcher_id)
+                waiting.pw.post(waiting, waiting.move, 0.0, False, self.launcher_id)
+                return
         except LimitsPending as error:
             self.log.debug("Not sending for request %s: %s", waiting.request.id, error)
         except FOREIGN as error:
             self._log_once("Cannot tell whether there is room for a request that waits at another pool:", error)
+        self._say_no(waiting, others)
 
     # -- events
 

@@ -136,13 +136,16 @@ class Assignment(threading.Thread):
         checked_by: str | None = None,
         refused_by: str | None = None,
         full: bool = False,
+        hand_to: str | None = None,
     ) -> None:
         """A pool is through with the request; when it is still open it is queued again.
 
         :param wait_for: the reason why its class has to wait for a change; only for this pool with ``refused_by``.
         :param retry_after: seconds to leave it alone.
         :param full: the pool has no room: another one may serve it, also of worse priority.
+        :param hand_to: launcher id of the pool of ours that has sent for it and is to look at it next.
         """
+        worker = self.state.workers_by_id().get(hand_to) if hand_to is not None else None
         with self._condition:
             self._claimed.pop(request_id, None)
             claimed_at = self._claimed_at.pop(request_id, self._events)
@@ -159,6 +162,9 @@ class Assignment(threading.Thread):
             # Still open: our pool could not take it. If another launcher does, nothing was missed here.
             self._net.offered.pop(request_id, None)
             self._dirty.setdefault(request_id, None)
+            if worker is not None:
+                # In the queue its former pool, which the nodes that it gave back make look open, would take it again.
+                self._claim(request_id, worker, self._events)
             # What happened since it was handed out may have taken the reason to wait away.
             unchanged = wait_for is not None and not self._changed_since(claimed_at, wait_for)
             if checked_by is not None:
@@ -171,6 +177,8 @@ class Assignment(threading.Thread):
                 entry[0].reasons = (wait_for,)
             if not entry[0].reasons or wait_for is None:
                 self._condition.notify()
+        if worker is not None:
+            worker.offer(request_id, check_only=False, gives_way=True)
 
     def leave_to_others(self, request_id: str) -> None:
         """Other launchers may take the request now, for :data:`OTHERS_TURN` seconds."""
@@ -232,6 +240,12 @@ class Assignment(threading.Thread):
         index = bisect.bisect_left(cls.queue, (key, request_id))
         if index < len(cls.queue) and cls.queue[index][1] == request_id:
             del cls.queue[index]
+
+    def _claim(self, request_id: str, worker: Pool | None, events: int) -> None:
+        """It is in the hands of this pool (None: being declined); ``events``: what was known when that was decided."""
+        self._claimed[request_id] = worker
+        self._claimed_at[request_id] = events
+        self._remove(request_id)
 
     def _queue_again(self, request_id: str) -> None:
         """:meth:`_refresh`; whatever goes wrong concerns this request only."""
@@ -469,9 +483,7 @@ class Assignment(threading.Thread):
                 return
             if cls.netted is not None and not self._changed_since(cls.netted):
                 self._net.offered[request_id] = cls.netted, render(cls.netted_for)
-            self._claimed[request_id] = worker
-            self._claimed_at[request_id] = events
-            self._remove(request_id)
+            self._claim(request_id, worker, events)
         try:
             if worker is not None:
                 worker.offer(request_id, decision.check_only, decision.gives_way)

@@ -58,6 +58,7 @@ class Moves:
         mine = next((p for p in eligible if p.id == own_id), None)
         if mine is None:
             return
+        able: list[Pool] = []
         for pool in eligible:
             worker = workers.get(pool.id)
             if pool is mine or (not _is_open(worker, cls) if worker is not None else not pool.is_open_to(cls.labels)):
@@ -70,20 +71,23 @@ class Moves:
             if self._state.clock.monotonic() < handler.paused_since + patience:
                 self.due = min(self.due, handler.paused_since + patience)
             elif worker is not None:
-                self._ask(worker, handler)
-            elif not handler.nodeset:
+                able.append(worker)
+            elif not handler.nodeset and not able:
                 self._leave_to_others(request.id)
                 handler.pw.post(handler, handler.move)
                 return
+        if able:
+            self._ask(able, handler)
 
-    def _ask(self, worker: Pool, handler: NodeRequestHandler) -> None:
+    def _ask(self, workers: list[Pool], handler: NodeRequestHandler) -> None:
+        """Ask the first one; each that says no asks the next.  One that still owes an answer holds nobody up."""
         now = self._state.clock.monotonic()
-        again = handler.asked.get(worker.launcher_id, -math.inf) + ASK_AGAIN
-        if now < again:
-            self.due = min(self.due, again)
-            return
-        handler.asked[worker.launcher_id] = now
-        worker.ask(handler)
+        if now >= handler.ask_after:
+            handler.ask_after = now + ASK_AGAIN
+            workers = [worker for worker in workers if worker.launcher_id not in handler.unanswered]
+            if workers:
+                workers[0].ask(handler, workers[1:])
+        self.due = min(self.due, handler.ask_after)
 
 
 def _is_open(worker: Pool, cls: RequestClass) -> bool:

@@ -8,6 +8,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from nodepool.driver.quota.support import LimitsPending
 from nodepool.driver.request.state import How, Outcome
 from nodepool.launcher.pools import room
 from nodepool.launcher.pools.worker import PoolWorker
@@ -42,7 +43,7 @@ def pool() -> Pool:
 
 
 def handler(**values: Any) -> Any:
-    made = Mock(released=False, promised=False, gives_way=False, paused=False, BLOCKING=False)
+    made = Mock(released=False, destination=None, promised=False, gives_way=False, paused=False, BLOCKING=False)
     made.request.id = "200-1"
     for name, value in values.items():
         setattr(made, name, value)
@@ -50,10 +51,10 @@ def handler(**values: Any) -> Any:
 
 
 ENDS: dict[str, tuple[Outcome, dict[str, Any], bool]] = {
-    "fulfilled": (Outcome(How.FULFILLED), {"retry_after": 0.0}, True),
-    "declined": (Outcome(How.DECLINED), {"retry_after": 0.0}, True),
-    "given back": (Outcome(How.RETURNED), {"retry_after": 0.0}, True),
-    "given back for a while": (Outcome(How.RETURNED, 5.0), {"retry_after": 5.0}, False),
+    "fulfilled": (Outcome(How.FULFILLED), {"retry_after": 0.0, "hand_to": None}, True),
+    "declined": (Outcome(How.DECLINED), {"retry_after": 0.0, "hand_to": None}, True),
+    "given back": (Outcome(How.RETURNED), {"retry_after": 0.0, "hand_to": None}, True),
+    "given back for a while": (Outcome(How.RETURNED, 5.0), {"retry_after": 5.0, "hand_to": None}, False),
     "no room": (Outcome(How.REFUSED, wait_for=BUSY), {"wait_for": BUSY, "refused_by": "me", "full": False}, False),
     "something has to change": (
         Outcome(How.WITHDRAWN, wait_for=BUSY), {"wait_for": BUSY, "checked_by": None, "refused_by": "me"}, False
@@ -71,6 +72,36 @@ def test_claim_of_a_request_that_has_ended_is_released(pool: Pool, end: str) -> 
     pool.ended(handler(), outcome)
     assert pool.assignment.release.mock_calls == [call("200-1", **told)]  # type: ignore[attr-defined]
     assert pool.assignment.wake.called == woken  # type: ignore[attr-defined]
+
+
+ANSWERS: dict[str, tuple[Any, bool]] = {
+    "room": (Mock(return_value=True), True),
+    "no room": (Mock(return_value=False), False),
+    "error": (Mock(side_effect=ValueError("no idea")), False),
+    "limits unknown": (Mock(side_effect=LimitsPending("p")), False),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_pool_without_room_asks_the_next_one(pool: Pool, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.launcher_id, pool.running = "me", True
+    could_serve, takes_it = ANSWERS[answer]
+    monkeypatch.setattr(pool, "getProviderManager", lambda: Mock(getRequestHandler=lambda *_: handler(could_serve=could_serve)))
+    waiting, other = handler(unanswered=set()), Mock()
+    pool.ask(waiting, [other])
+    assert waiting.unanswered == {"me"}
+    pool.run_tasks()
+    assert waiting.unanswered == set()
+    assert waiting.pw.post.mock_calls == ([call(waiting, waiting.move, 0.0, False, "me")] if takes_it else [])
+    assert other.ask.mock_calls == ([] if takes_it else [call(waiting, [])])
+
+
+def test_a_driver_that_makes_no_handler_holds_up_no_other_pool(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "getProviderManager", lambda: Mock(getRequestHandler=Mock(side_effect=ValueError("no"))))
+    waiting, other = handler(unanswered=set()), Mock()
+    pool.ask(waiting, [other])
+    pool.run_tasks()
+    assert other.ask.mock_calls == [call(waiting, [])] and waiting.unanswered == set()
 
 
 def test_claim_that_another_pool_may_have_stays(pool: Pool) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from nodepool.base.backoff import Backoff
+from nodepool.launcher.requests import moves
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
@@ -76,6 +78,23 @@ def test_a_request_does_not_wait_for_ever_for_a_better_pool(bench: LauncherBench
     waiting = bench.submit("fake-label")
     bench.wait_request(waiting, "pending")
     assert served_by(bench, waiting) == ["fake-worse"]
+
+
+@pytest.mark.spec(
+    "LAU-4: a request that was sent for by a worse pool goes there, although its nodes make the better one look open"
+)
+@pytest.mark.parametrize("names", [("fake-worse", "fake-worst"), ("fake-worst", "fake-worse")])
+def test_a_request_with_nodes_moves_to_the_best_pool_with_room(bench: LauncherBench, names: tuple[str, str]) -> None:
+    priorities = {"fake-worse": 2, "fake-worst": 3}
+    others = [provider(name, priority=priorities[name]) for name in names]
+    pool = bench.start(config(provider("fake-better", priority=1, pool={"max-servers": 2}), *others))
+    bench.ready_node("fake-better", "main", "fake-label", state="hold", resources={"instances": 1})
+    bench.wait_nodes(1)
+    waiting = bench.submit("fake-label", "fake-label")
+    wait_for(lambda: paused(pool, "fake-better"), what="a request that holds one node and waits for another")
+    since = time.monotonic()
+    assert served_by(bench, waiting) == ["fake-worse"] * 2
+    assert time.monotonic() - since < moves.PATIENCE + 5
 
 
 @pytest.mark.spec("issue 11, users 5 hoarding: a request waits here for a pool of another launcher that gets room")
