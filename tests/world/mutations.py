@@ -836,6 +836,57 @@ MUTATIONS: dict[str, Mutation] = {
     "better-pools-are-not-preferred": Mutation(
         "nodepool.launcher.requests.choice", "if best is not None and best < pool.priority:", "if False:", 4
     ),
+    # -- what seeds have shown
+    "requests-return-to-the-pool-they-left": Mutation(
+        _ASSIGNMENT,
+        "worker = self.state.workers_by_id().get(hand_to) if hand_to is not None else None",
+        "worker = None",
+        "tests/world/directed/test_hoarding.py::test_a_request_with_nodes_moves_to_the_best_pool_with_room[names0]",
+    ),
+    "all-pools-are-asked-at-once": Mutation(
+        "nodepool.launcher.requests.moves",
+        "                workers[0].ask(handler, workers[1:])\n",
+        "                for worker in workers:\n                    worker.ask(handler, [])\n",
+        "tests/unit/launcher/test_moves.py::test_the_best_pool_is_asked_first",
+    ),
+    "refused-nodes-of-waiting-requests-count": Mutation(
+        _ENDS,
+        "        if self.launchesComplete():\n            self._drop_aborted()\n",
+        "",
+        "tests/world/directed/test_quota.py::test_a_refused_node_of_a_request_that_waits_already",
+    ),
+    "classes-of-requests-have-no-timer": Mutation(
+        _ASSIGNMENT,
+        "cls.reasons, cls.again_at = decision.reasons, again_at",
+        "cls.reasons = decision.reasons",
+        "tests/unit/launcher/test_assignment.py::test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it",
+    ),
+    "idle-nodes-count-for-their-last-tenant": Mutation(
+        "nodepool.zk.records",
+        "return None if self.state == READY and self.allocated_to is None else self.tenant_name",
+        "return self.tenant_name",
+        "tests/world/directed/test_tenant.py::test_nodes_of_a_withdrawn_request_do_not_count",
+    ),
+    "own-builds-are-taken-for-others": Mutation(
+        "nodepool.builder.build.run",
+        "not in (self._wanted.newest, self.build_id)",
+        "!= self._wanted.newest",
+        f"{_BUILDS}test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_the_image"
+        "[it was stored without an answer]",
+    ),
+    "all-requests-wait-for-the-backlog": Mutation(
+        _WORKER,
+        "self.assignment.recheck(Code.BUSY)",
+        "self.assignment.wake()",
+        f"{_POOL}test_requests_that_wait_for_the_backlog_are_looked_at_when_half_of_it_is_done",
+    ),
+    "requests-that-are-looked-at-are-launched": Mutation(
+        "nodepool.launcher.launcher",
+        "because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)",
+        "because(Code.LAUNCHING)",
+        "tests/unit/launcher/test_reasons.py::test_request_that_no_pool_has_accepted_is_not_said_to_be_launched"
+        "[False-False-expected2]",
+    ),
     # -- slivers of node managers
     "slivers-of-nodes-are-strays": Mutation(_SLIVERS, '            and node.external_id.get("host") != host.name\n', "", 2),
     "leases-are-not-renewed": Mutation(
