@@ -888,6 +888,12 @@ MUTATIONS: dict[str, Mutation] = {
         "[False-False-expected2]",
     ),
     # -- slivers of node managers
+    "strays-are-not-looked-for": Mutation(
+        _SLIVERS,
+        'strays = [s["name"] for s in ours if self._is_stray(host, s)]',
+        "strays: list[str] = []",
+        "tests/integration/nodemanager/daemon/test_hosts.py::test_sliver_of_a_lost_history_is_no_stray",
+    ),
     "slivers-of-nodes-are-strays": Mutation(_SLIVERS, '            and node.external_id.get("host") != host.name\n', "", 2),
     "leases-are-not-renewed": Mutation(
         _SLIVERS, 'host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)', "pass", 7
