@@ -96,8 +96,7 @@ class KubernetesAdapter(Adapter):
     @property
     def context(self) -> str | None:
         """What Zuul sees as the cloud; None inside of the cluster."""
-        access = getattr(self.cluster, "access", None)
-        return None if getattr(access, "in_cluster", False) else self.provider.context
+        return None if self.cluster.access.in_cluster else self.provider.context
 
     @property
     def cluster(self) -> Cluster:
@@ -290,7 +289,7 @@ class KubernetesAdapter(Adapter):
         found = {} if listed else self.find(target.kind, target.name, target.namespace)
         if found is None:
             return None
-        if self.cluster.watches and not listed and not self.is_ours(target, found):
+        if not listed and not self.is_ours(target, found):
             self.log.warning(
                 "%s %s is not of this provider by its labels, and is left alone", target.kind.name.capitalize(), target.name
             )  # fmt: skip

@@ -6,12 +6,10 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from nodepool.base.backoff import Backoff
 from nodepool.driver.kubernetes import bodies, trouble
 from nodepool.driver.kubernetes.adapter import Connect, KubernetesAdapter, Leftover
 from nodepool.driver.kubernetes.api.client import Object
 from nodepool.driver.kubernetes.api.errors import ApiError
-from nodepool.driver.kubernetes.api.foreign import ForeignCluster
 from nodepool.driver.kubernetes.api.kinds import (
     OPENSHIFT_ROLE_BINDING,
     POD,
@@ -22,13 +20,11 @@ from nodepool.driver.kubernetes.api.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
-from nodepool.driver.kubernetes.machines import Job, Target, token_of
+from nodepool.driver.kubernetes.machines import Job, Target
 from nodepool.driver.statemachine.model import Instance
 
 MARKS = 20_000
 """Projects whose mark is remembered."""
-#: Of the old way to a token: it appears among the secrets of the account some time after it.
-LISTED_BACKOFF, LISTED_TRIES = Backoff(0.05, 1.0), 30
 
 
 class OpenshiftAdapter(KubernetesAdapter):
@@ -44,7 +40,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         self._make_project(job, body)
         # Labels of a request do not come to be labels of the project: the account is the mark that it is ours.
         self._create(job, SERVICE_ACCOUNT, bodies.service_account(labels=job.labels))
-        self._make_token(job)
+        self._create(job, SECRET, bodies.token(job.labels))
         self._bind(job)
         if pod is not None:
             self._make_pod(job, pod)
@@ -61,24 +57,6 @@ class OpenshiftAdapter(KubernetesAdapter):
 
     def _check_ours(self, job: Job, kind: Kind, body: Object, namespace: str | None) -> None:
         """A project that is there has no mark yet; its name has the node's id in it."""
-
-    def _make_token(self, job: Job) -> None:
-        """Before Kubernetes 1.24 the cluster makes one; clients put in our place (OSH-11) may know that way only."""
-        if isinstance(self.cluster, ForeignCluster):
-            job.secret = self._listed_token(job)
-        else:
-            self._create(job, SECRET, bodies.token(job.labels))
-
-    def _listed_token(self, job: Job) -> Object | None:
-        for tried in range(1, LISTED_TRIES + 1):
-            account = self.find(SERVICE_ACCOUNT, bodies.USER, job.namespace) or {}
-            for each in account.get("secrets") or []:
-                secret = self.find(SECRET, str(each.get("name")), job.namespace)
-                if secret is not None and token_of(secret) is not None:
-                    return secret
-            if self.calls.pause(LISTED_BACKOFF.pause(tried)):
-                break
-        return None
 
     def _bind(self, job: Job) -> None:
         """Zuul's account administers the project."""

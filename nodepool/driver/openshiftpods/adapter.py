@@ -20,8 +20,6 @@ from nodepool.zk.records import NodeRequest
 
 class OpenshiftPodsAdapter(KubernetesAdapter):
     def __init__(self, provider_config: Any, connect: Connect) -> None:
-        #: Of the kubeconfig, as Zuul gets them; renewed with each connection.
-        self.given: tuple[str | None, str | None] = (None, None)
         #: Node's external id -> its pool, as its record has it.
         self.pool_of: dict[str, str] = {}
         super().__init__(provider_config, connect)
@@ -43,13 +41,9 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
             job.begun = error.status >= 500
             raise
 
-    def _token_and_ca(self) -> tuple[str | None, str | None]:
-        """As they are now: tokens are rotated."""
-        access = getattr(self.cluster, "access", None)
-        return (access.token(), access.ca()) if access is not None else self.given
-
     def instance(self, job: Job, secret: Object | None, pod: Object | None) -> Instance:
-        token, ca = self._token_and_ca()
+        access = self.cluster.access
+        token = access.token()  # as it is now: tokens are rotated
         if token is None:
             raise exceptions.LaunchNodepoolException("the kubeconfig has no token (any more) that Zuul could use")
         cluster = self.cluster
@@ -57,7 +51,7 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
             "pod": job.pod,
             "namespace": job.namespace,
             "host": cluster.host,
-            "ca_crt": ca,
+            "ca_crt": access.ca(),
             "skiptls": cluster.skip_tls,
             "token": token,
             "user": bodies.USER,

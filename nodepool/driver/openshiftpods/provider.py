@@ -1,24 +1,14 @@
-"""The provider, and the way to its cluster, which tests of others replace (OSH-11)."""
+"""The provider of pods, and the token that Zuul gets."""
 
 from __future__ import annotations
 
-import logging
-from typing import Any
-
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.kubernetes import provider as kubernetes
-from nodepool.driver.kubernetes.api.client import Cluster
+from nodepool.driver.kubernetes.api.client import Client
 from nodepool.driver.kubernetes.api.errors import NoAccess
 from nodepool.driver.openshiftpods.adapter import OpenshiftPodsAdapter
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.zk.records import Node
-
-log = logging.getLogger("nodepool.driver.openshiftpods.provider")
-
-
-def get_client(log: logging.Logger, context: str | None, constructor: object = None) -> tuple[str | None, str | None, Any, Any]:
-    """As that of Kubernetes. Raises NoAccess."""
-    return kubernetes.get_client(log, context, constructor)
 
 
 class OpenshiftPodsProvider(kubernetes.KubernetesProvider):
@@ -36,20 +26,13 @@ class OpenshiftPodsProvider(kubernetes.KubernetesProvider):
 
 
 def make_adapter(provider_config: ProviderConfig) -> OpenshiftPodsAdapter:
-    given: list[tuple[str | None, str | None]] = []
-
-    def connect() -> Cluster:
-        context = provider_config.context  # type: ignore[attr-defined]
-        token, ca, core, second = get_client(log, context, None)
-        if token is None:
+    def connect() -> Client:
+        client = kubernetes.connect(provider_config)
+        if client.access.token() is None:
             raise NoAccess(
-                f"context {context} of the kubeconfig has no token, and Zuul could not use its nodes; "
+                f"context {provider_config.context} of the kubeconfig has no token, and Zuul could not use its nodes; "  # type: ignore[attr-defined]
                 "use a service account's token instead of client certificates"
             )
-        given[:] = [(token, ca)]
-        return kubernetes.as_cluster(core, second)
+        return client
 
-    adapter = OpenshiftPodsAdapter(provider_config, connect)
-    if given:
-        adapter.given = given[0]
-    return adapter
+    return OpenshiftPodsAdapter(provider_config, connect)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import pathlib
 from typing import Any
 
@@ -14,8 +13,6 @@ from nodepool.config import loadConfig
 from nodepool.config.errors import ConfigError
 from nodepool.driver.kubernetes import bodies, trouble
 from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, classify
-from nodepool.driver.kubernetes.api.foreign import ForeignCluster
-from nodepool.driver.kubernetes.api.kinds import NAMESPACE, POD, PROJECT, ROLE, SECRET
 from tests import REPOSITORY
 
 
@@ -130,63 +127,3 @@ def test_why_a_pod_waits() -> None:
     # Whatever a server says, it is no error of ours.
     for odd in ({}, {"status": None}, {"status": {"conditions": "x", "containerStatuses": [None, {"state": 3}]}}):
         assert trouble.waits(odd) is None and trouble.failed(odd) is None
-
-
-class Thing:
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-
-
-class FakeCore:
-    """As tests of others have it: methods of the package, objects with attributes."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.api_client = Thing(configuration=Thing(host="http://localhost:8080", verify_ssl=False))
-
-    def create_namespace(self, body: dict[str, Any]) -> Any:
-        self.names.append(body["metadata"]["name"])
-        return Thing(metadata=Thing(name=body["metadata"]["name"]))
-
-    def read_namespace(self, name: str) -> Any:
-        if name not in self.names:
-            raise RuntimeError(f"Unknown namespace {name}")
-        return Thing(metadata=Thing(name=name))
-
-    def delete_namespace(self, name: str) -> None:
-        self.names.remove(name)
-
-    def list_namespace(self) -> Any:
-        return Thing(items=[Thing(metadata=Thing(name=name, labels={"a": "b"})) for name in self.names])
-
-    def read_namespaced_secret(self, name: str, namespace: str) -> Any:
-        return Thing(data={"token": base64.b64encode(b"secret").decode(), "ca.crt": "Y2E="})
-
-    def read_namespaced_pod(self, name: str, namespace: str) -> Any:
-        return Thing(status=Thing(phase="Running"), spec=Thing(node_name="k8s-host"))
-
-
-@pytest.mark.spec("KUB-12, OSH-11")
-def test_clients_of_others() -> None:
-    core, made = FakeCore(), []
-    dynamic = Thing(create=lambda body: made.append(body), get=lambda name=None: Thing(items=[]), delete=lambda name: None)
-    second = Thing(
-        create_namespaced_role=lambda namespace, body: made.append((namespace, body)),
-        resources=Thing(get=lambda api_version, kind: dynamic),
-    )
-    found = ForeignCluster(core, second)
-    assert (found.host, found.skip_tls, found.watches) == ("http://localhost:8080", True, False)
-    found.create(NAMESPACE, bodies.namespace("n-1", {}, {}))
-    assert [each["metadata"]["name"] for each in found.list(NAMESPACE, "a=b")] == ["n-1"]
-    assert found.list(NAMESPACE, "a=c") == []
-    found.create(ROLE, bodies.role(pod=True), "n-1")
-    assert made[0][0] == "n-1" and made[0][1]["metadata"]["name"] == "zuul-restricted"
-    assert found.get(SECRET, "zuul-worker", "n-1")["data"]["ca.crt"] == "Y2E="
-    pod = found.get(POD, "p", "n-1")
-    assert trouble.is_running(pod) and pod["spec"]["nodeName"] == "k8s-host"
-    found.delete(NAMESPACE, "n-1")
-    with pytest.raises(ApiError) as gone:
-        found.get(NAMESPACE, "n-1")
-    assert gone.value.status == 404
-    found.create(PROJECT, {"metadata": {"name": "x"}})
-    assert made[-1] == {"metadata": {"name": "x"}} and found.list(PROJECT) == []

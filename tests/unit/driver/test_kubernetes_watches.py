@@ -147,13 +147,10 @@ def test_refusal(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     assert scene.watcher.trouble is None
 
 
-@pytest.mark.spec("KUB-12: clients that cannot watch: those who wait ask, less and less often")
-def test_without_a_watch() -> None:
-    class Plain:
-        watches = False
-
+@pytest.mark.spec("KUB-3: an account that may not watch asks, less and less often")
+def test_account_that_may_not_watch_asks_less_and_less_often() -> None:
     calls: CloudCalls = CloudCalls("p", classify, {})
-    waiting = Watcher(Plain(), calls, POD, "", str, LOG).wait_for("one", lambda: None)  # type: ignore[arg-type]
+    waiting = Watcher(Server(), calls, POD, "", str, LOG, allowed=False).wait_for("one", lambda: None)
     assert [waiting.pause() for _ in range(7)] == [*WITHOUT, WITHOUT[-1], WITHOUT[-1]]
 
 

@@ -19,6 +19,16 @@ class Access(Protocol):
     verify_ssl: bool
     proxy: str | None
 
+    @property
+    def in_cluster(self) -> bool:
+        """Whether it is the account of the pod that the launcher runs in."""
+
+    def token(self) -> str | None:
+        """The token now; None with client certificates. Raises NoAccess."""
+
+    def ca(self) -> str | None:
+        """The certificate authority, base64."""
+
     def authorization(self) -> str | None:
         """The header's value now; None with client certificates. Raises NoAccess."""
 

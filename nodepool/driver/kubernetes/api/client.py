@@ -33,8 +33,7 @@ class Cluster(Protocol):
 
     host: str
     skip_tls: bool
-    #: Whether changes can be watched.
-    watches: bool
+    access: Access
 
     def create(self, kind: Kind, body: Object, namespace: str | None = None) -> Object: ...
 
@@ -81,8 +80,6 @@ class Stream:
 
 class Client:
     """A real API server. Thread-safe."""
-
-    watches = True
 
     def __init__(self, access: Access, log: logging.Logger) -> None:
         self.access = access

@@ -81,7 +81,7 @@ class Watcher:
         namespace: str | None = None, allowed: bool = True,
     ) -> None:  # fmt: skip
         self._cluster = cluster
-        self._allowed = allowed and cluster.watches
+        self._allowed = allowed
         self._calls = calls
         self._kind = kind
         self._selector = selector
