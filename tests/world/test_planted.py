@@ -13,6 +13,7 @@ from nodepool.simulation import lines
 from tests import REPOSITORY
 from tests.conftest import zookeeper_server
 from tests.support.deadline import PATIENCE
+from tests.support.selection import PROGRESS
 from tests.world.mutations import MUTATIONS, change, path
 from tests.world.planted import NAME
 
@@ -21,7 +22,8 @@ BY_TEST = {name: mutation.found_by for name, mutation in MUTATIONS.items() if is
 
 def run(name: str, test: str) -> subprocess.CompletedProcess[str]:
     """Run a test with a planted defect."""
-    environment = {**os.environ, NAME: name, "NODEPOOL_TEST_PATIENCE": str(PATIENCE / 4)}  # it is to fail
+    environment = {key: value for key, value in os.environ.items() if key != PROGRESS}  # the progress is that of this run
+    environment |= {NAME: name, "NODEPOOL_TEST_PATIENCE": str(PATIENCE / 4)}  # it is to fail
     if test.startswith("tests/integration/"):
         server = zookeeper_server()
         environment |= {f"NODEPOOL_ZK_{key.upper()}": server[key] for key in ("ca", "cert", "key", "plain")}
