@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodepool import exceptions
@@ -30,6 +30,8 @@ FIELDS = (
     "kind,nextPageToken,"
     "items(name,status,statusMessage,zone,machineType,networkInterfaces,metadata(items(key,value)),creationTimestamp)"
 )
+Query = Mapping[str, str] | None
+"""Parameters of an address."""
 ENDING = ("STOPPING", "SUSPENDING", "SUSPENDED", "TERMINATED", "STOPPED")
 
 
@@ -46,9 +48,7 @@ class GceAdapter(MachineAdapter):
     def __init__(self, provider_config: Any) -> None:
         super().__init__(provider_config, classify, retry_after)
         self.transport = client.Transport()
-        self.compute = client.make(self.transport)
         self.images = GceImages(self)
-        self._resources: dict[str, Any] = {}
         #: Of those that are being made: zone and insert operation.
         self._making: dict[str, tuple[str, str]] = {}
 
@@ -62,48 +62,51 @@ class GceAdapter(MachineAdapter):
 
     # -- calls
 
-    def compute_raw(self, collection: str, method: str, **arguments: Any) -> Any:
-        """In this thread, without pace and repetition.
+    def compute_raw(
+        self, method: str, *path: str, project: str | None = None, query: Query = None, body: object = None
+    ) -> dict[str, Any]:
+        """Call Compute Engine in this thread, without pace and repetition.
 
+        :param path: below the project.
         :raises HttpRefused, NoAnswer, NoAccess:
         """
-        resource = self._resources.get(collection)
-        if resource is None:  # the library takes long to make one
-            resource = self._resources[collection] = getattr(self.compute, collection)()
-        answer = getattr(resource, method)(project=self.provider.project, **arguments).execute()
-        # A list that is empty has no items, and must not be mistaken.
-        if method == "list" and "items" not in answer and not str(answer.get("kind")).endswith("List"):
-            raise NoAnswer(f"list {collection}: the answer is no list of Google's")
-        return answer
+        return self.transport.compute(method, ["projects", project or self.provider.project, *path], query, body)
 
-    def compute_call(self, collection: str, method: str, lane: str = "read", repeat: bool | None = None, **arguments: Any) -> Any:
-        return self.calls.call(
-            f"{collection}_{method}",
-            lambda: self.compute_raw(collection, method, **arguments),
+    def compute_call(
+        self, name: str, method: str, *path: str, lane: str = "read", repeat: bool | None = None, project: str | None = None,
+        query: Query = None, body: object = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """:param name: of the call, for metrics."""
+        answer: dict[str, Any] = self.calls.call(
+            name,
+            lambda: self.compute_raw(method, *path, project=project, query=query, body=body),
             lane=lane,
             idempotent=repeat,
             deadline=DEADLINE,
         )
+        return answer
 
-    def _pages(self, collection: str, **arguments: Any) -> Iterator[dict[str, Any]]:
-        token: dict[str, Any] = {}
+    def _pages(self, name: str, *path: str, query: Query = None) -> Iterator[dict[str, Any]]:
+        def fetch() -> dict[str, Any]:
+            answer = self.compute_raw("GET", *path, query=query)
+            # A list that is empty has no items, and must not be mistaken.
+            if "items" not in answer and not str(answer.get("kind")).endswith("List"):
+                raise NoAnswer(f"{name}: the answer is no list of Google's")
+            return answer
+
         while True:
-            answer = self.compute_call(collection, "list", **arguments, **token)
+            answer = self.calls.call(name, fetch, deadline=DEADLINE)
             yield from answer.get("items") or []
             if not answer.get("nextPageToken"):
                 return
-            token = {"pageToken": answer["nextPageToken"]}
+            query = {**(query or {}), "pageToken": answer["nextPageToken"]}
 
     def _instances(self, zone: str, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
         """All of the zone, or those of these names."""
-        options: dict[str, Any] = {"fields": FIELDS, "maxResults": PAGE}
+        query = {"fields": FIELDS, "maxResults": str(PAGE)}
         if names:
-            options["filter"] = _any_of(names)
-        try:
-            yield from self._pages("instances", zone=zone, **options)
-        except TypeError:
-            # A stand-in of third-party tests, which knows the arguments of 11.0.0 only.
-            yield from self._pages("instances", zone=zone)
+            query["filter"] = _any_of(names)
+        return self._pages("instances_list", "zones", zone, "instances", query=query)
 
     # -- launching
 
@@ -116,11 +119,7 @@ class GceAdapter(MachineAdapter):
         project, family = image.image_project, image.image_family
 
         def fetch() -> str:
-            answer = self.calls.call(
-                "images_getFromFamily",
-                lambda: self.compute.images().getFromFamily(project=project, family=family).execute(),
-                deadline=DEADLINE,
-            )
+            answer = self.compute_call("images_getFromFamily", "GET", "global", "images", "family", family, project=project)
             return str(answer["selfLink"])
 
         try:
@@ -134,7 +133,7 @@ class GceAdapter(MachineAdapter):
 
     def _machine_type(self, name: str, zone: str) -> dict[str, Any]:
         def fetch() -> Any:
-            return self.compute_call("machineTypes", "get", zone=zone, machineType=name)
+            return self.compute_call("machineTypes_get", "GET", "zones", zone, "machineTypes", name)
 
         found: dict[str, Any] = self.memo.get("type", f"{zone}/{name}", fetch)
         return found
@@ -146,22 +145,24 @@ class GceAdapter(MachineAdapter):
         job.begun = True
         request_id = str(uuid.uuid4())
         try:
-            operation = self.calls.call(
-                "instances_insert", lambda: self._insert(zone, body, request_id), lane="write", idempotent=True, deadline=DEADLINE
+            # However often it is repeated, one machine is made.
+            operation = self.compute_call(
+                "instances_insert",
+                "POST",
+                "zones",
+                zone,
+                "instances",
+                lane="write",
+                repeat=True,
+                body=body,
+                query={"requestId": request_id},
             )
         except HttpRefused as error:
             if error.status != 409 or not self._adopt(job, zone):
                 raise
             operation = {}
-        name = operation.get("name") if isinstance(operation, dict) else None
-        self._making[job.name] = (zone, str(name or "") if str(operation.get("kind", "")).endswith("#operation") else "")
-
-    def _insert(self, zone: str, body: dict[str, Any], request_id: str) -> Any:
-        """However often it is repeated, one machine is made."""
-        try:
-            return self.compute_raw("instances", "insert", zone=zone, body=body, requestId=request_id)
-        except TypeError:
-            return self.compute_raw("instances", "insert", zone=zone, body=body)
+        # Where the machine was adopted there is none.
+        self._making[job.name] = (zone, str(operation.get("name") or "") if is_operation(operation) else "")
 
     def _adopt(self, job: Job, zone: str) -> bool:
         """Whether what has the name already is of an earlier attempt for the same node."""
@@ -186,7 +187,9 @@ class GceAdapter(MachineAdapter):
         operations: dict[str, dict[str, Any]] = {}
         for zone, names in waiting.items():
             for start in range(0, len(names), NAMES):
-                for found in self._pages("zoneOperations", zone=zone, filter=_any_of(names[start : start + NAMES])):
+                for found in self._pages(
+                    "zoneOperations_list", "zones", zone, "operations", query={"filter": _any_of(names[start : start + NAMES])}
+                ):
                     operations[str(found.get("name"))] = found
         views = {}
         for key in keys:
@@ -254,7 +257,7 @@ class GceAdapter(MachineAdapter):
         return any(asked)
 
     def _delete_in(self, zone: str, key: str) -> bool:
-        return self.delete("instances_delete", lambda: self.compute_raw("instances", "delete", zone=zone, instance=key))
+        return self.delete("instances_delete", lambda: self.compute_raw("DELETE", "zones", zone, "instances", key))
 
     def is_gone(self, key: str, view: View | None) -> bool:
         return view is None or view.instance is None or view.instance.get("status") == "TERMINATED"
@@ -284,7 +287,7 @@ class GceAdapter(MachineAdapter):
                     yield Leftover(bodies.metadata_of(found), "instance", str(found["name"]))
 
     def _leftover_images(self) -> Iterator[Leftover]:
-        for found in self._pages("images"):
+        for found in self._pages("images_list", "global", "images"):
             yield Leftover(bodies.described(found), "image", str(found["name"]))
 
     def _leftover_objects(self) -> Iterator[Leftover]:
@@ -302,14 +305,13 @@ class GceAdapter(MachineAdapter):
 
     def _listImages(self) -> list[dict[str, Any]]:
         """For ``nodepool alien-image-list``."""
-        return [
-            {"id": found["name"], "name": found["name"], "properties": bodies.described(found)} for found in self._pages("images")
-        ]
+        found = self._pages("images_list", "global", "images")
+        return [{"id": each["name"], "name": each["name"], "properties": bodies.described(each)} for each in found]
 
     # -- quota
 
     def getQuotaLimits(self) -> QuotaInformation:
-        answer = self.compute_call("regions", "get", region=self.provider.region)
+        answer = self.compute_call("regions_get", "GET", "regions", self.provider.region)
         limits = {each.get("metric"): each.get("limit") for each in answer.get("quotas") or []}
         found: dict[str, float] = {}
         for name, metric in (("cores", "CPUS"), ("instances", "INSTANCES")):
@@ -354,13 +356,19 @@ class GceAdapter(MachineAdapter):
             return None
         for zone in self.provider.zones:
             try:
-                answer = self.compute_call("instances", "getSerialPortOutput", zone=zone, instance=str(external_id))
+                answer = self.compute_call(
+                    "instances_getSerialPortOutput", "GET", "zones", zone, "instances", str(external_id), "serialPort"
+                )
             except HttpRefused as error:
                 if error.status != 404:
                     raise
             else:
                 return str(answer.get("contents") or "")
         return None
+
+
+def is_operation(answer: Mapping[str, object]) -> bool:
+    return str(answer.get("kind", "")).endswith("#operation")
 
 
 def _last(url: object) -> str:

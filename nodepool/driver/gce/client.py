@@ -1,11 +1,12 @@
-"""Google's client library over our connections, and the credentials that it finds (GCE-3)."""
+"""Google's APIs by REST, with the credentials that Google's own library finds (GCE-3)."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import requests
@@ -35,7 +36,7 @@ def refusal(what: str, status: int, headers: Mapping[str, str], content: bytes) 
 
 
 class Transport:
-    """What Google's library takes for its HTTP. Unlike the one it brings along, it may be used by many threads."""
+    """Calls of one provider, without pace and repetition. Thread-safe."""
 
     def __init__(self) -> None:
         self.session = new_session()
@@ -77,7 +78,7 @@ class Transport:
         return found
 
     def send(self, method: str, url: str, what: str, headers: Mapping[str, str] | None = None, data: Any = None) -> Any:
-        """The library's response, whatever its status. Credentials are renewed once when they are refused.
+        """Return the response, whatever its status. Credentials are renewed once when they are refused.
 
         :raises NoAccess, NoAnswer:
         """
@@ -94,26 +95,30 @@ class Transport:
                 break
         return response
 
-    # -- for Google's library
+    def compute(
+        self, method: str, path: Sequence[str], query: Mapping[str, str] | None = None, body: object = None
+    ) -> dict[str, Any]:
+        """Call Compute Engine once.
 
-    def request(
-        self, uri: str, method: str = "GET", body: Any = None, headers: Mapping[str, str] | None = None, **_more: Any
-    ) -> tuple[Any, bytes]:
-        """:raises NoAccess, NoAnswer, HttpRefused:"""
-        import httplib2
-
-        what = f"{method} {uri.partition('?')[0].rpartition('/v1/')[2]}"
-        response = self.send(method, uri, what, headers, body)
+        :param path: below the version: ``("projects", "p", "zones", ...)``.
+        :raises NoAccess, NoAnswer, HttpRefused:
+        """
+        what = f"{method} {'/'.join(path)}"
+        address = (os.environ.get(OVERRIDE.format("COMPUTE")) or COMPUTE).rstrip("/")
+        url = "/".join([address, *(urllib.parse.quote(part, safe="") for part in path)])
+        if query:
+            url += f"?{urllib.parse.urlencode(query)}"
+        headers, data = ({}, None) if body is None else ({"Content-Type": "application/json"}, json.dumps(body))
+        response = self.send(method, url, what, headers, data)
         if response.status_code >= 300:
             raise refusal(what, response.status_code, response.headers, response.content)
         try:
-            if not isinstance(json.loads(response.content or b"{}"), dict):
-                raise ValueError
+            answer = json.loads(response.content or b"{}")
         except ValueError:
-            raise NoAnswer(f"{what}: the answer is not from Google (status {response.status_code}, not JSON)") from None
-        answer = httplib2.Response({"status": str(response.status_code)})
-        answer.update({key.lower(): value for key, value in response.headers.items()})
-        return answer, response.content
+            answer = None
+        if not isinstance(answer, dict):
+            raise NoAnswer(f"{what}: the answer is not from Google (status {response.status_code}, not a JSON object)")
+        return answer
 
     def close(self) -> None:
         self.session.close()
@@ -138,22 +143,3 @@ def _is_no_answer(error: BaseException) -> bool:
 
 def storage_address() -> str:
     return os.environ.get(OVERRIDE.format("STORAGE")) or STORAGE
-
-
-def make(transport: Transport) -> Any:
-    """The API of Compute Engine. Its description is in the library; nothing is asked for here."""
-    import googleapiclient.discovery
-
-    address = os.environ.get(OVERRIDE.format("COMPUTE")) or COMPUTE
-    try:
-        return googleapiclient.discovery.build(
-            "compute",
-            "v1",
-            http=transport,
-            client_options={"api_endpoint": address},
-            static_discovery=True,
-            cache_discovery=False,
-        )
-    except TypeError:
-        # A stand-in of third-party tests, which knows the call of 11.0.0 only.
-        return googleapiclient.discovery.build("compute", "v1")

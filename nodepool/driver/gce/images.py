@@ -99,7 +99,7 @@ class GceImages:
             self._send(key, filename, tags)
             body = bodies.image(name, f"{STORAGE}{self.bucket}/{urllib.parse.quote(key)}", entry, tags)
             begun = True
-            operation = self.adapter.compute_call("images", "insert", lane="write", body=body)
+            operation = self.adapter.compute_call("images_insert", "POST", "global", "images", lane="write", body=body)
             self._finish(operation, f"import of image {name}", until)
         except BaseException:
             if begun:
@@ -170,7 +170,7 @@ class GceImages:
             if until is not None and time.monotonic() > until:
                 raise exceptions.ImageCreateException(f"{what} takes too long")
             self.adapter.pause_upload()
-            operation = self.adapter.compute_call("globalOperations", "get", operation=name)
+            operation = self.adapter.compute_call("globalOperations_get", "GET", "global", "operations", name)
         errors = (operation.get("error") or {}).get("errors") or []
         if errors:
             raise exceptions.ImageCreateException(f"{what}: {errors[0].get('code')}: {errors[0].get('message')}")
@@ -179,7 +179,7 @@ class GceImages:
 
     def delete(self, external_id: str) -> None:
         """Ask for it; that it was there is not needed."""
-        self.adapter.delete("delete_image", lambda: self.adapter.compute_raw("images", "delete", image=external_id))
+        self.adapter.delete("delete_image", lambda: self.adapter.compute_raw("DELETE", "global", "images", external_id))
 
     def delete_object(self, key: str) -> None:
         path = f"storage/v1/b/{self.bucket}/o/{urllib.parse.quote(key, safe='')}"

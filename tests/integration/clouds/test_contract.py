@@ -209,7 +209,7 @@ def test_google_quota(google: Google, bench: LauncherBench) -> None:
     bench.use_up(second)
 
 
-@pytest.mark.spec("GCE-13.4: GCE-12: an empty answer about a machine type raises KeyError, and all of them are asked for anew")
+@pytest.mark.spec("GCE-13.4: an empty answer about a machine type raises KeyError, and all of them are asked for anew")
 def test_google_machine_type(google: Google, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(google.config(), cleanup_interval=600)
     adapter = bench.adapter(google.name)
@@ -429,62 +429,12 @@ def test_ibm_seam(ibm: Ibm, bench: LauncherBench, monkeypatch: pytest.MonkeyPatc
     assert asked == {vpc, groups}
 
 
-class Discovery:
-    """Google's library as tests of others replace it: the calls of 11.0.0 and no others."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, Any] = {}
-
-    def build(self, service: str, version: str) -> Any:
-        assert (service, version) == ("compute", "v1")
-        return self
-
-    def instances(self) -> Any:
-        return self
-
-    images = machineTypes = regions = instances
-
-    def execute(self) -> Any:
-        return self.answer
-
-    def _later(self, answer: Any) -> Any:
-        later = Discovery()
-        later.answer = answer
-        return later
-
-    answer: Any = None
-
-    def insert(self, project: str, zone: str, body: dict[str, Any]) -> Any:
-        interface = {"networkIP": "10.0.0.1", "accessConfigs": [{"natIP": "8.8.8.8"}]}
-        shown = {**body, "status": "RUNNING", "zone": f"projects/{project}/zones/{zone}", "networkInterfaces": [interface]}
-        self.items[body["name"]] = shown
-        return self._later({})
-
-    def list(self, project: str, zone: str) -> Any:
-        return self._later({"items": [*self.items.values()]})
-
-    def delete(self, project: str, zone: str, instance: str) -> Any:
-        del self.items[instance]
-        return self._later({})
-
-    def getFromFamily(self, project: str, family: str) -> Any:
-        return self._later({"selfLink": f"projects/{project}/images/{family}"})
-
-    def get(self, project: str, region: str = "", zone: str = "", machineType: str = "") -> Any:
-        if region:
-            return self._later({"quotas": [{"metric": "CPUS", "limit": 9}, {"metric": "INSTANCES", "limit": 9}]})
-        return self._later({"selfLink": machineType, "guestCpus": 1, "memoryMb": 1024})
-
-
-@pytest.mark.spec("GCE-12: googleapiclient.discovery is replaced")
-def test_google_seam(google: Google, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    import googleapiclient.discovery
-
-    assert googleapiclient.discovery.build
-    fake = Discovery()
-    monkeypatch.setattr("googleapiclient.discovery", fake)
-    bench.start(google.config(**{"object-storage": None}), cleanup_interval=600)
-    request, (node,) = bench.fulfilled("small")
-    assert (node.public_ipv4, node.az, node.resources["cores"]) == ("8.8.8.8", "us-central1-a", 1)
+@pytest.mark.spec("PY-6.5")
+def test_google_is_asked_at_its_public_host(google: Google, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE")
+    host = "https://compute.googleapis.com"
+    asked = intercept(monkeypatch, google, {host: google.cloud.url})
+    bench.start(google.config(), cleanup_interval=600)
+    request, _ = bench.fulfilled("small")
     bench.use_up(request)
-    assert fake.items == {}
+    assert asked == {host}
