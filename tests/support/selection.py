@@ -95,7 +95,7 @@ class Progress:
         self._left: dict[str, float] = {}
         self._count, self._total = 0, 0.0
         self._took: defaultdict[str, float] = defaultdict(float)
-        self._failed = 0
+        self._failed: list[str] = []
         self._written = 0.0
 
     def expect(self, names: Iterable[str]) -> None:
@@ -114,7 +114,8 @@ class Progress:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._took[report.nodeid] += report.duration
-        self._failed += report.failed
+        if report.failed:
+            self._failed.append(report.nodeid)
         if report.when == "teardown":
             self._left.pop(report.nodeid, None)
         if time.monotonic() - self._written > 1:

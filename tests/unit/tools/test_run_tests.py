@@ -123,11 +123,13 @@ def test_progress_line_says_what_runs_and_how_long_it_takes(
     assert run.line(3) == ".. 3 s: preparing; none failed; about 6 min 40 s left"
     for stage, part in ((samples, 0.25), (others, 0.5)):
         stage.folder.mkdir(parents=True)
-        (stage.folder / "progress.json").write_text(json.dumps({"done": 3, "left": 9, "part": part, "failed": 1}))
+        (stage.folder / "progress.json").write_text(
+            json.dumps({"done": 3, "left": 9, "part": part, "failed": [f"{stage.what}::one"]})
+        )
         stage.began = 1.0
     others.status, others.result = 0, "passed"
     # 100 s were expected for a quarter of the samples, and it took 150: the other three quarters take 450.
-    assert run.line(150) == ".. 2 min 30 s: samples 3 of 12; 2 failed; about 7 min 30 s left"
+    assert run.line(150) == ".. 2 min 30 s: samples 3 of 12; 2 failed, at last others::one; about 7 min 30 s left"
 
 
 def test_each_test_is_in_one_of_the_sets(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> None:
