@@ -12,10 +12,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nodepool import exceptions
 from nodepool.cloud import CloudCalls, Poller
 from nodepool.driver.common.offers import Offer
-from nodepool.driver.statemachine.model import Instance, StateMachine
-from nodepool.driver.statemachine.watching import WatchingMachine
+from nodepool.driver.statemachine.model import Instance
+from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 
@@ -70,129 +71,72 @@ class Maker(Protocol):
         """It is confirmed."""
 
 
-class _Machine(WatchingMachine):
-    def _submit(self, function: Callable[[], Any], lane: str) -> None:
-        self.waiting_future = self.adapter.calls.run(function, lane=lane)
-        self.next_wake = None
-
-    def _result(self) -> Any:
-        future, self.waiting_future = self.waiting_future, None
-        return future.result()
-
-    def _watch_for(self, key: str, kind: object) -> None:
-        self.look_at(self.adapter.watched.watch(key, self._wake, kind))
-
-
-class CreateMachine(_Machine):
-    CREATING, WAITING, COMPLETE = "creating", "waiting", "complete"
-
+class CreateMachine(SteppedMachine):
     def __init__(self, maker: Maker, job: Job) -> None:
-        super().__init__(maker, job.log)
+        super().__init__()
+        self.maker = maker
         self.job = job
         self.external_id = job.name
 
-    def advance(self) -> Instance | None:
-        if self.state == StateMachine.START:
-            self._submit(lambda: self.adapter.launch(self.job), "write")
-            self.state = self.CREATING
-        if self.state == self.CREATING:
-            if not self.waiting_future.done():
-                return None
-            self._made()
-            self._watch_for(self.job.name, ("launch", self.job.label.name))
-            self.state = self.WAITING
-        if self.state == self.WAITING:
-            return self._look()
-        return None
-
-    def _made(self) -> None:
+    def steps(self) -> Steps[Instance]:
+        maker, job = self.maker, self.job
         try:
-            self._result()
-        except BaseException:
-            if not self.job.begun:
+            yield from self._write(lambda: maker.launch(job))
+        except exceptions.FOREIGN:
+            if not job.begun:
                 self.external_id = None  # nothing to delete
             raise
+        found = yield from self._watch("launch")
+        while not isinstance(found, Instance):
+            view = yield from self._write(found)
+            found = (maker.progress(job, view) if view is not None else None) or (yield from self._watch("step"))
+        return found
 
-    def _look(self) -> Instance | None:
-        if self.waiting_future is not None:
-            if not self.waiting_future.done():
-                return None
-            view = self._result()
-            if view is None:
-                self._watch_for(self.job.name, ("step", self.job.label.name))
-                return None
-        else:
-            look = self._watch.look if self._watch is not None else None
-            if look is None:
-                return None
-            view = look.value
-        try:
-            found = self.adapter.progress(self.job, view)
-        except BaseException:
-            self.looked_away(reached=False)
-            raise
-        if isinstance(found, Instance):
-            self.looked_away()
-            self.state = self.COMPLETE
-            self.complete = True
-            return found
-        if found is not None:
-            self.looked_away()
-            self._submit(found, "write")
-        elif self._watch is None:
-            self._watch_for(self.job.name, ("step", self.job.label.name))
-        return None
+    def _write(self, function: Step) -> Steps[Any]:
+        return self.call(self.maker.calls.run(function, lane="write"), self._remove_late)
 
-    def abandon(self) -> None:
-        future, self.waiting_future = self.waiting_future, None
-        self.looked_away(reached=False)
-        if future is not None and not future.cancel():
-            future.add_done_callback(self._remove_late)
+    def _watch(self, kind: str) -> Steps[Instance | Step]:
+        """Wait until the machine runs or needs a further step."""
+        watch = self.maker.watched.watch(self.job.name, self._wake, (kind, self.job.label.name))
+        while True:
+            answer = yield from self.answer(watch)
+            found = self.maker.progress(self.job, answer.value)
+            if found is not None:
+                watch.end()
+                return found
 
     def _remove_late(self, _call: Future[Any]) -> None:
-        """What was under way when the launch was given up may have come after what was deleted."""
+        """Delete what a call may have created after the launch was abandoned and its instance deleted."""
         if self.job.begun:
-            adapter, name = self.adapter, self.job.name
-            adapter.calls.run(lambda: adapter.remove(name), lane="delete")
+            maker, name = self.maker, self.job.name
+            maker.calls.run(lambda: maker.remove(name), lane="delete")
 
 
-class DeleteMachine(_Machine):
-    ASKING, DELETING, COMPLETE = "asking for the deletion", "deleting", "complete"
-
+class DeleteMachine(SteppedMachine):
     def __init__(self, maker: Maker, external_id: object, log: logging.Logger | Log) -> None:
-        super().__init__(maker, log)
+        super().__init__()
+        self.maker = maker
         self.external_id = external_id
-        self._since = 0.0
+        self.log = log
 
-    def advance(self) -> None:
+    def steps(self) -> Steps[None]:
         if not self.external_id:
-            self.complete = True
             return
-        key = str(self.external_id)
-        if self.state == StateMachine.START:
-            self._since = time.monotonic()
-            self._submit(lambda: self.adapter.remove(key), "delete")
-            self.state = self.ASKING
-        if self.state == self.ASKING:
-            if not self.waiting_future.done():
-                return
-            if self._result():
-                self._watch_for(key, "delete")
-                self.state = self.DELETING
-            else:
-                self.state = self.COMPLETE
-        if self.state == self.DELETING:
-            assert self._watch is not None
-            look = self._watch.look
-            if look is None or not self.adapter.is_gone(key, look.value):
-                if time.monotonic() - self._since > ASK_AGAIN:
-                    self.log.warning("%s is still there after %.0f s, its deletion is asked for again", key, ASK_AGAIN)
-                    self.looked_away(reached=False)
-                    self.state = StateMachine.START
-                    self.advance()
-                return
-            self.looked_away()
-            self.state = self.COMPLETE
-        if self.state == self.COMPLETE:
-            self.adapter.note_gone(key)
-            self.complete = True
+        maker, key, gone = self.maker, str(self.external_id), False
+        while not gone:
+            since = time.monotonic()
+            asked = yield from self.call(maker.calls.run(lambda: maker.remove(key), lane="delete"))
+            gone = not asked or (yield from self._gone(key, since))
+        maker.note_gone(key)
+
+    def _gone(self, key: str, since: float) -> Steps[bool]:
+        """Wait until nothing of it is left. Return False if the deletion has to be requested again."""
+        watch = self.maker.watched.watch(key, self._wake, "delete")
+        while (answer := watch.look) is None or not self.maker.is_gone(key, answer.value):
+            if time.monotonic() - since > ASK_AGAIN:
+                self.log.warning("%s is still there after %.0f s, its deletion is asked for again", key, ASK_AGAIN)
+                watch.end(reached=False)
+                return False
+            yield Wait(watch=watch)
+        watch.end()
+        return True
