@@ -25,7 +25,7 @@ from nodepool.driver.openstack.servers import (
     quota_from_flavor,
 )
 from nodepool.driver.statemachine.model import Adapter, DriverLabel
-from nodepool.driver.statemachine.watching import WatchingMachine
+from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
 
@@ -35,113 +35,61 @@ DELETE_AGAIN = 30.0
 """Seconds after which a server whose deletion was accepted, but is not under way, is deleted again."""
 
 
-class _ApiMachine(WatchingMachine):
-    """Runs one API call at a time, or waits for one object, and wakes when there is news."""
-
-    def __init__(self, adapter: Adapter, log: Log) -> None:
-        super().__init__(adapter, log)
-        self.future: Future[Any] | None = None
-
-    def submit(self, api: Callable[..., Any], *args: object, **kw: object) -> None:
-        self.follow(self.adapter._submitApi(api, *args, **kw))
-
-    def follow(self, future: Future[Any]) -> None:
-        self.future = future
-        self.waiting_future = future
-
-    def finished(self) -> bool:
-        """True when the call under way is done; its error is raised by :meth:`result`."""
-        return self.future is not None and self.future.done()
-
-    def result(self) -> Any:
-        future, self.future, self.waiting_future = self.future, None, None
-        assert future is not None
-        return future.result()
-
-
-class OpenStackDeleteStateMachine(_ApiMachine):
-    SERVER_DELETE_SUBMIT = "submit delete server"
+class OpenStackDeleteStateMachine(SteppedMachine):
     SERVER_DELETE = "delete server"
     SERVER_DELETING = "deleting server"
-    COMPLETE = "complete"
 
     def __init__(self, adapter: Adapter, external_id: object, log: Log) -> None:
-        super().__init__(adapter, log)
+        super().__init__()
+        self.adapter: Any = adapter
+        self.log = log
         self.external_id = external_id
 
-    def advance(self) -> None:
-        if not self.external_id:
-            self.complete = True
+    def steps(self) -> Steps[None]:
+        adapter, server_id, gone = self.adapter, self.external_id, False
+        if not server_id:
             return
-        if self.next_wake == 0.0:
-            self.next_wake = None
-        if self.state == self.START:
-            if self.future is None:
-                self.follow(self.adapter._submitDelete(self.adapter._deleteFloatingIpsOf, self.external_id))
-            if not self.finished():
-                return
-            self.result()
-            self.state = self.SERVER_DELETE_SUBMIT
-
-        if self.state == self.SERVER_DELETE_SUBMIT:
-            self.follow(self.adapter._requestDeletion(self.external_id))
+        yield from self.call(adapter._submitDelete(adapter._deleteFloatingIpsOf, server_id))
+        while not gone:
             self.state = self.SERVER_DELETE
+            yield from self.call(adapter._requestDeletion(server_id))
+            gone = adapter._wasMissing(server_id) or (yield from self._gone())
 
-        if self.state == self.SERVER_DELETE:
-            if not self.finished():
-                return
-            self.result()
-            if self.adapter._wasMissing(self.external_id):
-                self.state = self.COMPLETE
-            else:
-                self.look_at(self.adapter.watched_servers.watch(self.external_id, self._wake, "delete"))
-                self.state = self.SERVER_DELETING
-
-        if self.state == self.SERVER_DELETING:
-            if not self._gone():
-                return
-            self.state = self.COMPLETE
-
-        if self.state == self.COMPLETE:
-            self.complete = True
-
-    def _gone(self) -> bool:
-        assert self._watch is not None
-        look = self._watch.look
-        if look is None:
-            return False
-        if look.value is not None and not is_deleted(look.value):
-            if look.value.get("OS-EXT-STS:task_state") != "deleting" and look.asked - self._watch.started > DELETE_AGAIN:
+    def _gone(self) -> Steps[bool]:
+        """Wait until the server no longer exists. Return False if its deletion has to be requested again."""
+        self.state = self.SERVER_DELETING
+        watch = self.adapter.watched_servers.watch(self.external_id, self._wake, "delete")
+        while True:
+            look = yield from self.answer(watch)
+            if look.value is None or is_deleted(look.value):
+                watch.end()
+                self.adapter._gone.add(self.external_id)
+                return True
+            if look.value.get("OS-EXT-STS:task_state") != "deleting" and look.asked - watch.started > DELETE_AGAIN:
                 # Accepted and forgotten, or failed inside the cloud.
                 self.log.warning("Server %s is still %s, deleting it again", self.external_id, look.value.get("status"))
-                self.looked_away(reached=False)
-                self.state = self.SERVER_DELETE_SUBMIT
-                self.next_wake = 0.0
-            return False
-        self.looked_away()
-        self.adapter._gone.add(self.external_id)
-        return True
+                watch.end(reached=False)
+                return False
 
 
-class OpenStackCreateStateMachine(_ApiMachine):
+class OpenStackCreateStateMachine(SteppedMachine):
     SERVER_CREATING_SUBMIT = "submit creating server"
     SERVER_CREATING = "creating server"
     FLOATING_IP_CREATING = "creating floating ip"
     FLOATING_IP_ATTACHING = "attaching floating ip"
-    COMPLETE = "complete"
 
     def __init__(
         self, adapter: Any, hostname: str, label: DriverLabel, image_external_id: object, metadata: dict[str, str],
         request: NodeRequest, az: str | None, log: Log,
     ) -> None:  # fmt: skip
-        super().__init__(adapter, log)
+        super().__init__()
+        self.adapter = adapter
+        self.log = log
         self.provider = adapter.provider
         self.hostname = hostname
         self.label = label
         self.az = az
         self.server: Any = None
-        self.floating_ip: Any = None
-        self._deadline: float | None = None
         if image_external_id:
             image_name = label.diskimage.name
             diskimage = self.provider.diskimages[image_name]
@@ -155,13 +103,13 @@ class OpenStackCreateStateMachine(_ApiMachine):
         self.flavor = adapter._findFlavor(label.flavor_name, label.min_ram)
         self.quota = quota_from_flavor(self.flavor, label=label)
 
-    def submit(self, api: Callable[..., Any], *args: object, **kw: object) -> None:
-        super().submit(self._translated, api, *args, **kw)
+    def _call(self, api: Callable[..., Any], *args: object, undo: Callable[[Future[Any]], object] | None = None) -> Steps[Any]:
+        return self.call(self.adapter._submitApi(self._translated, api, *args), undo)
 
-    def _translated(self, api: Any, *args: object, **kw: object) -> Any:
+    def _translated(self, api: Callable[..., Any], *args: object) -> Any:
         """On the executor: the call, whatever it is for, with errors that the launcher tells apart."""
         try:
-            return api(*args, **kw)
+            return api(*args)
         except Exception as exc:
             tidy(exc)
             told = self._translate(exc)
@@ -262,61 +210,23 @@ class OpenStackCreateStateMachine(_ApiMachine):
             self.adapter._noteFloatingIps(server["id"], [])
         return server, needed
 
-    def advance(self) -> OpenStackInstance | None:
-        if self.state == self.START:
-            self.submit(self._createServer)
-            self.state = self.SERVER_CREATING_SUBMIT
-
-        if self.state == self.SERVER_CREATING_SUBMIT:
-            if not self.finished():
-                return None
-            self.server = self.result()
-            self.external_id = self.server["id"]
-            self.look_at(self.adapter.watched_servers.watch(self.external_id, self._wake, ("launch", self.label.name)))
-            self.state = self.SERVER_CREATING
-
-        if self.state == self.SERVER_CREATING:
-            needs_floating_ip = self._waitForActive()
-            if needs_floating_ip is None:
-                return None
-            if needs_floating_ip:
-                self.submit(self.adapter._createFloatingIp, self.server)
-                self.state = self.FLOATING_IP_CREATING
-            else:
-                self.state = self.COMPLETE
-
-        if self.state == self.FLOATING_IP_CREATING:
-            if not self.finished():
-                return None
-            self.floating_ip = self.result()
-            if self.floating_ip is None:
+    def steps(self) -> Steps[OpenStackInstance]:
+        self.state = self.SERVER_CREATING_SUBMIT
+        self.server = yield from self._call(self._createServer, undo=self._removeLate)
+        self.external_id = self.server["id"]
+        self.state = self.SERVER_CREATING
+        yield from self._active()
+        self.server, needs_floating_ip = yield from self._call(self._inspect, self.server)
+        if needs_floating_ip:
+            self.state = self.FLOATING_IP_CREATING
+            floating_ip = yield from self._call(self.adapter._createFloatingIp, self.server)
+            if floating_ip is None:
                 self.log.info("No port of server %s can have a floating IP", self.external_id)
-                self.state = self.COMPLETE
             else:
-                self._deadline = time.monotonic() + FLOATING_IP_TIMEOUT
-                self.look_at(self.adapter.watched_ips.watch(self.floating_ip["id"], self._wake, "attach"))
                 self.state = self.FLOATING_IP_ATTACHING
-
-        if self.state == self.FLOATING_IP_ATTACHING:
-            if self.future is None:
-                if not self._attachedNow():
-                    return None
-                self.submit(self._showFloatingIp)
-            if not self.finished():
-                return None
-            self.server = self.result()
-            self.state = self.COMPLETE
-
-        if self.state == self.COMPLETE:
-            self.complete = True
-            return OpenStackInstance(self.provider, self.server, self.quota)
-        return None
-
-    def abandon(self) -> None:
-        future, creating = self.future, self.state == self.SERVER_CREATING_SUBMIT
-        super().abandon()
-        if future is not None and creating and not future.cancel():
-            future.add_done_callback(self._removeLate)
+                floating_ip = yield from self._attached(floating_ip)
+                self.server = yield from self._call(self._showFloatingIp, floating_ip)
+        return OpenStackInstance(self.provider, self.server, self.quota)
 
     def _removeLate(self, future: Future[Any]) -> None:
         """The creation that is not waited for any more has made a server, perhaps in spite of an error."""
@@ -325,73 +235,53 @@ class OpenStackCreateStateMachine(_ApiMachine):
             self.log.warning("Server %s came after its launch was given up, deleting it", server_id)
             self.adapter._requestDeletion(server_id)
 
-    def _attachedNow(self) -> bool:
-        """Is the floating IP active?"""
-        assert self._watch is not None and self._deadline is not None
-        look = self._watch.look
-        if look is not None and look.value is not None and look.value["status"] == "ACTIVE":
-            self.floating_ip = look.value
-            self.looked_away()
-            return True
-        if time.monotonic() > self._deadline:
-            self.looked_away(reached=False)
-            raise exceptions.IPAddTimeoutException(
-                f"Floating IP {self.floating_ip['floating_ip_address']} of server {self.external_id} did not become active"
-                f" within {FLOATING_IP_TIMEOUT:.0f} s"
-            )
-        if look is not None and look.value is None:
-            self.looked_away(reached=False)
-            raise exceptions.LaunchNetworkException(f"Floating IP {self.floating_ip['id']} has vanished")
-        return False
+    def _attached(self, floating_ip: Any) -> Steps[Any]:
+        """Wait until the floating IP is active."""
+        until = time.monotonic() + FLOATING_IP_TIMEOUT
+        watch = self.adapter.watched_ips.watch(floating_ip["id"], self._wake, "attach")
+        while True:
+            yield Wait(watch=watch)
+            look = watch.look
+            if look is not None and look.value is not None and look.value["status"] == "ACTIVE":
+                watch.end()
+                return look.value
+            if time.monotonic() > until:
+                raise exceptions.IPAddTimeoutException(
+                    f"Floating IP {floating_ip['floating_ip_address']} of server {self.external_id} did not become active"
+                    f" within {FLOATING_IP_TIMEOUT:.0f} s"
+                )
+            if look is not None and look.value is None:
+                raise exceptions.LaunchNetworkException(f"Floating IP {floating_ip['id']} has vanished")
 
-    def _showFloatingIp(self) -> Any:
+    def _showFloatingIp(self, floating_ip: Any) -> Any:
         """The server with its floating IP, which the compute service itself shows later."""
-        fixed, floating = self.floating_ip["fixed_ip_address"], self.floating_ip["floating_ip_address"]
+        fixed, floating = floating_ip["fixed_ip_address"], floating_ip["floating_ip_address"]
         for interfaces in self.server["addresses"].values():
             for interface in list(interfaces):
                 if interface["addr"] == fixed and floating not in [known["addr"] for known in interfaces]:
                     interfaces.append({**interface, "addr": floating, "OS-EXT-IPS:type": FLOATING})
         return self.adapter._expandServer(self.server)
 
-    def _waitForActive(self) -> bool | None:
-        """None while waiting; then whether a floating IP is needed. Raises when the server failed."""
-        if self.future is None:
-            if not self._active():
-                return None
-            self.submit(self._inspect, self.server)
-        if not self.finished():
-            return None
-        self.server, needed = self.result()
-        return bool(needed)
-
-    def _active(self) -> bool:
-        assert self._watch is not None
-        look = self._watch.look
-        if look is None:
-            return False
-        if look.value is None:
-            # Not shown yet, or deleted by others.
-            if look.asked - self._watch.started > self.adapter.SETTLING:
-                self.looked_away(reached=False)
-                raise exceptions.LaunchStatusException(f"Server {self.external_id} has vanished")
-            return False
-        self.server = look.value
-        status = str(self.server.get("status") or "").upper()
-        if status in ("ERROR", "DELETED", "SOFT_DELETED"):
-            self.looked_away(reached=False)
-            raise self._failure(status)
-        if status != "ACTIVE":
-            return False
-        if not self.server.get("addresses") and self._waitsForAddresses():
-            return False
-        self.looked_away()
-        return True
-
-    def _waitsForAddresses(self) -> bool:
-        now = time.monotonic()
-        if self._deadline is None:
-            self._deadline = now + self.adapter.SETTLING
-        return now < self._deadline
+    def _active(self) -> Steps[None]:
+        """Wait until the server is active and has addresses. Raises when it failed."""
+        watch = self.adapter.watched_servers.watch(self.external_id, self._wake, ("launch", self.label.name))
+        until: float | None = None
+        while True:
+            look = yield from self.answer(watch)
+            if look.value is None:
+                # Not shown yet, or deleted by others.
+                if look.asked - watch.started > self.adapter.SETTLING:
+                    raise exceptions.LaunchStatusException(f"Server {self.external_id} has vanished")
+                continue
+            self.server = look.value
+            status = str(self.server.get("status") or "").upper()
+            if status in ("ERROR", "DELETED", "SOFT_DELETED"):
+                raise self._failure(status)
+            if status == "ACTIVE":
+                until = until or time.monotonic() + self.adapter.SETTLING
+                if self.server.get("addresses") or time.monotonic() >= until:
+                    watch.end()
+                    return
 
     def _failure(self, status: str) -> Exception:
         fault = fault_message(self.server)
