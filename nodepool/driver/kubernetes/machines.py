@@ -24,7 +24,8 @@ from nodepool.driver.kubernetes.api.kinds import POD, SECRET, Kind
 from nodepool.driver.kubernetes.api.watches import Waiting
 from nodepool.driver.kubernetes.bodies import USER
 from nodepool.driver.kubernetes.config import KubernetesLabel
-from nodepool.driver.statemachine.model import Instance, StateMachine
+from nodepool.driver.statemachine.model import Instance
+from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.logconfig import Log
 
 #: Seconds for the cluster to fill in a token, and for a pod to run.
@@ -94,159 +95,120 @@ class Seen:
     found: Object | None
 
 
-class _Machine(StateMachine):
-    """Waits for one call, or for news of one object, at a time."""
+class News:
+    """What the server tells of one object, and the answers to our own questions."""
 
+    def __init__(self, maker: Maker, target: Target, wake: Callable[[], None]) -> None:
+        self._maker = maker
+        self._target = target
+        self.waiting = maker.wait_for(target.kind, target.name, target.namespace, wake)
+        self._call: Future[Object | None] | None = None
+        self._ask_at: float | None = None
+
+    def next(self, until: float = math.inf, uid: str | None = None) -> Steps[Seen | None]:
+        """Wait until something is told or answered. Return None at ``until``.
+
+        :param uid: of an object that is being deleted: no question is needed when the server tells that it is gone.
+        """
+        maker, target, waiting = self._maker, self._target, self.waiting
+        while not uid or waiting.deleted != uid:
+            news = waiting.take()
+            if news is not None:
+                return Seen(news)
+            if self._call is not None and self._call.done():
+                call, self._call = self._call, None
+                return Seen(call.result())
+            now = time.monotonic()
+            if now >= until:
+                return None
+            if self._ask_at is None:
+                self._ask_at = now + waiting.pause()
+            if self._call is None and (waiting.doubtful() or now >= self._ask_at):
+                self._ask_at = now + waiting.pause()
+                self._call = maker.calls.run(lambda: maker.find(target.kind, target.name, target.namespace), lane="read")
+            yield Wait(self._call, min(self._ask_at, until))
+        return Seen(None)
+
+
+class _Machine(SteppedMachine):
     def __init__(self, maker: Maker, log: Log) -> None:
         super().__init__()
         self._maker = maker
         self._log = log
-        self._call: Future[Any] | None = None
-        self._waitings: list[Waiting] = []
-        self._ask_at = math.inf
+        self._news: list[News] = []
 
-    def _submit(self, function: Callable[[], Any], lane: str) -> None:
-        self._call = self.waiting_future = self._maker.calls.run(function, lane=lane)
-
-    def _result(self) -> Any:
-        call, self._call, self.waiting_future = self._call, None, None
-        assert call is not None
-        return call.result()
-
-    def _wake(self) -> None:
-        if self.wake is not None:
-            self.wake()
-
-    def _wait_for(self, kind: Kind, name: str, namespace: str | None) -> Waiting:
-        waiting = self._maker.wait_for(kind, name, namespace, self._wake)
-        self._waitings.append(waiting)
-        return waiting
+    def _wait_for(self, target: Target) -> News:
+        news = News(self._maker, target, self._wake)
+        self._news.append(news)
+        return news
 
     def _wait_no_more(self) -> None:
-        for waiting in self._waitings:
-            waiting.end()
-        self._waitings = []
+        for news in self._news:
+            news.waiting.end()
+        self._news = []
 
-    def _begin(self, waiting: Waiting) -> None:
-        self._ask_at = time.monotonic() + waiting.pause()
-
-    def _look(self, waiting: Waiting, kind: Kind, name: str, namespace: str | None) -> Seen | None:
-        """What the server tells, or has answered; None: nothing new."""
-        news = waiting.take()
-        if news is not None:
-            return Seen(news)
-        if self._call is not None:
-            return Seen(self._result()) if self._call.done() else None
-        now = time.monotonic()
-        if waiting.doubtful() or now >= self._ask_at:
-            self._ask_at = now + waiting.pause()
-            self._submit(lambda: self._maker.find(kind, name, namespace), "read")
-        self.next_wake = self._ask_at
-        return None
+    def abandon(self) -> None:
+        self._wait_no_more()
+        super().abandon()
 
 
 class CreateMachine(_Machine):
-    MAKING, TOKEN, POD, COMPLETE = "making", "waiting for the token", "waiting for the pod", "complete"
-
     def __init__(self, maker: Maker, job: Job) -> None:
         super().__init__(maker, job.log)
         self.job = job
         self.external_id = job.external_id
-        self._secret: Object | None = None
-        self._pod: Object | None = None
-        self._token_news: Waiting | None = None
-        self._pod_news: Waiting | None = None
-        self._since = 0.0
 
-    def advance(self) -> Instance | None:
-        if self.state == self.START:
-            job = self.job
-            # Before anything is made, so that no change is missed.
-            if job.token is not None:
-                self._token_news = self._wait_for(SECRET, job.token, job.namespace)
-            if job.pod is not None:
-                self._pod_news = self._wait_for(POD, job.pod, job.namespace)
-            self._submit(lambda: self._maker.make(job), "write")
-            self.state = self.MAKING
-        if self.state == self.MAKING:
-            assert self._call is not None
-            if not self._call.done():
-                return None
-            self._made()
-            self._secret = self.job.secret
-            self._next(self.TOKEN, self._token_news)
-        if self.state == self.TOKEN:
-            if self._token_news is not None and self._secret is None and not self._has_token(self._token_news):
-                return None
-            self._next(self.POD, self._pod_news)
-        if self.state == self.POD:
-            if self._pod_news is not None and not self._runs(self._pod_news):
-                return None
-            self.state = self.COMPLETE
-        self._wait_no_more()
-        self.trouble = None
-        self.complete = True
-        return self._maker.instance(self.job, self._secret, self._pod)
-
-    def _next(self, state: str, waiting: Waiting | None) -> None:
-        self.state = state
-        self._since = time.monotonic()
-        if waiting is not None:
-            self._begin(waiting)
-
-    def _made(self) -> None:
+    def steps(self) -> Steps[Instance]:
+        maker, job = self._maker, self.job
+        # Before anything is made, so that no change is missed.
+        token = self._wait_for(Target(SECRET, job.token, job.namespace)) if job.token is not None else None
+        pod = self._wait_for(Target(POD, job.pod, job.namespace)) if job.pod is not None else None
         try:
-            self._result()
+            yield from self.call(maker.calls.run(lambda: maker.make(job), lane="write"), self._remove_late)
         except Exception as error:
-            if not self.job.begun:
+            self._wait_no_more()
+            if not job.begun:
                 self.external_id = None
             told = translate(error, classify, ErrorKind.QUOTA)
             if told is error:
                 raise
             raise told from error
+        secret, found = job.secret, None
+        if token is not None and secret is None:
+            secret = yield from self._token(token)
+        if pod is not None:
+            found = yield from self._running(pod)
+        self._wait_no_more()
+        self.trouble = None
+        return maker.instance(job, secret, found)
 
-    def _has_token(self, news: Waiting) -> bool:
-        job = self.job
-        assert job.token is not None
-        seen = self._look(news, SECRET, job.token, job.namespace)
-        if seen is not None and seen.found is not None and token_of(seen.found) is not None:
-            self._secret = seen.found
-            return True
-        self._check_time(TOKEN_TIMEOUT, f"namespace {job.namespace}: the cluster has filled in no token of {job.token}")
-        return False
+    def _token(self, news: News) -> Steps[Object]:
+        job, until = self.job, time.monotonic() + TOKEN_TIMEOUT
+        while (seen := (yield from news.next(until))) is not None:
+            if seen.found is not None and token_of(seen.found) is not None:
+                return seen.found
+        raise exceptions.LaunchNodepoolException(
+            f"namespace {job.namespace}: the cluster has filled in no token of {job.token} after {TOKEN_TIMEOUT:.0f} s"
+        )
 
-    def _runs(self, news: Waiting) -> bool:
-        job = self.job
-        assert job.pod is not None
-        seen = self._look(news, POD, job.pod, job.namespace)
-        if seen is not None:
-            self._pod = seen.found
-            if seen.found is None:
-                if time.monotonic() - self._since > SETTLING:
-                    raise exceptions.LaunchStatusException(f"pod {job.pod} of namespace {job.namespace} has vanished")
-            else:
+    def _running(self, news: News) -> Steps[Object]:
+        since, pod = time.monotonic(), f"pod {self.job.pod} of namespace {self.job.namespace}"
+        while (seen := (yield from news.next(since + POD_TIMEOUT))) is not None:
+            if seen.found is not None:
                 reason = trouble.failed(seen.found)
                 if reason is not None:
-                    raise exceptions.LaunchStatusException(f"pod {job.pod} of namespace {job.namespace}: {reason}")
+                    raise exceptions.LaunchStatusException(f"{pod}: {reason}")
                 if trouble.is_running(seen.found):
-                    return True
+                    return seen.found
                 self.trouble = trouble.waits(seen.found)
-        text = f"pod {job.pod} of namespace {job.namespace} does not run"
-        self._check_time(POD_TIMEOUT, f"{text}: {self.trouble}" if self.trouble else text)
-        return False
-
-    def _check_time(self, limit: float, text: str) -> None:
-        left = self._since + limit - time.monotonic()
-        if left <= 0:
-            raise exceptions.LaunchNodepoolException(f"{text} after {limit:.0f} s")
-        self.next_wake = min(self._ask_at, time.monotonic() + left)
+            elif time.monotonic() - since > SETTLING:
+                raise exceptions.LaunchStatusException(f"{pod} has vanished")
+        text = f"{pod} does not run: {self.trouble}" if self.trouble else f"{pod} does not run"
+        raise exceptions.LaunchNodepoolException(f"{text} after {POD_TIMEOUT:.0f} s")
 
     def abandon(self) -> None:
-        self._wait_no_more()
         self.job.given_up.set()
-        call, making = self._call, self.state == self.MAKING
-        if call is not None and making and not call.cancel():
-            call.add_done_callback(self._remove_late)
+        super().abandon()
 
     def _remove_late(self, _call: Future[Any]) -> None:
         """What was under way when the launch was given up may have come after what was deleted."""
@@ -256,70 +218,41 @@ class CreateMachine(_Machine):
 
 
 class DeleteMachine(_Machine):
-    ASKING, DELETING, COMPLETE = "asking for the deletion", "deleting", "complete"
-
     def __init__(self, maker: Maker, external_id: object, log: Log) -> None:
         super().__init__(maker, log)
         self.external_id = external_id
         self._target = maker.target(str(external_id)) if external_id else None
-        self._news: Waiting | None = None
-        self._since = time.monotonic()
-        self._told: str | None = None
-        self._uid: str | None = None
 
-    def advance(self) -> None:
-        target = self._target
+    def steps(self) -> Steps[None]:
+        maker, target = self._maker, self._target
         if target is None:
-            self.complete = True
             return
-        if self.state == self.START:
-            self._news = self._wait_for(target.kind, target.name, target.namespace)
-            self._submit(lambda: self._maker.remove(target), "delete")
-            self.state = self.ASKING
-        if self.state == self.ASKING:
-            assert self._call is not None and self._news is not None
-            if not self._call.done():
-                return
-            self._begin(self._news)
-            self._uid = self._asked()
-            self.state = self.DELETING if self._uid is not None else self.COMPLETE
-        if self.state == self.DELETING and self._gone(target):
-            self.state = self.COMPLETE
-        if self.state == self.COMPLETE:
-            self._wait_no_more()
-            self.complete = True
-
-    def _asked(self) -> str | None:
+        since, news = time.monotonic(), self._wait_for(target)
         try:
-            uid: str | None = self._result()
-            return uid
-        except BaseException:
+            uid = yield from self.call(maker.calls.run(lambda: maker.remove(target), lane="delete"))
+        except exceptions.FOREIGN:
             self._wait_no_more()
             raise
-
-    def _gone(self, target: Target) -> bool:
-        assert self._news is not None
-        if self._uid and self._news.deleted == self._uid:
-            return True
-        try:
-            seen = self._look(self._news, target.kind, target.name, target.namespace)
-        except ApiError as error:
-            # Asked again: only "not found" means that it is gone.
-            self._log.warning("Cannot tell whether %s %s is gone: %s", target.kind.name, target.name, error)
-            return False
-        if seen is None:
-            return False
-        if seen.found is not None and time.monotonic() - self._since > STUCK:
-            self.trouble = trouble.stuck(seen.found)
-            if self.trouble != self._told:
-                self._told = self.trouble
-                self._log.warning(
-                    "%s %s is still being deleted: %s", target.kind.name.capitalize(), target.name, self.trouble
-                )  # fmt: skip
-        return seen.found is None
-
-    def abandon(self) -> None:
+        if uid is not None:
+            yield from self._gone(target, news, uid, since)
         self._wait_no_more()
+
+    def _gone(self, target: Target, news: News, uid: str, since: float) -> Steps[None]:
+        told: str | None = None
+        while True:
+            try:
+                seen = yield from news.next(uid=uid)
+            except ApiError as error:
+                # Asked again: only "not found" means that it is gone.
+                self._log.warning("Cannot tell whether %s %s is gone: %s", target.kind.name, target.name, error)
+                continue
+            if seen is None or seen.found is None:
+                return
+            if time.monotonic() - since > STUCK:
+                self.trouble = trouble.stuck(seen.found)
+                if self.trouble != told:
+                    told = self.trouble
+                    self._log.warning("%s %s is still being deleted: %s", target.kind.name.capitalize(), target.name, told)
 
 
 def token_of(secret: Object) -> str | None:
