@@ -918,8 +918,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "starting-slivers-are-ready": Mutation(
         "nodepool.driver.nodemanager.machines",
-        '        if state == "ready":\n',
-        '        if state in ("ready", "creating"):\n',
+        '        return state == "ready"\n',
+        '        return state in ("ready", "creating")\n',
         2,
     ),
 }

@@ -139,7 +139,7 @@ class NodeManagerAdapter(statemachine.Adapter):
     def hosts_changed(self, machine: CreateMachine) -> bool:
         """Whether there is news for a machine that waits for hosts."""
         with self._lock:
-            return machine not in self._waiting and machine.state == machine.PLACING
+            return machine not in self._waiting
 
     def _wake_waiting(self) -> None:
         with self._lock:

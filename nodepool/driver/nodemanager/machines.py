@@ -13,6 +13,7 @@ from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.answers import metadata_of
 from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.hosts import Hosts, ManagedHost, Needs
+from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
@@ -144,10 +145,11 @@ class Hosting(Protocol):
     def delete(self, host_name: str, sliver: str) -> Future[bool]: ...
 
 
-class CreateMachine(statemachine.StateMachine):
+class CreateMachine(SteppedMachine):
     """Choose a host, put the record, wait until the sliver is ready; go to another host when one does not answer."""
 
-    PLACING, WAITING, COMPLETE = "placing", "waiting for the sliver", "complete"
+    #: Seconds that a host may be silent before the launch leaves it.
+    _patience = LOST
 
     def __init__(
         self, adapter: Hosting, name: str, label: NodeManagerLabel, image: str, metadata: dict[str, str], az: str | None, log: Log
@@ -160,193 +162,133 @@ class CreateMachine(statemachine.StateMachine):
         self._metadata = metadata
         self._az = az
         self._log = log
-        self._host: ManagedHost | None = None
         #: Why hosts refused.
         self._refusals: dict[str, RpcFault] = {}
         #: Hosts that did not answer; they may have a sliver of this name.
         self._silent: set[str] = set()
-        self._silent_since: float | None = None
         #: Why the launch makes no progress; the launcher logs and publishes it.
         self.trouble: str | None = None
 
-    def advance(self) -> NodeManagerInstance | None:
-        future = self.waiting_future
-        if future is not None:
-            if not future.done():
-                return None
-            self.waiting_future = None
-            instance = self._placed(future) if self.state == self.PLACING else self._waited(future)
-            if instance is not None:
-                return instance
-        elif self.next_wake is not None and time.monotonic() < self.next_wake and not self._adapter.hosts_changed(self):
-            return None
-        if self.waiting_future is None and (
-            self.next_wake is None or self.state != self.WAITING or time.monotonic() >= self.next_wake
-        ):
-            self.next_wake = None
-            if self.state == self.WAITING:
-                self._wait()
-            else:
-                self._place()
-        return None
+    def steps(self) -> Steps[NodeManagerInstance]:
+        while True:
+            host = yield from self._find_host()
+            sliver, waited = (yield from self._put(host)), False
+            while sliver is not None and not self._is_ready(host, sliver, waited):
+                sliver, waited = (yield from self._await_ready(host)), True
+            if sliver is not None:
+                return self._instance(host, sliver)
 
-    # -- placing
-
-    def _place(self) -> None:
-        self.state = self.PLACING
-        without = self._refusals.keys() | self._silent
-        host = self._adapter.choose(self._label, self._image, self._az, without)
-        if host is None:
-            self._none_left()
-            return
-        self._host = host
+    def _find_host(self) -> Steps[ManagedHost]:
+        adapter = self._adapter
+        while (host := adapter.choose(self._label, self._image, self._az, self._refusals.keys() | self._silent)) is None:
+            if self._refusals:
+                raise self._refused_by_all()
+            # No host answers. The launch time-out ends this.
+            zone = f" in zone {self._az}" if self._az else ""
+            self.trouble = f"no host{zone} can be used: {adapter.hosts.problems() or 'none is known'}"
+            self._silent.clear()
+            adapter.wait_for_hosts(self)
+            until = time.monotonic() + RETRY
+            while time.monotonic() < until and not adapter.hosts_changed(self):
+                yield Wait(until=until)
         self.trouble = None
+        return host
+
+    def _refused_by_all(self) -> Exception:
+        texts = "; ".join(f"{name}: {fault.text}" for name, fault in sorted(self._refusals.items()))
+        if not self._silent:
+            self.external_id = None
+        if any(fault.code == INTERNAL and fault.text.startswith("quota:") for fault in self._refusals.values()):
+            reason = self._adapter.never_fits(self._label, self._az)
+            if reason is None:
+                return exceptions.QuotaException(texts)
+            texts = reason
+        return exceptions.LaunchStatusException(f"no host takes {self._name}: {texts}")
+
+    def _put(self, host: ManagedHost) -> Steps[dict[str, Any] | None]:
+        """Return the sliver, or None if another host is needed."""
         # Before the record goes out: whatever happens, deletion knows where to look.
         self.external_id = {"host": host.name, "sliver": self._name}
-        host.reserve(lambda capacity: needed_by(self._label, capacity))
+        self._reserve(host)
         record = self._adapter.record(self._name, self._label, self._image, self._metadata, host)
-        self.waiting_future = host.ask("PutRecord", record)
-
-    def _none_left(self) -> None:
-        self._host = None
-        if self._refusals:
-            texts = "; ".join(f"{name}: {fault.text}" for name, fault in sorted(self._refusals.items()))
-            if not self._silent:
-                self.external_id = None
-            if any(fault.code == INTERNAL and fault.text.startswith("quota:") for fault in self._refusals.values()):
-                reason = self._adapter.never_fits(self._label, self._az)
-                if reason is None:
-                    raise exceptions.QuotaException(texts)
-                texts = reason
-            raise exceptions.LaunchStatusException(f"no host takes {self._name}: {texts}")
-        # No host answers. The launch time-out ends this.
-        zone = f" in zone {self._az}" if self._az else ""
-        self.trouble = f"no host{zone} can be used: {self._adapter.hosts.problems() or 'none is known'}"
-        self._silent.clear()
-        self._adapter.wait_for_hosts(self)
-        self.next_wake = time.monotonic() + RETRY
-
-    def _placed(self, future: Future[Any]) -> NodeManagerInstance | None:
-        host = self._host
-        assert host is not None
         try:
-            sliver: dict[str, Any] = future.result()
+            sliver: dict[str, Any] = yield from self.call(host.ask("PutRecord", record))
+            return sliver
         except RpcFault as fault:
-            self._refusals[host.name] = fault
-            host.forget()
-            return None
+            self._refused(host, fault)
         except RpcError as error:
             self._leave(host, error)
-            return None
-        return self._look(sliver)
+        return None
+
+    def _reserve(self, host: ManagedHost) -> None:
+        host.reserve(lambda capacity: needed_by(self._label, capacity))
+
+    def _refused(self, host: ManagedHost, fault: RpcFault) -> None:
+        self._refusals[host.name] = fault
+        host.forget()
 
     def _leave(self, host: ManagedHost, error: RpcError) -> None:
         self._log.warning("Sliver %s goes to another host: %s", self._name, error)
         self._silent.add(host.name)
-        self._silent_since = None
-        self.state = self.PLACING
 
-    # -- waiting
+    def _await_ready(self, host: ManagedHost) -> Steps[dict[str, Any] | None]:
+        """Return the sliver as soon as it is ready or after :data:`WAIT`, or None if another host is needed."""
+        silent_since: float | None = None
+        while True:
+            trying = silent_since is not None
+            seconds, timeout = (0, 2.0) if trying else (WAIT, WAIT + MARGIN)
+            call = host.ask("WaitSliver", self._name, "ready", seconds, timeout=timeout, wait=True, patient=trying)
+            try:
+                sliver: dict[str, Any] = yield from self.call(call)
+                return sliver
+            except RpcError as error:
+                # It may have been started anew, which slivers survive.
+                now = time.monotonic()
+                silent_since = silent_since or now
+                if now - silent_since >= self._patience:
+                    self._leave(host, error)
+                    return None
+            yield from self.sleep(RETRY)
 
-    def _wait(self, seconds: float = WAIT) -> None:
-        assert self._host is not None
-        trying = self._silent_since is not None
-        self.waiting_future = self._host.ask(
-            "WaitSliver",
-            self._name,
-            "ready",
-            0 if trying else seconds,
-            timeout=2.0 if trying else seconds + MARGIN,
-            wait=True,
-            patient=trying,
-        )
-
-    def _waited(self, future: Future[Any]) -> NodeManagerInstance | None:
-        host = self._host
-        assert host is not None
-        try:
-            sliver: dict[str, Any] = future.result()
-        except RpcError as error:
-            # It may have been started anew, which slivers survive.
-            now = time.monotonic()
-            self._silent_since = self._silent_since or now
-            if now - self._silent_since < LOST:
-                self.next_wake = now + RETRY
-            else:
-                self._leave(host, error)
-            return None
-        self._silent_since = None
-        return self._look(sliver)
-
-    def _look(self, sliver: dict[str, Any]) -> NodeManagerInstance | None:
-        """What the state of the sliver means."""
-        host = self._host
-        assert host is not None
+    def _is_ready(self, host: ManagedHost, sliver: dict[str, Any], waited: bool) -> bool:
         state = sliver.get("state")
-        if state == "ready":
-            self.state = self.COMPLETE
-            self.complete = True
-            return NodeManagerInstance(host, sliver, self._adapter.provider, self._adapter.getQuotaForLabel(self._label))
-        waiting = self.state == self.WAITING
-        if state == "failed" or (waiting and state in ("absent", "disabled", "deleting")):
+        if state == "failed" or (waited and state in ("absent", "disabled", "deleting")):
             host.launch_failed()
             reason = clean(str(sliver.get("error") or "it was changed by others")[:1000])
             raise exceptions.LaunchStatusException(f"sliver {self._name} on {host.name} is {state}: {reason}")
-        self.state = self.WAITING
-        return None
+        return state == "ready"
+
+    def _instance(self, host: ManagedHost, sliver: dict[str, Any]) -> NodeManagerInstance:
+        return NodeManagerInstance(host, sliver, self._adapter.provider, self._adapter.getQuotaForLabel(self._label))
 
 
-class DeleteMachine(statemachine.StateMachine):
+class DeleteMachine(SteppedMachine):
     """Delete the sliver and wait until nothing of it is left."""
-
-    DELETING, COMPLETE = "deleting", "complete"
 
     def __init__(self, adapter: Hosting, external_id: object, log: Log) -> None:
         super().__init__()
         self._adapter = adapter
         self.external_id = external_id
         self._log = log
-        self._silent_since: float | None = None
 
-    def advance(self) -> None:
+    def steps(self) -> Steps[None]:
         if not isinstance(self.external_id, dict):
             raise exceptions.NotFound
-        future = self.waiting_future
-        if future is not None:
-            if not future.done():
-                return
-            self.waiting_future = None
+        host, sliver = self.external_id.get("host"), self.external_id.get("sliver")
+        silent_since: float | None = None
+        while True:
             try:
-                if future.result():
-                    self._end()
+                if (yield from self.call(self._adapter.delete(str(host), str(sliver)))):
                     return
-                self._silent_since = None
+                silent_since = None
+                continue
             except RpcError as error:
-                self._silent(error)
-                return
-        if self.next_wake is not None and time.monotonic() < self.next_wake:
-            return
-        self.next_wake = None
-        self.state = self.DELETING
-        try:
-            self.waiting_future = self._adapter.delete(str(self.external_id.get("host")), str(self.external_id.get("sliver")))
-        except RpcError as error:
-            self._silent(error)
-
-    def _silent(self, error: RpcError) -> None:
-        """The host does not answer, or is not announced at present."""
-        now = time.monotonic()
-        self._silent_since = self._silent_since or now
-        if now - self._silent_since < GIVE_UP:
-            self.next_wake = now + RETRY
-            return
-        self._log.warning(
-            "Sliver %s cannot be deleted and is left to its lease, or until its host is back: %s",
-            self.external_id.get("sliver"),
-            error,
-        )
-        self._end()
-
-    def _end(self) -> None:
-        self.state = self.COMPLETE
-        self.complete = True
+                # The host does not answer, or is not announced at present.
+                now = time.monotonic()
+                silent_since = silent_since or now
+                if now - silent_since >= GIVE_UP:
+                    self._log.warning(
+                        "Sliver %s cannot be deleted and is left to its lease, or until its host is back: %s", sliver, error
+                    )
+                    return
+            yield from self.sleep(RETRY)

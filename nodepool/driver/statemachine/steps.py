@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -93,6 +94,12 @@ class SteppedMachine(StateMachine):
             yield Wait(watch=watch)
             if (answer := watch.look) is not None:
                 return answer
+
+    def sleep(self, seconds: float) -> Steps[None]:
+        """Wait ``seconds``, however often the machine is woken."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            yield Wait(until=until)
 
     def _wake(self) -> None:
         if self.wake is not None:
