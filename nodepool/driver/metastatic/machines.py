@@ -8,6 +8,7 @@ from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.metastatic.config import MetastaticLabel
 from nodepool.driver.statemachine import Instance, StateMachine
+from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.zk.records import Node, NodeRequest
@@ -44,11 +45,10 @@ class MetastaticInstance(Instance):
         return QuotaInformation(instances=1)
 
 
-class MetastaticCreateStateMachine(StateMachine):
+class MetastaticCreateStateMachine(SteppedMachine):
     """Gets a slot; most of its life it waits to be woken."""
 
     REQUESTING = "requesting backing node"
-    COMPLETE = "complete"
 
     def __init__(
         self, slots: BackingSlots, hostname: str, label: MetastaticLabel, metadata: dict[str, str], request: NodeRequest, log: Log
@@ -69,23 +69,16 @@ class MetastaticCreateStateMachine(StateMachine):
         self.problem: Exception | None = None
         self.moves = 0
 
-    def advance(self) -> MetastaticInstance | None:
-        if self.state == self.START:
-            self.state = self.REQUESTING
-            self._slots.allocate(self)
-        if self.state == self.REQUESTING:
-            backing_node = self._slots.poll(self)
+    def steps(self) -> Steps[MetastaticInstance]:
+        self.state = self.REQUESTING
+        self._slots.allocate(self)
+        while (backing_node := self._slots.poll(self)) is None:
             # The slots wake us; this is for events that got lost.
-            self.next_wake = time.monotonic() + 1.0
-            if backing_node is not None:
-                # Not earlier: a node that dies while it waits leaves nothing behind that an id could help to find,
-                # and storing it would cost a write for each slot.
-                self.external_id = self.node_id
-                self.state = self.COMPLETE
-                self.complete = True
-                node = self._slots.requested_node(self.node_id)
-                return MetastaticInstance(backing_node, self.slot, node, self.metadata)
-        return None
+            yield Wait(until=time.monotonic() + 1.0)
+        # Not earlier: a node that dies while it waits leaves nothing behind that an id could help to find,
+        # and storing it would cost a write for each slot.
+        self.external_id = self.node_id
+        return MetastaticInstance(backing_node, self.slot, self._slots.requested_node(self.node_id), self.metadata)
 
 
 class MetastaticDeleteStateMachine(StateMachine):
