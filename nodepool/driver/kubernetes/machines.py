@@ -52,8 +52,6 @@ class Job:
     token: str | None = USER
     #: The launch is over: nothing more is made.
     given_up: threading.Event = field(default_factory=threading.Event)
-    #: The token's secret, where it is known when everything has been made.
-    secret: dict[str, Any] | None = None
     #: Something may be there, that has to be deleted.
     begun: bool = True
 
@@ -173,11 +171,8 @@ class CreateMachine(_Machine):
             if told is error:
                 raise
             raise told from error
-        secret, found = job.secret, None
-        if token is not None and secret is None:
-            secret = yield from self._token(token)
-        if pod is not None:
-            found = yield from self._running(pod)
+        secret = (yield from self._token(token)) if token is not None else None
+        found = (yield from self._running(pod)) if pod is not None else None
         self._wait_no_more()
         self.trouble = None
         return maker.instance(job, secret, found)
