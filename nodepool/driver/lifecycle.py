@@ -117,15 +117,19 @@ class Starts:
                 self._drop(slow)
                 slow = config, self._begin(config, zk_conn, only_images)
             futures.append(slow)
-        for slow in self._slow.values():
-            self._drop(slow)
-        self._slow.clear()
+        self.stop()
         done, _starting = wait([future for _config, future in futures], grace)
         for config, future in futures:
             if future not in done:
                 self._slow[config.name] = config, future
                 future.add_done_callback(lambda _future: self._started())
         return [(config, future.result() if future in done else None) for config, future in futures]
+
+    def stop(self) -> None:
+        """Stop each provider that a reload has not waited for as soon as it has started."""
+        for slow in self._slow.values():
+            self._drop(slow)
+        self._slow.clear()
 
     def _begin(self, config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Future[Any]:
         future: Future[Any] = Future()

@@ -443,6 +443,7 @@ class NodePool(threading.Thread):
         if self._begun and self.is_alive() and threading.current_thread() is not self:
             self.join(max(0.1, deadline - time.monotonic()))
         self.config_state.stop()
+        self._starts.stop()
         workers: list[Any] = [self.assignment, self.min_ready, self.cleanup, self.node_reconciler, self.statistics]
         for worker in workers:
             worker.stop()

@@ -372,6 +372,22 @@ def test_change_that_is_taken_back_while_its_provider_starts(bench: LauncherBenc
     wait_for(lambda: not before.running and not slow.managers[0].running)
 
 
+def test_provider_that_still_starts_when_the_launcher_stops_is_stopped(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = bench.start(config(provider("fake-one")))
+    slow = SlowStart(monkeypatch, "fake-slow")
+    bench.config(config(provider("fake-one"), provider("fake-slow", labels=["other"])))
+    assert slow.begun.wait(10)
+    wait_for(pool.problems, what="the reload has not waited for the slow provider")
+    stopped = threading.Event()
+    stop = slow.managers[0].stop
+    monkeypatch.setattr(slow.managers[0], "stop", lambda: (stop(), stopped.set()))
+    pool.stop()
+    slow.may_start.set()
+    assert stopped.wait(10)
+
+
 def test_provider_that_is_removed_while_it_starts_is_stopped(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider("fake-one")))
     slow = SlowStart(monkeypatch, "fake-slow")
