@@ -25,6 +25,8 @@ SHARE = 0.6
 LONGEST_WAIT = 6.0
 #: Seconds that it may wait in addition at each pool of better priority that is full.
 PATIENCE = 10.0
+#: Seconds that launchers with equal pools may leave it to each other before: 2, 4 and 8.
+TURNS = 14.0
 #: Seconds that a pool of better priority has had capacity for when a worse one must not be used.
 SEEN = 7
 #: A pool without a priority has this one.
@@ -100,7 +102,7 @@ class Capacity:
         self._since = {key: self._since.get(key, now) for key in possible}
         for (name, pool), since in self._since.items():
             better = [other for other in self._offering(name) if self._priority(other) < self._priority(pool)]
-            longest = LONGEST_WAIT + PATIENCE * len(better)
+            longest = LONGEST_WAIT + PATIENCE * len(better) + (TURNS if better and self._world.scenario.launchers > 1 else 0.0)
             if longest <= now - since < longest + INTERVAL:
                 self._world.violated(f"request {name} waits although {pool} has had capacity for {now - since:.0f} s")
 
