@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 import logging
 import math
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import voluptuous as v
 
@@ -52,7 +52,7 @@ class Label(ConfigValue):
     ignore_equality = ["pools"]
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.name: str = None  # type: ignore[assignment]  # set by Config.setLabels
         self.max_ready_age = 0
         self.min_ready = 0
         self.pools: list[Any] = []
@@ -88,8 +88,36 @@ def dict_items(items: object, key: str) -> list[dict[str, Any]]:
     return items
 
 
+class ImageAccess(Protocol):
+    """How to log in to machines of an image."""
+
+    @property
+    def username(self) -> str | None: ...
+
+    @property
+    def python_path(self) -> str | None: ...
+
+    @property
+    def shell_type(self) -> str | None: ...
+
+    @property
+    def connection_type(self) -> str | None: ...
+
+    @property
+    def connection_port(self) -> int | None: ...
+
+
 class ConfigPool(ConfigValue, metaclass=abc.ABCMeta):
     """A pool of a provider; pools of different classes are never equal."""
+
+    name: str
+    # Options of some drivers.
+    max_cores: float | None = None
+    max_ram: float | None = None
+    max_volumes: float | None = None
+    max_volume_gb: float | None = None
+    max_resources: dict[str, float] | None = None
+    use_internal_ip = False
 
     def __init__(self) -> None:
         self.labels: Any = {}
@@ -125,6 +153,13 @@ class DriverConfig(ConfigValue):
 
 class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     """One entry of ``providers``; made from its YAML dict, filled by ``load``."""
+
+    # Options of drivers with state machines; times are in seconds.
+    launch_retries: int
+    launch_timeout: float | None = None
+    boot_timeout: float | None = None
+    #: How to log in to machines of uploaded images, by the image's name.
+    diskimages: Mapping[str, ImageAccess]
 
     def __init__(self, provider: dict[str, Any]) -> None:
         self.name: str = provider["name"]
@@ -177,6 +212,9 @@ class Config(ConfigValue):
         "provider_failures",
         "not_running_labels",
     ]
+
+    #: Names of the providers that are not in force; set by the launcher that has applied the configuration.
+    providers_not_running: list[str]
 
     def __init__(self) -> None:
         self.diskimages: dict[str, DiskImage] = Named("diskimage")

@@ -1,15 +1,19 @@
-"""Driver and Provider: what a plug-in implements (DRV-2 and DRV-4)."""
+"""Driver and Provider: what a plug-in implements (DRV-2 and DRV-4), and what request handlers and pools require of each other."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
+from nodepool.base.clock import Clock
 from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
-from nodepool.config.model import ProviderConfig
-from nodepool.driver.request.host import RequestHost
+from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.driver.request.state import Outcome
+from nodepool.logconfig import Log
+from nodepool.metrics.launches import StatsClient
+from nodepool.reasons import Reason
 
 if TYPE_CHECKING:
     from nodepool.zk.zookeeper import Node, NodeRequest, ZooKeeper
@@ -63,7 +67,7 @@ class Provider(ProviderNotifications):
     # What to do when a request cannot get its next node: pause (True) or give the request back (False).
     PAUSE_AT_QUOTA = True
 
-    provider: Any
+    provider: ProviderConfig
     #: Of drivers that call their cloud by :class:`~nodepool.cloud.calls.CloudCalls`.
     cloud_calls: CloudCalls | None = None
     #: Of drivers that note which labels do not work.
@@ -108,7 +112,7 @@ class Provider(ProviderNotifications):
         """Find and remove leaks; called every minute."""
         return
 
-    def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> Any:
+    def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> RequestHandler:
         """Return a NodeRequestHandler; must be cheap."""
         raise NotImplementedError(f"{type(self).__name__}.getRequestHandler")
 
@@ -151,3 +155,150 @@ class Provider(ProviderNotifications):
     def removeUnfinishedUpload(self, name: str, since: float) -> None:
         """Remove what an upload begun at *since* (Unix seconds) has left, other than images; few clouds have such parts."""
         return
+
+
+class Launcher(Protocol):
+    """The launcher that a pool belongs to, as drivers see it."""
+
+    @property
+    def statsd(self) -> StatsClient | None: ...
+
+
+class RequestHost(Protocol):
+    """The pool that a request is served by; none of these calls waits for anything."""
+
+    launcher_id: str
+    provider_name: str
+    pool_name: str
+    label: str
+
+    @property
+    def nodepool(self) -> Launcher: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def paused(self) -> bool: ...
+
+    def getZK(self) -> ZooKeeper: ...
+
+    def getProviderConfig(self) -> ProviderConfig | None: ...
+
+    def getPoolConfig(self) -> ConfigPool | None: ...
+
+    def getProviderManager(self) -> Provider | None: ...
+
+    def post(self, handler: RequestHandler, function: Callable[..., object], *args: object) -> None:
+        """Run the next step of a handler; steps of one handler never overlap."""
+
+    def progress(self, handler: RequestHandler) -> None:
+        """A launch of the handler has ended, or something else has happened that concerns its request."""
+
+    # -- nodes
+
+    def claim(self, node_id: str | None) -> bool:
+        """Whether no other handler of this process is about to take the free node."""
+
+    def unclaim(self, node_id: str | None) -> None: ...
+
+    def begin_creation(self, handler: RequestHandler) -> bool:
+        """Whether the handler may make new nodes now; else ``run`` is called when it may."""
+
+    def end_creation(self, handler: RequestHandler) -> None: ...
+
+    def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
+        """Its nodes are in the mirror, but for those of the labels *missing*."""
+
+    # -- room
+
+    def pause_changed(self, handler: RequestHandler) -> None: ...
+
+    def paused_reason(self) -> Reason:
+        """Which request comes first in the paused pool."""
+
+    def make_room(self, handler: RequestHandler) -> None:
+        """No quota: an idle node of this pool may have to go."""
+
+    def note_full(self, labels: list[str], reason: Reason) -> None: ...
+
+    def promise_released(self) -> None:
+        """Quota that was promised to nodes which did not come into being is free again."""
+
+    def limits_known(self) -> None: ...
+
+    # -- ends
+
+    def driver_works(self, request: NodeRequest) -> None: ...
+
+    def driver_failed(self, request: NodeRequest, error: BaseException) -> None: ...
+
+    def decline(self, request: NodeRequest, reasons: list[Reason]) -> str | None:
+        """Note why it is declined; when every pool has declined it the result is why, in words."""
+
+    def request_released(self, handler: RequestHandler) -> None:
+        """The request is open again while launches of this handler still run."""
+
+    def ended(self, handler: RequestHandler, outcome: Outcome) -> None: ...
+
+
+class RequestHandler(Protocol):
+    """A request that is being served, as its pool sees it."""
+
+    BLOCKING: bool
+    launcher_id: str
+    log: Log
+    pw: RequestHost
+    pool: ConfigPool
+    manager: Provider
+    request: NodeRequest
+    nodeset: list[Node]
+    paused: bool
+    paused_since: float
+    gives_way: bool
+    released: bool
+    promised: bool
+    destination: str | None
+    accepted_time: float | None
+    ask_after: float
+    unanswered: set[str]
+    shortage: Reason | None
+    wants_more_of_provider: bool | None
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def accepted(self) -> bool: ...
+
+    @property
+    def holds_nothing(self) -> bool: ...
+
+    @property
+    def alive_thread_count(self) -> int: ...
+
+    # -- steps
+
+    def run(self) -> None: ...
+
+    def poll(self) -> bool: ...
+
+    def could_serve(self) -> bool: ...
+
+    def decline_reasons(self) -> list[Reason]: ...
+
+    # -- ends
+
+    def decline_for(self, reasons: list[Reason]) -> None: ...
+
+    def trouble(self, error: BaseException) -> None: ...
+
+    def move(self, retry_after: float = 0.0, discard: bool = False, to: str | None = None) -> None: ...
+
+    def make_way(self) -> None: ...
+
+    def hand_back(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def end(self, outcome: Outcome) -> None: ...

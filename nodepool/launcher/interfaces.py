@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nodepool.driver.request.handler import NodeRequestHandler
+from nodepool.driver.provider import RequestHandler
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.reasons import Code, Reason
 
@@ -17,7 +17,7 @@ class Pool(Protocol):
     provider_name: str
     pool_name: str
     label: str
-    paused_handlers: set[Any]
+    paused_handlers: set[RequestHandler]
 
     @property
     def paused(self) -> bool: ...
@@ -31,11 +31,11 @@ class Pool(Protocol):
 
     def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None: ...
 
-    def ask(self, waiting: NodeRequestHandler, others: list[Pool]) -> None: ...
+    def ask(self, waiting: RequestHandler, others: list[Pool]) -> None: ...
 
     def make_way(self) -> None: ...
 
-    def post(self, handler: NodeRequestHandler, function: Callable[..., Any], *args: object) -> None: ...
+    def post(self, handler: RequestHandler, function: Callable[..., Any], *args: object) -> None: ...
 
     def active_launches(self) -> int: ...
 

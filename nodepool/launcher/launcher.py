@@ -18,8 +18,9 @@ from nodepool.base import hostnames
 from nodepool.base.problems import Problem, as_record_list, image_problems, one_line
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
-from nodepool.config.model import Config
+from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, Starts, call, is_stopping, provider_problems
+from nodepool.driver.provider import Provider, RequestHandler
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
@@ -111,7 +112,9 @@ class NodePool(threading.Thread):
         self._starts = Starts(self._provider_started)
         self._leaving: list[PoolWorker] = []
         #: Replaced and removed providers that finish their launches.
-        self._retired: list[Any] = []
+        self._retired: list[Provider] = []
+        #: The connection to ZooKeeper, also while it is being made.
+        self._client: ZooKeeperClient | None = None
         self._component: LauncherComponent | None = None
         self._begun = False
         # Each part with what it depends on; each is a thread, or has some, but for the events.
@@ -143,12 +146,12 @@ class NodePool(threading.Thread):
     # -- what others ask
 
     @property
-    def config(self) -> Any:
+    def config(self) -> Config:
         """The configuration in force; None until there is one."""
         return self.state.config
 
     @property
-    def zk(self) -> Any:
+    def zk(self) -> ZooKeeper:
         return self.state.zk
 
     @property
@@ -191,7 +194,7 @@ class NodePool(threading.Thread):
     def pool_workers(self) -> list[Pool]:
         return self.state.pool_workers()
 
-    def handler_of(self, request_id: str) -> Any:
+    def handler_of(self, request_id: str) -> RequestHandler | None:
         """The handler of the request in this launcher, if there is one."""
         return self.state.handler_of(request_id)
 
@@ -275,7 +278,7 @@ class NodePool(threading.Thread):
         """Read the files again when they have changed; a bad one leaves the running configuration in force."""
         self.config_state.update(self.config, self._apply)
 
-    def _apply(self, config: Any) -> None:
+    def _apply(self, config: Config) -> None:
         """Bring a loaded configuration into force."""
         if self.zk is None:
             self._connect(config)
@@ -287,7 +290,7 @@ class NodePool(threading.Thread):
         if old is not None:
             self._keep_unusable(old, config)
         self.log.info("%s", taken_over(old, config, self.configfile))
-        replaced: list[Any] = []
+        replaced: list[Provider] = []
         ProviderManager.reconfigure(old, config, self.zk, retire=replaced.append, starts=self._starts)
         if old is not None:
             self._keep_former(old, config)
@@ -322,14 +325,14 @@ class NodePool(threading.Thread):
         self._wake.set()
 
     @classmethod
-    def _keep_unusable(cls, old: Any, config: Config) -> None:
+    def _keep_unusable(cls, old: Config, config: Config) -> None:
         """Keep the former entry of a running provider when the new one cannot be used (driver or library missing)."""
         for name in config.provider_errors:
             if name in old.providers and name not in config.providers:
                 cls._keep(old.providers[name], config)
 
     @classmethod
-    def _keep_former(cls, old: Any, config: Config) -> None:
+    def _keep_former(cls, old: Config, config: Config) -> None:
         """Keep the former entry of a running provider while its successor is starting."""
         for name, manager in config.provider_managers.items():
             new = config.providers[name]
@@ -339,7 +342,7 @@ class NodePool(threading.Thread):
                 cls._keep(old.providers[name], config)
 
     @staticmethod
-    def _keep(provider: Any, config: Config) -> None:
+    def _keep(provider: ProviderConfig, config: Config) -> None:
         config.providers[provider.name] = provider
         for pool in provider.pools.values():
             for label in set(pool.labels) & set(config.labels):
@@ -395,7 +398,7 @@ class NodePool(threading.Thread):
             return
         except Exception:
             # There will be another client: this one, and what it tells, must end before.
-            self.state.zk = self._component = None
+            self.state.zk = self._component = None  # type: ignore[assignment]
             client.state_listeners.clear()
             zk.disconnect()
             raise
@@ -437,7 +440,7 @@ class NodePool(threading.Thread):
         self.stopped.set()
         self.ready = False
         self._wake.set()
-        client = getattr(self, "_client", None)
+        client = self._client
         if client is not None:
             client.stop_connecting.set()
         if self._begun and self.is_alive() and threading.current_thread() is not self:

@@ -14,6 +14,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool.base import hostnames
 from nodepool.base.problems import one_line
+from nodepool.config.model import Config, Label, ProviderConfig
 from nodepool.config.shown import shown
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.exceptions import FOREIGN
@@ -179,7 +180,7 @@ class Reporter:
         config = self._state.config
         return {} if config is None else {name: _why(config, name) for name in sorted(config.providers_not_running)}
 
-    def _provider(self, provider: Any) -> dict[str, Any]:
+    def _provider(self, provider: ProviderConfig) -> dict[str, Any]:
         """What is known without asking the cloud."""
         found: dict[str, Any] = {"driver": provider.driver.name, "max_concurrency": provider.max_concurrency}
         try:
@@ -205,14 +206,14 @@ class Reporter:
             found["error"] = one_line(repr(error))
         return found
 
-    def _labels(self, config: Any) -> dict[str, Any]:
+    def _labels(self, config: Config) -> dict[str, Any]:
         backing: dict[str, set[str]] = defaultdict(set)
         for _provider, name, entry in _entries(config):
             if other := getattr(entry, "backing_label", None):
                 backing[name].add(str(other))
         return {name: self._label(name, label, backing.get(name)) for name, label in config.labels.items()}
 
-    def _label(self, name: str, label: Any, backing: Iterable[str] | None) -> dict[str, Any]:
+    def _label(self, name: str, label: Label, backing: Iterable[str] | None) -> dict[str, Any]:
         found: dict[str, Any] = {"min_ready": label.min_ready}
         if backing:
             found["backing"] = sorted(backing)
@@ -220,7 +221,7 @@ class Reporter:
             found["declined"] = [_published(reason.at(pool)) for pool, said in sorted(declined.copy().items()) for reason in said]
         return found
 
-    def _images(self, config: Any) -> dict[str, Any]:
+    def _images(self, config: Config) -> dict[str, Any]:
         try:
             return _images(config)
         except FOREIGN as error:  # of a driver's configuration
@@ -299,7 +300,7 @@ def _published(reason: Reason) -> dict[str, str]:
     return {**found, "request": str(blocker)} if blocker else found
 
 
-def _entries(config: Any) -> Iterator[tuple[str, str, Any]]:
+def _entries(config: Config) -> Iterator[tuple[str, str, Any]]:
     """Provider, label and its options, of each pool."""
     for provider in config.providers.values():
         for pool in provider.pools.values():
@@ -307,23 +308,23 @@ def _entries(config: Any) -> Iterator[tuple[str, str, Any]]:
                 yield provider.name, label, entry
 
 
-def _images(config: Any) -> dict[str, dict[str, Any]]:
+def _images(config: Config) -> dict[str, dict[str, Any]]:
     """Disk images that labels use: whether they are paused by the configuration, their labels and providers."""
     found: dict[str, dict[str, Any]] = {}
     for name, image in config.diskimages.items():
         found[name] = {"paused": bool(image.pause), "labels": set(), "providers": set()}
     for provider, label, entry in _entries(config):
-        name = getattr(getattr(entry, "diskimage", None), "name", None)
-        if name in found:
-            found[name]["labels"].add(label)
-            found[name]["providers"].add(provider)
+        used = found.get(getattr(getattr(entry, "diskimage", None), "name", ""))
+        if used is not None:
+            used["labels"].add(label)
+            used["providers"].add(provider)
     return {
         name: {"paused": entry["paused"], "labels": sorted(entry["labels"]), "providers": sorted(entry["providers"])}
         for name, entry in found.items()
     }
 
 
-def _why(config: Any, name: str) -> str:
+def _why(config: Config, name: str) -> str:
     return one_line({**config.provider_failures, **config.provider_errors}.get(name, "not running"))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.clock import SYSTEM, Clock
+from nodepool.config.model import Config
+from nodepool.driver.provider import RequestHandler
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.pools import helpers
 from nodepool.launcher.requests.declines import Declines
@@ -17,6 +18,7 @@ from nodepool.launcher.trends import seconds_between
 from nodepool.metrics.launches import normalize_statsd_name
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import NodeRequest
+from nodepool.zk.zookeeper import ZooKeeper
 
 
 class NodeClaims:
@@ -41,11 +43,15 @@ class NodeClaims:
 class LauncherState:
     """The configuration in force, ZooKeeper, the pools, and who deals with which request."""
 
+    #: None until one has been applied; most parts of a launcher run only afterwards.
+    config: Config
+    #: None until the first connection has been tried.
+    zk: ZooKeeper
+
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self.clock = clock
-        self.config: Any = None
-        #: None until the first connection has been tried.
-        self.zk: Any = None
+        self.config = None  # type: ignore[assignment]
+        self.zk = None  # type: ignore[assignment]
         self.statsd: metrics.Metrics = metrics.shared()
         #: Set when everything is to end.
         self.stopped = threading.Event()
@@ -60,9 +66,9 @@ class LauncherState:
         self.pool_threads: Mapping[tuple[str, str], Pool] = {}
         #: The same by launcher id; replaced as a whole.
         self.workers: Mapping[str, Pool] = {}
-        self.handlers: dict[str, Any] = {}
+        self.handlers: dict[str, RequestHandler] = {}
         #: Called with the id of a request that was left in ZooKeeper as it is, for the clean-up to find.
-        self.request_dropped: Callable[[str], Any] = lambda _request_id: None
+        self.request_dropped: Callable[[str], object] = lambda _request_id: None
 
     def getPoolWorkers(self, provider_name: str) -> list[Pool]:
         return [w for w in self.pool_workers() if w.provider_name == provider_name]
@@ -77,12 +83,12 @@ class LauncherState:
     def is_handled(self, request_id: str) -> bool:
         return request_id in self.handlers
 
-    def handler_of(self, request_id: str) -> Any:
+    def handler_of(self, request_id: str) -> RequestHandler | None:
         """The handler of the request in this launcher, if there is one."""
         return self.handlers.get(request_id)
 
-    def handler_started(self, handler: Any) -> None:
-        self.handlers[handler.request.id] = handler
+    def handler_started(self, handler: RequestHandler) -> None:
+        self.handlers[handler.request.id or ""] = handler
 
     def request_fulfilled(self, request: NodeRequest, accepted: float | None = None, trace: str | None = None) -> None:
         """Record how long it has waited.
@@ -109,8 +115,8 @@ class LauncherState:
             if trace is not None:
                 self.statsd.exemplar(each, took * 1000, trace)
 
-    def handler_finished(self, handler: Any) -> None:
-        request_id = handler.request.id
+    def handler_finished(self, handler: RequestHandler) -> None:
+        request_id = handler.request.id or ""
         if self.handlers.get(request_id) is handler:
             del self.handlers[request_id]
         self.zk.reservations.release(("tenant", handler))

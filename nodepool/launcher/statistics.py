@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kazoo.exceptions import KazooException
@@ -218,7 +218,7 @@ class StatsWorker(threading.Thread):
             for state in STATES:
                 values[metrics.NODES(state)] = tree.state_count[state]
             for provider in providers | set(tree.provider_state_count):
-                counts = tree.provider_state_count.get(provider, {})
+                counts: Mapping[str, int] = tree.provider_state_count.get(provider or "", {})
                 for state in STATES:
                     values[metrics.PROVIDER_NODES(provider, state)] = counts.get(state, 0)
             for label in labels | set(tree.label_state_count):

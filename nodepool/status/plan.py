@@ -154,7 +154,7 @@ def _created(zk: Any, _old: Config, new: Config) -> Iterator[Line]:
 
 def _managed(config: Config) -> dict[str, set[str]]:
     """Provider -> images that are uploaded there."""
-    return {p.name: set(p.diskimages or ()) for p in config.providers.values() if p.manage_images}  # type: ignore[attr-defined]
+    return {p.name: set(p.diskimages or ()) for p in config.providers.values() if p.manage_images}
 
 
 def _removed_images(zk: Any, old: Config, new: Config) -> Iterator[Line]:

@@ -65,8 +65,8 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         self._writer = None
         self.reservations = Reservations()
         self.cluster = ClusterHistory(client, lambda: self.kazoo_client)
-        self.node_tree = self.request_tree = self.image_tree = self.component_tree = self.progress_tree = None
-        self.report_tree = None
+        self.node_tree = self.request_tree = self.image_tree = self.component_tree = None  # type: ignore[assignment]
+        self.progress_tree = self.report_tree = None  # type: ignore[assignment]
         #: Events, where somebody listens.
         self.feed: Feed | None = None
         if enable_cache:

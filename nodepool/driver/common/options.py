@@ -163,7 +163,7 @@ class MachinePool(ConfigPool):
     def __init__(self, provider_config: Any = None, pool_config: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.provider = provider_config
-        self.name: str | None = None
+        self.name = ""
         self.max_cores: float = math.inf
         self.max_ram: float = math.inf
         self.max_resources: dict[str, float] = {}

@@ -47,7 +47,7 @@ class ExamplePool(ConfigPool):
     ignore_equality = ["provider"]
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.name = ""
         self.provider: ExampleProviderConfig | None = None
         self.use_internal_ip = False
         self.host_key_checking = True

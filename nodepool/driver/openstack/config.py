@@ -91,7 +91,7 @@ class ProviderPool(ConfigPool):
     ignore_equality = ["provider"]
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.name = ""
         self.max_cores: float | None = None
         self.max_ram: float | None = None
         self.max_volumes: float | None = None

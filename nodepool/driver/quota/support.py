@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from nodepool.base.amounts import exact
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.base.problems import error_line
-from nodepool.config.model import ConfigPool
+from nodepool.config.model import ConfigPool, ProviderConfig
 from nodepool.driver import utils
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, because
+from nodepool.zk.zookeeper import ZooKeeper
 
 
 class LimitsPending(Exception):
@@ -44,8 +45,8 @@ class QuotaSupport:
     """
 
     log: logging.Logger | logging.LoggerAdapter[Any]
-    provider: Any
-    _zk: Any
+    provider: ProviderConfig
+    _zk: ZooKeeper
     _current_nodepool_quota: tuple[float, QuotaInformation] | None = None
     clock: Clock = SYSTEM
     #: Seconds before limits that could not be renewed in the background are asked for again.
@@ -209,7 +210,7 @@ class QuotaSupport:
         """The cloud contradicts the limits: ask for them again before the next decision."""
         self._quota_contradicted += 1
 
-    def estimatedNodepoolQuotaUsed(self, pool: object = None) -> QuotaInformation:
+    def estimatedNodepoolQuotaUsed(self, pool: ConfigPool | None = None) -> QuotaInformation:
         """What our nodes use (in one pool): stored resources, estimates for the rest, and promises."""
         used = QuotaInformation()
         compute = used.quota["compute"]
@@ -218,7 +219,7 @@ class QuotaSupport:
                 compute[name] = exact(compute.get(name, 0) + amount)
         return used
 
-    def _usage_parts(self, pool: Any = None) -> list[Mapping[str, float]]:
+    def _usage_parts(self, pool: ConfigPool | None = None) -> list[Mapping[str, float]]:
         name = self.provider.name
         pool_name = pool.name if pool is not None else None
         used, promised, unmeasured = self._zk.node_tree.usage_and_promises(name, pool_name)
@@ -230,7 +231,7 @@ class QuotaSupport:
         return parts
 
     def _estimate(self, pool_name: str | None, label: str) -> Mapping[str, float] | None:
-        pool = self.provider.pools.get(pool_name)
+        pool = self.provider.pools.get(pool_name or "")
         labels = getattr(pool, "labels", None) or ()
         if pool is None or label not in labels:
             return None  # a node of a pool or label that is not configured any more

@@ -5,19 +5,18 @@ from __future__ import annotations
 import abc
 import logging
 import math
-from typing import Any
 
-from nodepool.driver.provider import NodeRequestHandlerNotifications
-from nodepool.driver.request.host import RequestHost
+from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.driver.provider import NodeRequestHandlerNotifications, Provider, RequestHandler, RequestHost
 from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
 from nodepool.driver.request.step import LabelRecorder
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.reasons import Declined, Reason, because
-from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
+from nodepool.zk.zookeeper import Node, NodeRequest, ZooKeeper
 
 
-class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
+class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
     """Base of the request handlers of all drivers."""
 
     #: Whether the driver's checks may block; they then run on helper threads, not on the pool's own.
@@ -27,27 +26,30 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
     #: its pool records one node after the other.
     RESERVES = False
 
-    def __init__(self, pw: Any, request: zk.NodeRequest) -> None:
+    # None only until the first step (`_refresh`), before the driver is asked anything.
+    provider: ProviderConfig
+    pool: ConfigPool
+    zk: ZooKeeper
+    manager: Provider
+
+    def __init__(self, pw: RequestHost, request: NodeRequest) -> None:
         #: Our pool.
-        self.pw: RequestHost = pw
+        self.pw = pw
         self.request = request
-        self.nodeset: list[zk.Node] = []
+        self.nodeset: list[Node] = []
         self.state = State.OFFERED
         #: Whether it waits for room; the pool takes on nothing more then.
         self.paused = False
         self.launcher_id: str = pw.launcher_id
         self._satisfied_types = LabelRecorder()
-        self._failed_nodes: list[zk.Node] = []
-        self._ready_nodes: list[zk.Node] = []
+        self._failed_nodes: list[Node] = []
+        self._ready_nodes: list[Node] = []
         self.log: Log = get_annotated_logger(
             logging.getLogger(f"nodepool.driver.NodeRequestHandler[{self.launcher_id}]"),
             event_id=request.event_id,
             node_request_id=request.id,
         )
-        self.provider: Any = None
-        self.pool: Any = None
-        self.zk: Any = None
-        self.manager: Any = None
+        self.provider = self.pool = self.zk = self.manager = None  # type: ignore[assignment]
         #: Which quota is short by how much; while paused.
         self.shortage: Reason | None = None
         #: Whether it is the provider's, not the pool's own; None: the driver does not tell.
@@ -95,7 +97,7 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         """Whether the images of the request's labels are there."""
 
     @abc.abstractmethod
-    def launch(self, node: zk.Node) -> None:
+    def launch(self, node: Node) -> None:
         """Start producing the (stored, locked, BUILDING) node; must not block."""
 
     @abc.abstractmethod
@@ -110,15 +112,15 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         """Whether there is room for one more node of this label now."""
         return True
 
-    def checkReusableNode(self, node: zk.Node) -> bool:
+    def checkReusableNode(self, node: Node) -> bool:
         """Whether the ready node may be used for this request; it is not locked yet."""
         return True
 
-    def setNodeMetadata(self, node: zk.Node) -> None:
+    def setNodeMetadata(self, node: Node) -> None:
         """Fill driver data before the node is first stored."""
         return
 
-    def prepareNode(self, node: zk.Node) -> None:
+    def prepareNode(self, node: Node) -> None:
         """Fill more before the node is stored as BUILDING (a hook of ours, not of 11.0.0)."""
         return
 
@@ -169,12 +171,6 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
     @abc.abstractmethod
     def declineRequest(self) -> None: ...
 
-    @abc.abstractmethod
-    def hand_back(self) -> None: ...
-
-    @abc.abstractmethod
-    def poll(self) -> bool: ...
-
     # -- facts
 
     @property
@@ -182,11 +178,11 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         return self.state is State.ENDED
 
     @property
-    def failed_nodes(self) -> list[zk.Node]:
+    def failed_nodes(self) -> list[Node]:
         return self._failed_nodes
 
     @property
-    def ready_nodes(self) -> list[zk.Node]:
+    def ready_nodes(self) -> list[Node]:
         return self._ready_nodes
 
     @property
@@ -201,12 +197,11 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         return pw.getProviderConfig() is None or pw.getPoolConfig() is None or pw.getProviderManager() is None
 
     def _refresh(self) -> None:
-        self.provider = self.pw.getProviderConfig()
-        self.pool = self.pw.getPoolConfig()
+        provider, pool, manager = self.pw.getProviderConfig(), self.pw.getPoolConfig(), self.pw.getProviderManager()
         self.zk = self.pw.getZK()
-        self.manager = self.pw.getProviderManager()
-        if self.provider is None or self.pool is None or self.manager is None:  # gives the request back, see trouble()
+        if provider is None or pool is None or manager is None:  # gives the request back, see trouble()
             raise RuntimeError(f"provider {self.pw.provider_name} or its pool {self.pw.pool_name} is gone")
+        self.provider, self.pool, self.manager = provider, pool, manager
 
     def _missing_labels(self) -> list[str]:
         missing = list(self.request.node_types)

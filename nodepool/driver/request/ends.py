@@ -15,7 +15,7 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 
-from nodepool.driver.quota.support import LimitsPending
+from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.base import HandlerBase
 from nodepool.driver.request.state import Event, How, Outcome, State
 from nodepool.exceptions import FOREIGN
@@ -34,7 +34,7 @@ class RequestEnds(HandlerBase):
 
     # -- transactions
 
-    def _submit(self, state: State, txn: Txn, then: Callable[..., None], *args: Any) -> None:
+    def _submit(self, state: State, txn: Txn, then: Callable[..., None], *args: object) -> None:
         """Send a transaction; ``then(*args, results, error)`` is the next step of this handler."""
         self._to(state)
 
@@ -44,7 +44,7 @@ class RequestEnds(HandlerBase):
         self.zk.writer.submit(txn, answered)
 
     def _answered(
-        self, then: Callable[..., None], args: tuple[Any, ...], results: list[Any] | None, error: BaseException | None
+        self, then: Callable[..., None], args: tuple[object, ...], results: list[Any] | None, error: BaseException | None
     ) -> None:
         if self.done:
             # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper. The request may
@@ -95,6 +95,7 @@ class RequestEnds(HandlerBase):
             self.poll()
         else:
             self.end(Outcome(How.WITHDRAWN, wait_for=error.reason))
+        assert isinstance(self.manager, QuotaSupport)  # else it knows no limits
         self.manager.when_limits_known(self.pw.limits_known)
 
     # -- ends
@@ -228,7 +229,7 @@ class RequestEnds(HandlerBase):
 
     def _reread_request(self) -> None:
         """Another client wrote the request although we hold its lock: its changes are kept."""
-        present = self.zk.getNodeRequest(self.request.id)
+        present = self.zk.getNodeRequest(self.request.id or "")
         if present is not None:
             present.lock = self.request.lock
             self.request = present

@@ -132,7 +132,7 @@ class NodeRequestHandler(RequestEnds):
                 ):
                     self._noteReuse(candidate)
                     taken = True
-                    return candidate.copy()  # type: ignore[no-any-return]
+                    return candidate.copy()
             finally:
                 if not taken:
                     self.pw.unclaim(node_id)

@@ -7,11 +7,12 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
+from nodepool.driver.provider import RequestHost
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.request.handler import NodeRequestHandler
-from nodepool.driver.request.host import RequestHost
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import LoopEnded
+from nodepool.driver.statemachine.stage import LaunchProvider
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk import zookeeper as zk
 
@@ -22,6 +23,7 @@ class StateMachineHandler(NodeRequestHandler):
     BLOCKING = False
     RESERVES = True
     _choose = staticmethod(random.choice)
+    manager: LaunchProvider
 
     def __init__(self, pw: RequestHost, request: zk.NodeRequest) -> None:
         super().__init__(pw, request)
@@ -54,20 +56,14 @@ class StateMachineHandler(NodeRequestHandler):
 
     def _pool_limits(self) -> QuotaInformation:
         pool = self.pool
-        extra: dict[str, float] = dict(getattr(pool, "max_resources", None) or {})
-        if getattr(pool, "max_volumes", None):
+        extra: dict[str, float] = dict(pool.max_resources or {})
+        if pool.max_volumes:
             extra["volumes"] = pool.max_volumes
-        if getattr(pool, "max_volume_gb", None):
+        if pool.max_volume_gb:
             extra["volume-gb"] = pool.max_volume_gb
         for name in ("cores", "instances", "ram"):
             extra.pop(name, None)
-        return QuotaInformation(
-            cores=getattr(pool, "max_cores", None),
-            instances=pool.max_servers,
-            ram=getattr(pool, "max_ram", None),
-            default=math.inf,
-            **extra,
-        )
+        return QuotaInformation(cores=pool.max_cores, instances=pool.max_servers, ram=pool.max_ram, default=math.inf, **extra)
 
     def hasProviderQuota(self, node_types: list[str]) -> bool:
         needed = QuotaInformation()

@@ -13,8 +13,9 @@ from nodepool import exceptions, metrics
 from nodepool.base.backoff import Backoff
 from nodepool.base.problems import one_line
 from nodepool.cloud import CallsStopped
+from nodepool.config.model import ConfigPool, ImageAccess, ProviderConfig
 from nodepool.driver.statemachine.loop import PollInterval, follow_future
-from nodepool.driver.statemachine.model import Instance
+from nodepool.driver.statemachine.model import Instance, StateMachine
 from nodepool.driver.statemachine.stage import Serving, Stage
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.metrics import tracing
@@ -51,7 +52,7 @@ INSTANCE_FIELDS = (
 class StateMachineNodeLauncher(StatsReporter):
     """Runs on the provider's create loop; ``complete`` once the node's state is final."""
 
-    def __init__(self, handler: Serving, node: zk.Node, provider_config: Any) -> None:
+    def __init__(self, handler: Serving, node: zk.Node, provider_config: ProviderConfig) -> None:
         super().__init__(handler.pw.nodepool.statsd)
         self.handler = handler
         self.node = node
@@ -66,12 +67,13 @@ class StateMachineNodeLauncher(StatsReporter):
         )
         self.attempts = 1
         self.retries: int = provider_config.launch_retries
-        self.state_machine: Any = None
-        self.delete_state_machine: Any = None
-        self.nodescan_request: Any = None
+        self.state_machine: StateMachine | None = None
+        self.delete_state_machine: StateMachine | None = None
+        self._deleted_id: object = None
+        self.nodescan_request: NodescanRequest | None = None
         self.start_time = self.manager.clock.monotonic()
         self.launch_start_time = self.start_time
-        self.future: Any = None
+        self.future: Future[Any] | None = None
         self._prepared = False
         self._prepare_error: BaseException | None = None
         self._image_external_id: object = None
@@ -122,7 +124,8 @@ class StateMachineNodeLauncher(StatsReporter):
                 )
             image = self.provider_config.diskimages[name]
             self._image_external_id = upload.external_id
-            node.image_id = f"{self.zk._imageUploadPath(upload.image_name, upload.build_id, upload.provider_name)}/{upload.id}"
+            path = self.zk._imageUploadPath(upload.image_name or "", upload.build_id or "", upload.provider_name or "")
+            node.image_id = f"{path}/{upload.id}"
         else:
             image = label.cloud_image
             self._image_external_id = None
@@ -232,6 +235,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if self._lost:
             raise _LockLost
         if self.stage in (Stage.STARTING, Stage.REPORTING):
+            assert self.future is not None
             if not self.future.done():
                 return float(self.manager.MAXIMUM_SLEEP)
             future, self.future = self.future, None
@@ -239,8 +243,9 @@ class StateMachineNodeLauncher(StatsReporter):
                 return self._attempt_ended()
             self.stage = Stage.CREATING
             future.result()
-        if self.stage is Stage.SCANNING and self.nodescan_request.complete:
-            self._scanned()
+        scan = self.nodescan_request
+        if self.stage is Stage.SCANNING and scan is not None and scan.complete:
+            self._scanned(scan)
             return 0.0
         left: float = self._timeout() - (self.manager.clock.monotonic() - self.start_time)
         if left <= 0:
@@ -257,14 +262,14 @@ class StateMachineNodeLauncher(StatsReporter):
             self.stage = Stage.CREATING
             self._timed_start()
         machine = self.state_machine
+        assert machine is not None
         before = machine.state
         instance = machine.advance()
         self._followed = follow_future(machine, self._followed, self.wake)
         if machine.complete and instance is not None:
             self._note("node-step", step="server is running; reading its host keys")
             self._step_ended("create", self.start_time)
-            self._created(instance)
-            return 0.0 if self.nodescan_request.complete else bound
+            return 0.0 if self._created(instance).complete else bound
         self._tell_trouble(getattr(machine, "trouble", None))
         if machine.external_id != self._sent_external_id:
             self.node.external_id = machine.external_id
@@ -278,18 +283,18 @@ class StateMachineNodeLauncher(StatsReporter):
         self._trouble = trouble
 
     def _timeout(self) -> float:
-        return float(getattr(self.provider_config, "launch_timeout", None) or 3600)
+        return float(self.provider_config.launch_timeout or 3600)
 
     def _external_id(self) -> Any:
         return self.state_machine.external_id if self.state_machine is not None else self.node.external_id
 
-    def _created(self, instance: Instance) -> None:
+    def _created(self, instance: Instance) -> NodescanRequest:
         """The machine is up: take over its data, then scan its keys."""
         self.stage = Stage.SCANNING
         self._runs_since = self.manager.clock.monotonic()
         copy_instance(self.node, instance, self.handler.pool)
         label = self.label
-        boot_timeout = getattr(self.provider_config, "boot_timeout", None) or 60
+        boot_timeout = self.provider_config.boot_timeout or 60
         request = NodescanRequest(self.node, label.host_key_checking, boot_timeout, self.log)
         request.on_complete = lambda _request: self.wake()
         self.nodescan_request = request
@@ -297,9 +302,10 @@ class StateMachineNodeLauncher(StatsReporter):
         if not request.complete:
             # After a crash the machine can be reached and deleted with this record.
             self._save_later()
+        return request
 
-    def _scanned(self) -> None:
-        keys = self.nodescan_request.result()
+    def _scanned(self, scan: NodescanRequest) -> None:
+        keys = scan.result()
         if keys:
             self.node.host_keys = keys
         self._step_ended("scan", self._runs_since)
@@ -401,22 +407,23 @@ class StateMachineNodeLauncher(StatsReporter):
         if lines:
             self._note("console-log", tail="\n".join(one_line(line) for line in lines[-CONSOLE_LINES:])[-CONSOLE_LENGTH:])
 
-    def _delete_machine(self, external_id: object) -> Any:
+    def _delete_machine(self, external_id: object) -> StateMachine:
         machine = self.manager.adapter.getDeleteStateMachine(external_id, self.log)
         machine.wake = self.wake
-        machine.cleanup_id = external_id
+        self._deleted_id = external_id
         return machine
 
     def _pass_delete(self) -> float | None:
         """Advance the clean-up of a failed attempt."""
         machine = self.delete_state_machine
+        assert machine is not None
         before = machine.state
         try:
             machine.advance()
         except exceptions.NotFound:
             machine.complete = True
         except exceptions.FOREIGN as error:
-            return self._delete_failed(machine, error)
+            return self._delete_failed(error)
         self._followed = follow_future(machine, self._followed, self.wake)
         if machine.complete:
             self._delete_failures = 0
@@ -430,17 +437,17 @@ class StateMachineNodeLauncher(StatsReporter):
             return 0.0
         return self._pace.next(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
 
-    def _delete_failed(self, machine: Any, error: BaseException) -> float | None:
+    def _delete_failed(self, error: BaseException) -> float | None:
         """Try again, less and less often; an orphan not for ever, because its provider may have to end."""
         if self.stage is Stage.ORPHANED and self.manager.clock.monotonic() - self._orphan_since > DELETE_LIMIT:
-            self.log.error("Cannot delete %s, it is left to the search for leaks: %s", machine.cleanup_id, error)
+            self.log.error("Cannot delete %s, it is left to the search for leaks: %s", self._deleted_id, error)
             self.delete_state_machine = None
             self.stage = Stage.ENDED
             return None
         level = self.log.exception if self._delete_failures == 0 else self.log.warning
-        level("Error deleting %s after a failed launch; trying again: %s", machine.cleanup_id, error)
+        level("Error deleting %s after a failed launch; trying again: %s", self._deleted_id, error)
         self._delete_failures += 1
-        self.delete_state_machine = self._delete_machine(machine.cleanup_id)
+        self.delete_state_machine = self._delete_machine(self._deleted_id)
         return DELETE_BACKOFF.pause(self._delete_failures)
 
     def lock_lost(self) -> None:
@@ -520,7 +527,7 @@ class _LockLost(Exception):
     """Our lock on the node's record is gone."""
 
 
-def copy_image(node: zk.Node, image: Any) -> None:
+def copy_image(node: zk.Node, image: ImageAccess) -> None:
     """Copy how to log in from the configured image to the record."""
     node.username = image.username
     node.python_path = image.python_path
@@ -529,14 +536,14 @@ def copy_image(node: zk.Node, image: Any) -> None:
     node.connection_type = image.connection_type
 
 
-def copy_instance(node: zk.Node, instance: Instance, pool: Any) -> None:
+def copy_instance(node: zk.Node, instance: Instance, pool: ConfigPool) -> None:
     """Copy what the cloud reports about the machine to the record."""
     for name in INSTANCE_FIELDS:
         setattr(node, name, getattr(instance, name, None))
     if node.node_properties is None:
         node.node_properties = {}
     node.interface_ip = getattr(instance, "interface_ip", None)
-    if getattr(pool, "use_internal_ip", False):
+    if pool.use_internal_ip:
         private = getattr(instance, "private_ipv4", None) or getattr(instance, "private_ipv6", None)
         node.interface_ip = private or node.interface_ip
     for name in IMAGE_OVERRIDES:

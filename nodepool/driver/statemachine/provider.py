@@ -13,19 +13,19 @@ from nodepool import exceptions
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
-from nodepool.config.model import ProviderConfig
-from nodepool.driver.provider import Provider
+from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.driver.provider import RequestHost
 from nodepool.driver.quota.amounts import QuotaInformation
-from nodepool.driver.quota.support import QuotaSupport
-from nodepool.driver.request.host import RequestHost
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.leaks import LeakSearch
 from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.driver.statemachine.model import Adapter, DriverLabel, ExternalId
+from nodepool.driver.statemachine.stage import LaunchProvider
 from nodepool.nodescan import NodescanWorker
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.zookeeper import ZooKeeper
 
 #: Threads for the first part of launches.
 START_THREADS = 8
@@ -34,12 +34,8 @@ START_THREADS = 8
 REFUSED = Backoff(0.5, 15.0)
 
 
-class StateMachineProvider(Provider, QuotaSupport):
+class StateMachineProvider(LaunchProvider):
     """Runs create machines on one thread and delete machines on another."""
-
-    #: Upper bounds of the pauses between two looks at a machine, in seconds.
-    MINIMUM_SLEEP: float = 1
-    MAXIMUM_SLEEP: float = 1
 
     def __init__(self, adapter: Adapter, provider: ProviderConfig) -> None:
         super().__init__()
@@ -49,13 +45,13 @@ class StateMachineProvider(Provider, QuotaSupport):
         calls = getattr(adapter, "calls", None)
         self.cloud_calls = calls if isinstance(calls, CloudCalls) else None
         self.log = logging.getLogger(f"nodepool.StateMachineProvider.{provider.name}")
-        self._zk: Any = None
+        self._zk = None  # type: ignore[assignment]
         self.launchers: list[StateMachineNodeLauncher] = []
         self.deleters: list[StateMachineNodeDeleter] = []
         self.running = False
         self.error_labels: set[str] = set()
         self._error_since: dict[str, float] = {}
-        self.label_problems: LabelProblems = LabelProblems(provider.name)
+        self.label_problems = LabelProblems(provider.name)
         self.refusals = KeyedBackoff(REFUSED)
         #: By pool and label: each pool may have another flavor for it.
         self.label_quota_cache: dict[tuple[str, str], QuotaInformation] = {}
@@ -68,8 +64,8 @@ class StateMachineProvider(Provider, QuotaSupport):
 
     # -- life
 
-    def start(self, zk_conn: Any) -> None:
-        self._zk = zk_conn
+    def start(self, zk_conn: ZooKeeper | None) -> None:
+        self._zk = zk_conn  # type: ignore[assignment]
         self.running = True
         self.log.debug("Starting")
         self.nodescan_worker.start()
@@ -197,7 +193,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         except NotImplementedError:
             return QuotaInformation(default=math.inf)
 
-    def quotaNeededByLabel(self, label: str, pool: Any) -> QuotaInformation:
+    def quotaNeededByLabel(self, label: str, pool: ConfigPool) -> QuotaInformation:
         """What the label needs; one that can never work counts as nothing and is not offered any more."""
         known = self.label_quota_cache.get((pool.name, label))
         if known is not None:

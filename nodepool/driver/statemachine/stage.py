@@ -1,23 +1,57 @@
-"""Where the launch of a node can stand, and what it needs of the handler of its request."""
+"""Where the launch of a node can stand, and what it needs of its provider and of the handler of its request."""
 
 from __future__ import annotations
 
+import abc
 import enum
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
-from nodepool.zk import zookeeper as zk
+from nodepool.base.backoff import KeyedBackoff
+from nodepool.base.problems import LabelProblems
+from nodepool.driver.provider import Provider, RequestHandler
+from nodepool.driver.quota.support import QuotaSupport
+from nodepool.driver.statemachine.loop import MachineLoop
+from nodepool.driver.statemachine.model import Adapter
+from nodepool.nodescan import NodescanWorker
+from nodepool.zk.zookeeper import ZooKeeper
 
 
-class Serving(Protocol):
-    """The handler of the request that the node is launched for."""
+class LaunchProvider(Provider, QuotaSupport, abc.ABC):
+    """The part of a provider with state machines that handlers and launches use."""
 
-    pw: Any
-    zk: Any
-    manager: Any
-    request: zk.NodeRequest
+    #: Upper bounds of the pauses between two looks at a machine, in seconds.
+    MINIMUM_SLEEP: float = 1
+    MAXIMUM_SLEEP: float = 1
+
+    adapter: Adapter
+    label_problems: LabelProblems
+    #: Labels that the cloud has refused for quota although its figures have room for them.
+    refusals: KeyedBackoff
+    create_loop: MachineLoop
+    launchers: list[Any]
+    nodescan_worker: NodescanWorker
 
     @property
-    def pool(self) -> Any: ...
+    @abc.abstractmethod
+    def starts_quickly(self) -> bool:
+        """Whether the adapter has lately made its create machines without waiting for anything."""
+
+    @abc.abstractmethod
+    def note_start(self, seconds: float) -> None:
+        """Note how long the adapter has taken to make a create machine."""
+
+    @abc.abstractmethod
+    def start_executor(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run something that may block on one of the start threads."""
+
+
+class Serving(RequestHandler, Protocol):
+    """The handler of the request that the node is launched for."""
+
+    zk: ZooKeeper
+    manager: LaunchProvider
 
     def launchesComplete(self) -> bool: ...
 

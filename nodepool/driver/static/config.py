@@ -48,7 +48,7 @@ class StaticPool(ConfigPool):
     ignore_equality = ["provider"]
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.name = ""
         self.nodes: list[dict[str, Any]] = []
         self.provider: StaticProviderConfig | None = None
         super().__init__()

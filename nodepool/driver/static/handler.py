@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import abc
+
+from nodepool.driver.provider import Provider
 from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.zk.records import Node
 
 
+class StaticManager(Provider, abc.ABC):
+    """The part of the provider that its handlers use."""
+
+    @abc.abstractmethod
+    def checkNodeLiveness(self, node: Node) -> bool: ...
+
+
 class StaticNodeRequestHandler(NodeRequestHandler):
     """Serves from registered nodes only: nothing is ever launched."""
+
+    manager: StaticManager
 
     @property
     def alive_thread_count(self) -> int:

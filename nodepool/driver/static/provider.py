@@ -13,9 +13,9 @@ from typing import Any
 from nodepool import exceptions, nodeutils
 from nodepool.base.problems import TellsTroubles, one_line
 from nodepool.config.model import ConfigPool
-from nodepool.driver.provider import Provider
-from nodepool.driver.request.host import RequestHost
+from nodepool.driver.provider import RequestHost
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
+from nodepool.driver.static.handler import StaticManager, StaticNodeRequestHandler
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks.turn import TurnLock
@@ -70,20 +70,22 @@ def _is_free(node: zk.Node) -> bool:
     return node.state == zk.READY and node.allocated_to is None
 
 
-class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
+class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
     """Hosts are brought in line one by one, in parallel, each by looking at its present records.
 
     Nothing is remembered about slots: ZooKeeper has it.
     """
 
     PAUSE_AT_QUOTA = False
+    provider: StaticProviderConfig
 
     def __init__(self, provider: StaticProviderConfig, *args: object) -> None:
         super().__init__()
         self.log = logging.getLogger("nodepool.driver.static.StaticNodeProvider")
         self.provider = provider
-        self.zk: Any = None
-        self._zk: ZooKeeper | None = None
+        #: None until it is started, and when a configuration is only being checked.
+        self.zk: ZooKeeper = None  # type: ignore[assignment]
+        self._zk = self.zk
         self._hosts: dict[NodeTuple, tuple[StaticPool, dict[str, Any]]] = {}
         self._idle = False
         self._executor: ThreadPoolExecutor | None = None
@@ -106,7 +108,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
     # Life cycle
 
     def start(self, zk_conn: ZooKeeper | None) -> None:
-        self.zk = self._zk = zk_conn
+        self.zk = self._zk = zk_conn  # type: ignore[assignment]
         self._hosts = self.provider.hosts()
         self._host_locks = {host: threading.Lock() for host in self._hosts}
         if zk_conn is None:
@@ -175,7 +177,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
     def _read_records(self) -> None:
         known: dict[NodeTuple, set[str]] = defaultdict(set)
         for node in self.zk.getProviderNodes(self.provider.name):
-            known[nodeTuple(node)].add(node.id)
+            known[nodeTuple(node)].add(node.id or "")
         with self._lock:
             # What was registered while we looked must not be forgotten; records that are gone drop out when read.
             for host, ids in self._known.items():
@@ -406,9 +408,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
 
     # Requests
 
-    def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> Any:
-        from nodepool.driver.static.handler import StaticNodeRequestHandler
-
+    def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> StaticNodeRequestHandler:
         return StaticNodeRequestHandler(poolworker, request)
 
     def checkNodeLiveness(self, node: zk.Node) -> bool:

@@ -14,7 +14,7 @@ class TestPool(ConfigPool):
     ignore_equality = ["provider"]
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.name = ""
         self.provider: TestConfig | None = None
         super().__init__()
 

@@ -213,7 +213,7 @@ class NodeReconciler:
         left = began + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries) - self.state.clock.monotonic()
         if tries and left > 0:
             return float(left) + 0.01
-        manager = self.state.config.provider_managers.get(node.provider)
+        manager = self.state.config.provider_managers.get(node.provider or "")
         if node.state != zk.DELETED and manager is None:
             return 5.0
         if node_id in self._marking:
@@ -245,7 +245,7 @@ class NodeReconciler:
     def _start_deletion(self, node: zk.Node) -> None:
         """The node is locked and marked: its provider deletes it."""
         config = self.state.config
-        manager = config.provider_managers.get(node.provider) if config is not None else None
+        manager = config.provider_managers.get(node.provider or "") if config is not None else None
         if isinstance(manager, StateMachineProvider) and node.state == zk.DELETING:
             self._begin(node)  # only queues it
         else:
@@ -259,7 +259,7 @@ class NodeReconciler:
             self._begin(node)
 
     def _begin(self, node: zk.Node) -> None:
-        manager = self.state.config.provider_managers.get(node.provider)
+        manager = self.state.config.provider_managers.get(node.provider or "")
         try:
             if node.state == zk.DELETED:
                 self.state.zk.deleteNode(node)

@@ -6,17 +6,18 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TypeGuard
 
-from nodepool.driver.provider import Provider
+from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.driver.provider import Provider, RequestHandler
 from nodepool.driver.quota.support import QuotaSupport
-from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.fullness import Fullness
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
+from nodepool.zk.zookeeper import ZooKeeper
 
 #: Requests handed to a pool that it has not looked at yet; more wait in serving order.
 BACKLOG = 48
@@ -33,25 +34,25 @@ class PoolRoom:
     label: str
     log: logging.Logger
     running: bool
-    paused_handlers: set[Any]
-    request_handlers: list[Any]
+    paused_handlers: set[RequestHandler]
+    request_handlers: list[RequestHandler]
     _offered: set[str]
     _full: Fullness
     _logged: set[str]
 
     # -- what drivers use
 
-    def getZK(self) -> Any:
+    def getZK(self) -> ZooKeeper:
         return self.nodepool.zk
 
-    def getProviderConfig(self) -> Any:
+    def getProviderConfig(self) -> ProviderConfig | None:
         return self.nodepool.config.providers.get(self.provider_name)
 
-    def getPoolConfig(self) -> Any:
+    def getPoolConfig(self) -> ConfigPool | None:
         provider = self.getProviderConfig()
         return provider.pools.get(self.pool_name) if provider is not None else None
 
-    def getProviderManager(self) -> Any:
+    def getProviderManager(self) -> Provider | None:
         return self.nodepool.config.provider_managers.get(self.provider_name)
 
     # -- what the assignment uses
@@ -60,7 +61,7 @@ class PoolRoom:
     def paused(self) -> bool:
         return bool(self.paused_handlers)
 
-    def _paused_for(self) -> list[Any]:
+    def _paused_for(self) -> list[RequestHandler]:
         """The handlers that the pool is paused for, the most urgent first."""
         return sorted(self.paused_handlers, key=lambda handler: handler.request.priority)
 
@@ -115,8 +116,8 @@ class PoolRoom:
             short = [label for label in cls.labels if free.get(label, 0) <= wanted[label]]
             if short:
                 return because(Code.BEING_TAKEN, labels=",".join(sorted(short)))
-        limit = self.getProviderConfig().max_concurrency
-        if limit > 0:
+        provider = self.getProviderConfig()
+        if provider is not None and (limit := provider.max_concurrency) > 0:
             active = sum(worker.active_launches() for worker in self.nodepool.getPoolWorkers(self.provider_name))
             if active >= limit:
                 return because(Code.MAX_CONCURRENCY, active=active)
@@ -151,7 +152,7 @@ class PoolRoom:
         return None
 
     @staticmethod
-    def _counts_labels(manager: Provider) -> bool:
+    def _counts_labels(manager: Provider | None) -> TypeGuard[QuotaSupport]:
         return isinstance(manager, QuotaSupport) and type(manager).getLabelQuota is not QuotaSupport.getLabelQuota
 
     def _has_none(self, label: str) -> bool:
@@ -178,7 +179,7 @@ class PoolRoom:
     def active_launches(self) -> int:
         return self.backlog + sum(self._launches(handler) for handler in list(self.request_handlers))
 
-    def _launches(self, handler: NodeRequestHandler) -> int:
+    def _launches(self, handler: RequestHandler) -> int:
         try:
             alive = int(handler.alive_thread_count)
         except FOREIGN as error:

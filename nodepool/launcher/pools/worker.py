@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool.base import hostnames
-from nodepool.driver.provider import Provider
+from nodepool.driver.provider import Provider, RequestHandler
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
-from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.state import How, Outcome
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Pool, Requests
@@ -49,8 +48,8 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.log = logging.getLogger(f"nodepool.{self.name}")
         self.launcher_id = f"{hostnames.fqdn()}-{self.name}-{uuid.uuid4().hex}"
         self.running = False
-        self.paused_handlers: set[Any] = set()
-        self.request_handlers: list[Any] = []
+        self.paused_handlers: set[RequestHandler] = set()
+        self.request_handlers: list[RequestHandler] = []
         self.component: PoolComponent | None = None
         #: Requests that were handed to us and not looked at yet.
         self._offered: set[str] = set()
@@ -60,7 +59,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._creation_lock = threading.Lock()
         self._creator: object = None
-        self._creation_queue: list[Any] = []
+        self._creation_queue: list[RequestHandler] = []
         self._helpers = Helpers(f"{self.name}_helper", state.common_helpers)
         self._retry_queued = False
         self._publishing = False
@@ -70,7 +69,7 @@ class PoolWorker(threading.Thread, PoolRoom):
 
     # -- what handlers use
 
-    def post(self, handler: NodeRequestHandler, function: Callable[..., Any], *args: object) -> None:
+    def post(self, handler: RequestHandler, function: Callable[..., Any], *args: object) -> None:
         """Run the next step of a handler; steps of one handler never overlap."""
         if not handler.BLOCKING:
             self._tasks.put((function, args))
@@ -78,7 +77,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         # It belongs to the handler, so that it goes with it; steps may come after the handler's end.
         handler.__dict__.setdefault("_mailbox", Mailbox(self)).put((function, args))
 
-    def progress(self, handler: NodeRequestHandler) -> None:
+    def progress(self, handler: RequestHandler) -> None:
         """A launch of this handler has ended."""
         self.post(handler, handler.poll)
         self._launches_ended()
@@ -89,7 +88,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def unclaim(self, node_id: str | None) -> None:
         self.nodepool.claims.release(node_id)
 
-    def begin_creation(self, handler: NodeRequestHandler) -> bool:
+    def begin_creation(self, handler: RequestHandler) -> bool:
         """Whether the handler may make new nodes now; else ``run`` is called when it may.
 
         Handlers that run on helper threads fill their node sets one after the other: several of them, each with some
@@ -103,7 +102,7 @@ class PoolWorker(threading.Thread, PoolRoom):
                 self._creation_queue.append(handler)
             return False
 
-    def end_creation(self, handler: NodeRequestHandler) -> None:
+    def end_creation(self, handler: RequestHandler) -> None:
         """The new nodes are recorded, or will not be."""
         with self._creation_lock:
             if handler in self._creation_queue:
@@ -117,7 +116,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         if following is not None:
             self.post(following, following.run)
 
-    def pause_changed(self, handler: NodeRequestHandler) -> None:
+    def pause_changed(self, handler: RequestHandler) -> None:
         before = self.paused
         if handler.paused:
             self.paused_handlers.add(handler)
@@ -135,7 +134,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def _plan_publication(self) -> None:
         self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
 
-    def recorded(self, handler: NodeRequestHandler, missing: list[str]) -> None:
+    def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
         """Nodes of the handler are in the mirror now: the tenant's promise shrinks to the labels still missing."""
         tenant = handler.request.tenant_name
         if (
@@ -155,16 +154,16 @@ class PoolWorker(threading.Thread, PoolRoom):
         # Between the mirror's change and this they were counted twice.
         self.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
 
-    def make_room(self, handler: NodeRequestHandler) -> None:
+    def make_room(self, handler: RequestHandler) -> None:
         """No quota: an idle node of this pool may have to go."""
         manager = self.getProviderManager()
         if manager is not None and manager.PAUSE_AT_QUOTA:
             self.getZK().make_room(self.provider_name, self.pool_name)
 
-    def request_released(self, handler: Any) -> None:
+    def request_released(self, handler: RequestHandler) -> None:
         """The request is open again while launches of this handler still run."""
         handler.released = True
-        self.assignment.release(handler.request.id, hand_to=handler.destination)
+        self.assignment.release(handler.request.id or "", hand_to=handler.destination)
 
     def driver_works(self, request: NodeRequest) -> None:
         self.nodepool.declines.driver_works(self, request)
@@ -180,7 +179,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         pools = {pool.id for pool in self.getZK().getRegisteredPools()} | self.nodepool.workers_by_id().keys()
         return declines.known(request) if pools <= set(request.declined_by) else None
 
-    def ended(self, handler: Any, outcome: Outcome) -> None:
+    def ended(self, handler: RequestHandler, outcome: Outcome) -> None:
         """The handler has come to its end; what becomes of the request depends on how."""
         self.end_creation(handler)
         if handler in self.request_handlers:
@@ -199,8 +198,8 @@ class PoolWorker(threading.Thread, PoolRoom):
             # What the tenant was promised for this request may be what others of it wait for.
             self.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
 
-    def _release_claim(self, handler: Any, outcome: Outcome) -> None:
-        request_id, reason = handler.request.id, outcome.wait_for
+    def _release_claim(self, handler: RequestHandler, outcome: Outcome) -> None:
+        request_id, reason = handler.request.id or "", outcome.wait_for
         if handler.released:
             self.assignment.wake()  # another pool may have the request by now: its claim stays
         elif outcome.how is How.WITHDRAWN:
@@ -270,7 +269,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         else:  # we are on its thread
             self._begin(handler, manager, check_only)
 
-    def _begin(self, handler: Any, manager: Provider, check_only: bool) -> None:
+    def _begin(self, handler: RequestHandler, manager: Provider, check_only: bool) -> None:
         """First step of a handler: only look while the pool is paused, else serve it."""
         try:
             if isinstance(manager, QuotaSupport):
@@ -289,7 +288,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             return
         handler.run()
 
-    def _tenant_shortage(self, handler: Any, manager: Provider) -> Reason | None:
+    def _tenant_shortage(self, handler: RequestHandler, manager: QuotaSupport) -> Reason | None:
         request = handler.request
         limits = self.nodepool.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
         pool = self.getPoolConfig()
@@ -304,7 +303,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         for handler in list(self.paused_handlers):
             self.post(handler, handler.make_way)
 
-    def ask(self, waiting: NodeRequestHandler, others: list[Pool]) -> None:
+    def ask(self, waiting: RequestHandler, others: list[Pool]) -> None:
         """A request waits at another pool of ours: it is sent for when we have room for all of its nodes.
 
         :param others: pools to ask next if we have none, in this order.
@@ -312,21 +311,23 @@ class PoolWorker(threading.Thread, PoolRoom):
         waiting.unanswered.add(self.launcher_id)
         self._tasks.put((self._asked, (waiting, others)))
 
-    def _asked(self, waiting: NodeRequestHandler, others: list[Pool]) -> None:
+    def _asked(self, waiting: RequestHandler, others: list[Pool]) -> None:
         try:
-            handler = self.getProviderManager().getRequestHandler(self, waiting.request.copy())
+            manager = self.getProviderManager()
+            assert manager is not None
+            handler = manager.getRequestHandler(self, waiting.request.copy())
         except FOREIGN as error:
             self._log_once("The driver cannot handle a request:", error)
             self._say_no(waiting, others)
         else:
             self.post(handler, self._answer, handler, waiting, others)
 
-    def _say_no(self, waiting: NodeRequestHandler, others: list[Pool]) -> None:
+    def _say_no(self, waiting: RequestHandler, others: list[Pool]) -> None:
         waiting.unanswered.discard(self.launcher_id)
         if others:
             others[0].ask(waiting, others[1:])
 
-    def _answer(self, handler: NodeRequestHandler, waiting: NodeRequestHandler, others: list[Pool]) -> None:
+    def _answer(self, handler: RequestHandler, waiting: RequestHandler, others: list[Pool]) -> None:
         try:
             if not self.paused and self.running and handler.could_serve():
                 waiting.unanswered.discard(self.launcher_id)

@@ -297,7 +297,7 @@ class Assignment(threading.Thread):
             for request_id in list(self._where):
                 self._dirty[request_id] = None
             for request in self.state.zk.request_tree.snapshot():
-                self._dirty[request.id] = None
+                self._dirty[request.id or ""] = None
             self._wake_all = True
             self._condition.notify()
 
@@ -420,7 +420,7 @@ class Assignment(threading.Thread):
         oldest = min(moments, default=self._events)  # what happened before is not asked for any more
         self._rechecked = {reason: at for reason, at in self._rechecked.items() if at > oldest}
         self._dirty.update(dict.fromkeys(self._unusable))
-        adrift = {r.id for r in snapshot if r._state == REQUESTED and not self._is_known(r.id)}
+        adrift = {r.id or "" for r in snapshot if r._state == REQUESTED and not self._is_known(r.id or "")}
         for request_id in self._net.confirmed(adrift, now):
             self._claimed.pop(request_id, None)
             self._dirty[request_id] = None

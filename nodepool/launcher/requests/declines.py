@@ -18,6 +18,7 @@ from nodepool.reasons import Declined, Reason, render
 from nodepool.zk import declines
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import NodeRequest
+from nodepool.zk.zookeeper import ZooKeeper
 
 
 class Declines:
@@ -28,7 +29,7 @@ class Declines:
 
     log = logging.getLogger("nodepool.Declines")
 
-    def __init__(self, zk: Callable[[], Any], statsd: metrics.Metrics) -> None:
+    def __init__(self, zk: Callable[[], ZooKeeper], statsd: metrics.Metrics) -> None:
         self._zk = zk
         self._statsd = statsd
         self._lock = threading.Lock()

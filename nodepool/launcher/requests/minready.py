@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from typing import Any
 
 from kazoo.exceptions import KazooException
 
 from nodepool.base.backoff import Backoff, KeyedBackoff
-from nodepool.config.model import Label
+from nodepool.config.model import ConfigPool, Label, ProviderConfig
 from nodepool.launcher.pools.labelcheck import LabelCheck
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
@@ -162,8 +161,8 @@ class MinReady(threading.Thread):
                 )
         return False
 
-    def _pool_can_serve(self, label: Label, pool: Any, provider: Any) -> bool:
-        manager = self.state.config.provider_managers.get(getattr(provider, "name", None))
+    def _pool_can_serve(self, label: Label, pool: ConfigPool, provider: ProviderConfig | None) -> bool:
+        manager = self.state.config.provider_managers.get(getattr(provider, "name", None) or "")
         if provider is None or manager is None:
             return False
         if not provider.manage_images:
@@ -175,7 +174,7 @@ class MinReady(threading.Thread):
         asked = pool_label if pool_label is not None else label.name
         return self._labels.ready(provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(asked))
 
-    def _create(self, label: Any) -> bool:
+    def _create(self, label: Label) -> bool:
         """Ask for what is missing; False when another launcher is at it just now."""
         zk = self.state.zk
         kazoo = zk.kazoo_client

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from nodepool.base.backoff import Backoff
-from nodepool.driver.request.handler import NodeRequestHandler
+from nodepool.driver.provider import RequestHandler, RequestHost
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.choice import RequestClass, eligible_pools
 from nodepool.launcher.state import LauncherState
@@ -51,7 +50,7 @@ class Moves:
             if handler.accepted and not handler.done:
                 self._look_at(handler, pools, workers)
 
-    def _look_at(self, handler: Any, pools: list[RegisteredPool], workers: Mapping[str, Pool]) -> None:
+    def _look_at(self, handler: RequestHandler, pools: list[RegisteredPool], workers: Mapping[str, Pool]) -> None:
         request, own_id = handler.request, handler.launcher_id
         cls = RequestClass(tuple(request.node_types), request.provider, request.tenant_name, frozenset(request.declined_by))
         eligible = sorted(eligible_pools(cls, pools), key=lambda p: p.priority)
@@ -66,20 +65,20 @@ class Moves:
             patience = PATIENCE if pool.priority > mine.priority else 0.0
             if worker is None:
                 # They cannot be asked: less and less often, and not with nodes that it has already.
-                turns = 1 + self._times_left(request.id)
+                turns = 1 + self._times_left(request.id or "")
                 patience = max(patience, Backoff(OTHERS_TURN, 256 * OTHERS_TURN).pause(turns))
             if self._state.clock.monotonic() < handler.paused_since + patience:
                 self.due = min(self.due, handler.paused_since + patience)
             elif worker is not None:
                 able.append(worker)
             elif not handler.nodeset and not able:
-                self._leave_to_others(request.id)
+                self._leave_to_others(request.id or "")
                 handler.pw.post(handler, handler.move)
                 return
         if able:
             self._ask(able, handler)
 
-    def _ask(self, workers: list[Pool], handler: NodeRequestHandler) -> None:
+    def _ask(self, workers: list[Pool], handler: RequestHandler) -> None:
         """Ask the first one; each that says no asks the next.  One that still owes an answer holds nobody up."""
         now = self._state.clock.monotonic()
         if now >= handler.ask_after:
@@ -95,7 +94,7 @@ def _is_open(worker: Pool, cls: RequestClass) -> bool:
     return not (view.paused or view.closed or view.full or view.refuses)
 
 
-def end_standstill(state: LauncherState, worker: Pool) -> None:
+def end_standstill(state: LauncherState, worker: RequestHost) -> None:
     """The worst paused request of the provider gives its nodes back when a better one has waited for them for long.
 
     Else each could keep what the other needs, for ever.  Nodes of the same pool are left for the better one; those of
@@ -124,7 +123,7 @@ def end_standstill(state: LauncherState, worker: Pool) -> None:
         worker.post(worst, worst.move, STANDSTILL if here else LONG_REST, not here)
 
 
-def _stuck_elsewhere(state: LauncherState, worker: Pool, worst: Any) -> list[str]:
+def _stuck_elsewhere(state: LauncherState, worker: RequestHost, worst: RequestHandler) -> list[str]:
     """Pending requests of other launchers that come first and for long have had ready nodes of our pool, and no others."""
     zk, now = state.zk, state.clock.time()
     tree = zk.node_tree
@@ -142,7 +141,8 @@ def _stuck_elsewhere(state: LauncherState, worker: Pool, worst: Any) -> list[str
             continue
         nodes = [node for node in map(tree.get, node_ids) if node is not None]
         if nodes and all(
-            (n.provider, n.pool, n.state) == (worker.provider_name, worker.pool_name, READY) and now - n.state_time >= STANDSTILL
+            (n.provider, n.pool, n.state) == (worker.provider_name, worker.pool_name, READY)
+            and now - (n.state_time or 0) >= STANDSTILL
             for n in nodes
         ):
             found.append(str(request_id))

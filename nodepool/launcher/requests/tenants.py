@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from nodepool.base.amounts import exact
 from nodepool.config.model import ConfigPool
+from nodepool.driver.provider import RequestHandler
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.launcher.state import LauncherState
@@ -23,7 +23,12 @@ _lock = threading.Lock()
 
 
 def tenant_shortage(
-    state: LauncherState, request: NodeRequest, limits: Mapping[str, float], pool: ConfigPool, manager: Any, key: Hashable
+    state: LauncherState,
+    request: NodeRequest,
+    limits: Mapping[str, float],
+    pool: ConfigPool,
+    manager: QuotaSupport,
+    key: RequestHandler,
 ) -> Reason | None:
     """None when the tenant may have the nodes of this request (they are then promised), else what is short."""
     needed = QuotaInformation()
@@ -60,9 +65,9 @@ def tenant_usage(state: LauncherState, tenant: str | None) -> dict[str, float]:
 
 
 def _estimate(state: LauncherState, provider: str | None, pool_name: str | None, label: str) -> Mapping[str, float]:
-    config = state.config.providers.get(provider)
-    manager = state.config.provider_managers.get(provider)
-    pool = config.pools.get(pool_name) if config is not None else None
+    config = state.config.providers.get(provider or "")
+    manager = state.config.provider_managers.get(provider or "")
+    pool = config.pools.get(pool_name or "") if config is not None else None
     if pool is None or label not in pool.labels or not isinstance(manager, QuotaSupport):
         # Launchers without this provider cannot know more; all of them have to come to the same number.
         return {"instances": 1}

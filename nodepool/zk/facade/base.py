@@ -37,12 +37,13 @@ class FacadeBase:
     log = logging.getLogger("nodepool.zk.ZooKeeper")
     client: ZooKeeperClient
     enable_cache: bool
-    node_tree: NodeTree | None
-    request_tree: RequestTree | None
-    image_tree: ImageTree | None
-    component_tree: ComponentTree | None
-    progress_tree: ProgressTree | None
-    report_tree: ReportTree | None
+    # Copies of the trees below; None where nothing of the kind is mirrored: with `enable_cache` off, or for builders.
+    node_tree: NodeTree
+    request_tree: RequestTree
+    image_tree: ImageTree
+    component_tree: ComponentTree
+    progress_tree: ProgressTree
+    report_tree: ReportTree
     _writer: Writer | None
     reservations: Reservations
 

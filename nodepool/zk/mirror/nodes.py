@@ -295,8 +295,8 @@ class NodeTree(Tree[Node]):
 
     # -- questions
 
-    def get(self, node_id: str) -> Node | None:
-        return self.nodes.get(node_id)
+    def get(self, node_id: str | None) -> Node | None:
+        return None if node_id is None else self.nodes.get(node_id)
 
     def snapshot(self) -> list[Node]:
         """All nodes, sorted by id."""
@@ -319,7 +319,7 @@ class NodeTree(Tree[Node]):
         path = paths.node(node_id)
         return path in self._own or path in self.reading
 
-    def is_locked(self, node_id: str) -> bool:
+    def is_locked(self, node_id: str | None) -> bool:
         return node_id in self.contenders
 
     def iter_free(self, provider: str, pool: str, label: str, limit: int = 16) -> Iterator[str]:

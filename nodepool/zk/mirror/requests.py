@@ -105,8 +105,8 @@ class RequestTree(Tree[NodeRequest]):
             for label in request.node_types:
                 self.min_ready_done[label] += sign
 
-    def get(self, request_id: str) -> NodeRequest | None:
-        return self.requests.get(request_id)
+    def get(self, request_id: str | None) -> NodeRequest | None:
+        return None if request_id is None else self.requests.get(request_id)
 
     def snapshot(self) -> list[NodeRequest]:
         """All requests, sorted by id."""

@@ -352,7 +352,7 @@ class Node(BaseModel):
         self.lock_contenders: set[str] = set()
         for name in _NODE_PLAIN:
             setattr(self, name, None)
-        self.connection_port: int = 22
+        self.connection_port: int | None = 22
         self.node_properties = {}
         self.username: str | None = "zuul"
         self.host_keys: list[str] = []
