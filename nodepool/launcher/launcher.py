@@ -35,8 +35,8 @@ from nodepool.launcher.statistics import StatsWorker
 from nodepool.launcher.trends import Trends
 from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Code, Reason, because
-from nodepool.status import cluster
 from nodepool.status.causes import derived_problems
+from nodepool.status.once import Once
 from nodepool.zk import ZooKeeperClient, paths
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.history import HistoryWriter
@@ -227,7 +227,7 @@ class NodePool(threading.Thread):
         if self.zk is not None:  # the mirror, which answers without ZooKeeper, too
             details += [str(problem) for problem in image_problems(self.zk.progress_tree.data())]
         if ready:
-            details += [str(problem) for problem in derived_problems(cluster.Once(self.zk))]
+            details += [str(problem) for problem in derived_problems(Once(self.zk))]
         return ready, details
 
     def problems(self) -> list[Problem]:

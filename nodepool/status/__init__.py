@@ -26,7 +26,9 @@ from nodepool.status.images import (
     image_status,
 )
 from nodepool.status.known import told_problems
+from nodepool.status.once import Facade
 from nodepool.status.results import FORMATS, Results, format_age, format_bytes, output, to_int_or_none
+from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 REDACTED = "redacted"
@@ -87,7 +89,7 @@ def port_of(port: object) -> Any:
     return REDACTED
 
 
-def _node_row(node: Any, now: float) -> dict[str, Any]:
+def _node_row(node: Node, now: float) -> dict[str, Any]:
     return {
         "id": node.id,
         "provider": node.provider,
@@ -96,7 +98,7 @@ def _node_row(node: Any, now: float) -> dict[str, Any]:
         "public_ipv4": node.public_ipv4,
         "ipv6": node.public_ipv6,
         "state": node.state,
-        "age": None if to_int_or_none(node.state_time) is None else format_age(now - node.state_time),
+        "age": None if to_int_or_none(node.state_time) is None else format_age(now - (node.state_time or 0)),
         "locked": "locked" if node.lock_contenders else "unlocked",
         "pool": node.pool,
         "hostname": node.hostname,
@@ -113,19 +115,19 @@ def _node_row(node: Any, now: float) -> dict[str, Any]:
     }
 
 
-def node_list(zk: Any, node_id: str | None = None, detail: bool = True, clock: Callable[[], float] = time.time) -> Results:
+def node_list(zk: Facade, node_id: str | None = None, detail: bool = True, clock: Callable[[], float] = time.time) -> Results:
     """All nodes by id, or the one node asked for (no row when it does not exist)."""
     now = clock()
     nodes = zk.readNodes(with_contenders=True)
     if node_id is not None:
         nodes = [node for node in nodes if node.id == node_id]
-    rows = [_node_row(node, now) for node in sorted(nodes, key=lambda node: node.id)]
+    rows = [_node_row(node, now) for node in sorted(nodes, key=lambda node: node.id or "")]
     return Results(rows, NODE_DETAIL_COLUMNS if detail else NODE_COLUMNS)
 
 
-def request_list(zk: Any, detail: bool = False) -> Results:
+def request_list(zk: Facade, detail: bool = False) -> Results:
     """All requests by id; ``reasons`` (with ``detail`` also in the table) are the words of those who declined."""
-    requests = sorted(zk.readRequests(), key=lambda request: request.id)
+    requests = sorted(zk.readRequests(), key=lambda request: request.id or "")
     reasons = zk.readDeclines(requests)
     rows = [
         {
@@ -137,7 +139,7 @@ def request_list(zk: Any, detail: bool = False) -> Results:
             "nodes": list(request.nodes),
             "declined_by": list(request.declined_by),
             "event_id": request.event_id,
-            "reasons": reasons.get(request.id, []),
+            "reasons": reasons.get(request.id or "", []),
         }
         for request in requests
     ]
@@ -165,7 +167,7 @@ def label_list(zk: ZooKeeper) -> Results:
     return Results([{"label": label} for label in sorted(labels)], LABEL_COLUMNS)
 
 
-def problem_list(zk: ZooKeeper) -> Results:
+def problem_list(zk: Facade) -> Results:
     """Return the problems that launchers and builders publish, and those that follow from the state of the cluster."""
     rows = told_problems(zk)
     rows += [{"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress())]
@@ -175,7 +177,7 @@ def problem_list(zk: ZooKeeper) -> Results:
     return Results(rows, PROBLEM_COLUMNS)
 
 
-def provider_images(zk: Any, provider: str) -> Results:
+def provider_images(zk: Facade, provider: str) -> Results:
     """Builds that have a container of the provider; upload ids sorted."""
     images = zk.readImages()
     upload_ids: dict[tuple[str, str], list[str]] = {
@@ -183,13 +185,13 @@ def provider_images(zk: Any, provider: str) -> Results:
     }
     for upload in images.uploads:
         if upload.provider_name == provider:
-            upload_ids.setdefault((upload.image_name, upload.build_id), []).append(upload.id)
+            upload_ids.setdefault((upload.image_name or "", upload.build_id or ""), []).append(upload.id or "")
     rows = [{"image": image, "build_id": build, "upload_ids": sorted(ids)} for (image, build), ids in sorted(upload_ids.items())]
     return Results(rows, PROVIDER_IMAGE_COLUMNS)
 
 
-def provider_nodes(zk: Any, provider: str) -> Results:
-    nodes = sorted((n for n in zk.readNodes(with_contenders=False) if n.provider == provider), key=lambda n: n.id)
+def provider_nodes(zk: Facade, provider: str) -> Results:
+    nodes = sorted((n for n in zk.readNodes(with_contenders=False) if n.provider == provider), key=lambda n: n.id or "")
     return Results([{"id": n.id, "server_id": n.external_id} for n in nodes], PROVIDER_NODE_COLUMNS)
 
 

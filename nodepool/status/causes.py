@@ -32,9 +32,11 @@ from nodepool.status.known import (
     stuck_nodes,
     told_problems,
 )  # fmt: skip
+from nodepool.status.once import Facade
 from nodepool.status.results import format_duration
+from nodepool.zk.components import RegisteredPool
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED
+from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED, Node, NodeRequest
 
 #: Codes of reasons, the most telling first: of several, the first is the cause.
 ORDER = [
@@ -98,7 +100,7 @@ def worded(reason: dict[str, Any]) -> str:
 # -- requests
 
 
-def of_request(zk: Any, request: Any, clock: Clock = time.time, depth: int = 1) -> Cause:
+def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth: int = 1) -> Cause:
     """Why an open or failed request is not served."""
     pools = zk.getRegisteredPools()
     labels = list(request.node_types)
@@ -130,7 +132,7 @@ def of_request(zk: Any, request: Any, clock: Clock = time.time, depth: int = 1) 
 
 
 def _of_reason(
-    zk: Any, reason: dict[str, Any], request_id: str, labels: list[str], providers: set[str], clock: Clock, depth: int = 1
+    zk: Facade, reason: dict[str, Any], request_id: str, labels: list[str], providers: set[str], clock: Clock, depth: int = 1
 ) -> Cause:
     code, remedy, text = root_code(reason), str(reason.get("help") or ""), worded(reason)
     if code == Code.LAUNCHING.word:
@@ -158,7 +160,7 @@ def _of_reason(
     return Cause(text, remedy, code)
 
 
-def _launching(zk: Any, nodes: list[Any], clock: Clock) -> Cause:
+def _launching(zk: Facade, nodes: list[Node], clock: Clock) -> Cause:
     """Which nodes are being launched, for how long, and how long it usually takes."""
     ids = sorted(str(node.id) for node in nodes if node.state != READY) or sorted(str(node.id) for node in nodes)
     age = clock() - min(node.created_time or clock() for node in nodes)
@@ -176,7 +178,7 @@ def _launching(zk: Any, nodes: list[Any], clock: Clock) -> Cause:
     return Cause(text, f"see `nodepool explain node {ids[0]}` and what the cloud reports about its server", Code.LAUNCHING.word)
 
 
-def _pending_at(zk: Any, pool: str) -> str:
+def _pending_at(zk: Facade, pool: str) -> str:
     """The request that has paused a pool; empty when no launcher reports one."""
     for report in zk.readReports():
         for group in report["waiting"]:
@@ -185,7 +187,7 @@ def _pending_at(zk: Any, pool: str) -> str:
     return ""
 
 
-def _users(zk: Any, pool: str, providers: set[str], labels: Collection[str], clock: Clock) -> tuple[str, str]:
+def _users(zk: Facade, pool: str, providers: set[str], labels: Collection[str], clock: Clock) -> tuple[str, str]:
     """Which nodes use what the pool has, and what would make one of them available; empty when nothing is known.
 
     :param pool: ``PROVIDER-POOL``; empty for all pools of the providers.
@@ -213,7 +215,7 @@ def _users(zk: Any, pool: str, providers: set[str], labels: Collection[str], clo
     return text + ")", stuck[0].remedy if stuck else ""
 
 
-def _with_hosts(zk: Any, cause: Cause, providers: Collection[str], labels: Collection[str]) -> Cause:
+def _with_hosts(zk: Facade, cause: Cause, providers: Collection[str], labels: Collection[str]) -> Cause:
     """The cause, or the hosts that cannot be used when they are the reason for the lack of capacity."""
     down = [row["problem"] for row in told_problems(zk) if row["provider"] in providers and is_of_host(row["problem"])]
     if not down:
@@ -224,7 +226,7 @@ def _with_hosts(zk: Any, cause: Cause, providers: Collection[str], labels: Colle
     return Cause(f"{cause.text}; {text}" if usable else text, remedy, "host-down")
 
 
-def _of_backing(zk: Any, node: Any, clock: Clock, depth: int) -> Cause | None:
+def _of_backing(zk: Facade, node: Node, clock: Clock, depth: int) -> Cause | None:
     """Why the node that is to carry this one has not been launched; None: nothing is waited for."""
     for request in zk.readRequests() if depth else ():
         owner = str(request.requestor)
@@ -236,7 +238,7 @@ def _of_backing(zk: Any, node: Any, clock: Clock, depth: int) -> Cause | None:
     return None
 
 
-def of_building(zk: Any, node: Any, clock: Clock = time.time, depth: int = 1) -> Cause | None:
+def of_building(zk: Facade, node: Node, clock: Clock = time.time, depth: int = 1) -> Cause | None:
     """Why the launch or deletion of a node makes no progress; None: it does, as far as is known."""
     hosts = [
         host
@@ -264,7 +266,7 @@ def of_building(zk: Any, node: Any, clock: Clock = time.time, depth: int = 1) ->
     return None
 
 
-def _not_offered(zk: Any, labels: Collection[str], missing: str, again: bool = False) -> Cause:
+def _not_offered(zk: Facade, labels: Collection[str], missing: str, again: bool = False) -> Cause:
     """Why no pool offers these labels: its provider does not run, a launcher has an old configuration, or nobody has it."""
     then = ", then submit the request again" * again
     for report in zk.readReports():
@@ -288,7 +290,7 @@ def _not_offered(zk: Any, labels: Collection[str], missing: str, again: bool = F
     return Cause(missing, "request these labels one by one, or let one pool offer all of them", "not-offered")
 
 
-def _failed(zk: Any, request: Any, missing: str | None, clock: Clock) -> Cause:
+def _failed(zk: Facade, request: NodeRequest, missing: str | None, clock: Clock) -> Cause:
     """Return the most informative of all reasons that pools report."""
     labels = list(request.node_types)
     if missing is not None:
@@ -314,7 +316,7 @@ def _failed(zk: Any, request: Any, missing: str | None, clock: Clock) -> Cause:
 # -- labels
 
 
-def min_ready_of(zk: Any) -> dict[str, int]:
+def min_ready_of(zk: Facade) -> dict[str, int]:
     """Label -> its min-ready: launchers share it, so the largest value counts once."""
     found: dict[str, int] = {}
     for report in zk.readReports():
@@ -325,7 +327,7 @@ def min_ready_of(zk: Any) -> dict[str, int]:
     return found
 
 
-def of_min_ready(zk: Any, label: str, wanted: int, requests: Iterable[Any], clock: Clock = time.time) -> Cause | None:
+def of_min_ready(zk: Facade, label: str, wanted: int, requests: Iterable[NodeRequest], clock: Clock = time.time) -> Cause | None:
     """Why fewer nodes than min-ready are ready; None: they are, or are being launched."""
     ready = zk.countNodes().labels.get(label, Counter())[READY]
     if ready >= wanted:
@@ -345,7 +347,7 @@ def of_min_ready(zk: Any, label: str, wanted: int, requests: Iterable[Any], cloc
     return Cause(f"{ready} of {wanted} ready (min-ready), because {cause.text}", cause.remedy, cause.code)
 
 
-def of_label(zk: Any, label: str, clock: Clock = time.time, depth: int = 1) -> Cause | None:
+def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -> Cause | None:
     """What stands in the way of nodes of a label, requests aside; None: nothing that is known."""
     pools = zk.getRegisteredPools()
     if not pools and not zk.getLaunchers():
@@ -365,7 +367,7 @@ def of_label(zk: Any, label: str, clock: Clock = time.time, depth: int = 1) -> C
     return None
 
 
-def _of_parts(zk: Any, label: str, clock: Clock, depth: int) -> Cause | None:
+def _of_parts(zk: Facade, label: str, clock: Clock, depth: int) -> Cause | None:
     """What is wrong with the images of a label, or with the label that its backing nodes have."""
     for image, entry in images_of(zk, label).items():
         if (lack := of_image(zk, image, entry, clock)) is not None:
@@ -376,13 +378,13 @@ def _of_parts(zk: Any, label: str, clock: Clock, depth: int) -> Cause | None:
     return None
 
 
-def backing_of(zk: Any, label: str) -> list[str]:
+def backing_of(zk: Facade, label: str) -> list[str]:
     """The labels whose nodes carry nodes of this one."""
     found = {str(name) for report in zk.readReports() for name in report["labels"].get(label, {}).get("backing") or ()}
     return sorted(found - {label})
 
 
-def _switched_off(zk: Any, label: str, pools: Iterable[Any]) -> Cause | None:
+def _switched_off(zk: Facade, label: str, pools: Iterable[RegisteredPool]) -> Cause | None:
     """That every pool that offers the label is disabled by an option; None: one is not, or is not known."""
     entries = {name: entry for report in zk.readReports() for name, entry in report["providers"].items()}
     said = []
@@ -401,7 +403,7 @@ def _switched_off(zk: Any, label: str, pools: Iterable[Any]) -> Cause | None:
     return Cause(text, f"raise {sorted(said)[0]}", "disabled") if said else None
 
 
-def of_provider(zk: Any, name: str, clock: Clock = time.time) -> Cause | None:
+def of_provider(zk: Facade, name: str, clock: Clock = time.time) -> Cause | None:
     """The first of the problems that are known of a provider, with the number of the others."""
     rows = [row for row in told_problems(zk) if row["provider"] == name]
     if not rows:
@@ -414,7 +416,7 @@ def of_provider(zk: Any, name: str, clock: Clock = time.time) -> Cause | None:
 # -- all of them
 
 
-def derived_problems(zk: Any, clock: Clock = time.time) -> list[Problem]:
+def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
     """What follows from the state of the whole cluster: images without uploads, min-ready that is not reached, stuck nodes."""
     requests = zk.readRequests()
     if not zk.getLaunchers() and not zk.getRegisteredPools():

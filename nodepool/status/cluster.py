@@ -10,9 +10,9 @@ from typing import Any
 from nodepool import status
 from nodepool.base.problems import one_line
 from nodepool.status import causes, known
+from nodepool.status.once import Facade, Once
 from nodepool.status.results import Results, format_age
-from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
-from nodepool.zk.records import LARGEST, PENDING, REQUESTED
+from nodepool.zk.records import LARGEST, PENDING, REQUESTED, NodeRequest
 
 DAEMON_COLUMNS = {
     "kind": "Kind", "host": "Host", "state": "State", "version": "Version", "running": "Running", "config": "Configuration",
@@ -39,62 +39,7 @@ MOST_EXPLAINED = 20
 """Groups of waiting requests whose cause is completed with what uses the capacity."""
 
 
-class Once:
-    """A facade that reads the lists at most once: for who shows them from several sides."""
-
-    def __init__(self, zk: Any) -> None:
-        self._zk = zk
-        self._read: dict[str, Any] = {}
-
-    def _once(self, name: str) -> Any:
-        return self.remember(name, getattr(self._zk, name))
-
-    def remember(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` returned first."""
-        if name not in self._read:
-            self._read[name] = make()
-        return self._read[name]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._zk, name)
-
-    def readNodes(self, with_contenders: bool = False) -> Any:
-        """Without their locks where there is no mirror: nothing that reads them twice shows these."""
-        if "nodes" not in self._read:
-            self._read["nodes"] = self._zk.readNodes(with_contenders=False)
-        return self._read["nodes"]
-
-    def countNodes(self) -> NodeCounts:
-        """Without a mirror of those that are read anyway."""
-        if "counts" not in self._read:
-            tree = self._zk.node_tree
-            self._read["counts"] = self._zk.countNodes() if tree is not None else count_nodes(self.readNodes())
-        counts: NodeCounts = self._read["counts"]
-        return counts
-
-    def readRequests(self) -> Any:
-        return self._once("readRequests")
-
-    def readReports(self) -> Any:
-        return self._once("readReports")
-
-    def readImages(self) -> Any:
-        return self._once("readImages")
-
-    def readProgress(self) -> Any:
-        return self._once("readProgress")
-
-    def getLaunchers(self) -> Any:
-        return self._once("getLaunchers")
-
-    def getBuilders(self) -> Any:
-        return self._once("getBuilders")
-
-    def getRegisteredPools(self) -> Any:
-        return self._once("getRegisteredPools")
-
-
-def daemons(zk: Any, clock: Clock = time.time) -> Results:
+def daemons(zk: Facade, clock: Clock = time.time) -> Results:
     """Launchers (those that publish reports tell most) and builders."""
     now = clock()
     #: Components name the host only; their reports distinguish launchers of one host.
@@ -123,7 +68,7 @@ def daemons(zk: Any, clock: Clock = time.time) -> Results:
     return Results(rows, DAEMON_COLUMNS)
 
 
-def providers(zk: Any) -> Results:
+def providers(zk: Facade) -> Results:
     """One row for each provider and launcher; providers that only nodes tell of have no launcher."""
     counts, problems = zk.countNodes().providers, Counter(str(row["provider"]) for row in status.problem_list(zk).rows)
     rows: list[dict[str, Any]] = []
@@ -178,13 +123,13 @@ def calls_of(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _numbers(value: Any) -> dict[str, float]:
+def _numbers(value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         return {}
     return {str(key): number for key, number in value.items() if isinstance(number, (int, float)) and abs(number) < 1e18}
 
 
-def pools(zk: Any) -> Results:
+def pools(zk: Facade) -> Results:
     counts = zk.countNodes().pools
     limits = {
         (name, pool): (entry.get("max_servers") if isinstance(entry, dict) else None)
@@ -208,7 +153,7 @@ def pools(zk: Any) -> Results:
     return Results(sorted(rows, key=lambda row: (row["provider"], row["pool"])), POOL_COLUMNS)
 
 
-def hosts(zk: Any) -> Results:
+def hosts(zk: Facade) -> Results:
     """Of providers with hosts of their own (node managers), with the nodes whose slivers are there."""
     told = [
         (report["name"], name, host)
@@ -236,7 +181,7 @@ def hosts(zk: Any) -> Results:
     return Results(sorted(rows, key=lambda row: (row["provider"], row["host"])), HOST_COLUMNS)
 
 
-def tenants(zk: Any) -> Results:
+def tenants(zk: Facade) -> Results:
     """Limits of tenants, and what their nodes use of them, as each launcher has them."""
     rows = [
         {
@@ -253,12 +198,12 @@ def tenants(zk: Any) -> Results:
     return Results(sorted(rows, key=lambda row: (row["tenant"], row["launcher"])), TENANT_COLUMNS)
 
 
-def _use(used: Any, limits: Any) -> str | None:
+def _use(used: object, limits: object) -> str | None:
     found = _numbers(used)
     return ", ".join(f"{key} {found.get(key, 0):g}/{limit:g}" for key, limit in sorted(_numbers(limits).items())) or None
 
 
-def waiting(zk: Any, clock: Clock = time.time) -> Results:
+def waiting(zk: Facade, clock: Clock = time.time) -> Results:
     """Return waiting requests grouped by labels, state and cause; each request counts once, whatever launchers report it."""
     zk = zk if isinstance(zk, Once) else Once(zk)
     reasons: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -285,9 +230,9 @@ def waiting(zk: Any, clock: Clock = time.time) -> Results:
             row["count"] += 1
             row["ids"].append(request.id)
     for row in list(rows.values())[:MOST_EXPLAINED]:
-        request = zk.getNodeRequest(row["ids"][0], cached=True) if row["ids"] else None
-        if request is not None and request.state in (REQUESTED, PENDING):
-            cause = causes.of_request(zk, request, clock=clock)
+        first_one = zk.getNodeRequest(row["ids"][0], cached=True) if row["ids"] else None
+        if first_one is not None and first_one.state in (REQUESTED, PENDING):
+            cause = causes.of_request(zk, first_one, clock=clock)
             row["reason"], row["suggestion"] = cause.text, cause.remedy
     return Results(list(rows.values()), WAITING_COLUMNS)
 
@@ -310,12 +255,12 @@ def _waiting_row(
     return row
 
 
-def states(zk: Any) -> Counter[str]:
+def states(zk: Facade) -> Counter[str]:
     """Of the requests."""
     return Counter(str(request.state) for request in zk.readRequests())
 
 
-def summary(zk: Any) -> str:
+def summary(zk: Facade) -> str:
     """Nodes and requests in one line each."""
     return f"Nodes: {_total(zk.countNodes().states)}\nRequests: {_total(states(zk))}"
 
@@ -325,5 +270,5 @@ def _total(counts: Counter[str]) -> str:
     return f"{sum(counts.values())}" + (f" ({parts})" if parts else "")
 
 
-def open_requests(requests: Iterable[Any]) -> list[Any]:
+def open_requests(requests: Iterable[NodeRequest]) -> list[NodeRequest]:
     return [request for request in requests if request.state in (REQUESTED, PENDING)]

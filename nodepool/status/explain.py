@@ -18,7 +18,9 @@ from nodepool.status import causes, cluster, known
 from nodepool.status.causes import FLOWING, groups_of
 from nodepool.status.images import build_request_state
 from nodepool.status.known import Cause
+from nodepool.status.once import Facade, Once
 from nodepool.status.results import format_duration
+from nodepool.zk.components import RegisteredPool
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
@@ -109,14 +111,14 @@ def _moment(seconds: float) -> str:
 
 
 def explain(
-    zk: Any, kind: str, name: str, history: HistoryReader, recent: Sequence[Event] = (), clock: Clock = time.time
+    zk: Facade, kind: str, name: str, history: HistoryReader, recent: Sequence[Event] = (), clock: Clock = time.time
 ) -> Explanation:
     """
     :param recent: events of this process, of which some are not written yet.
     :raises Unknown: there is no such thing, and no history of it.
     :raises KazooException: ZooKeeper cannot be reached.
     """
-    found = _EXPLAIN[kind](cluster.Once(zk), name, clock)
+    found = _EXPLAIN[kind](Once(zk), name, clock)
     if kind in ("request", "node"):
         found.history = history.read(zk.kazoo_client, kind, name)
         # What the mirror shows is written by one launcher, with its own times: each is shown once.
@@ -131,7 +133,7 @@ def explain(
     return found
 
 
-def _folded(zk: Any, events: list[Event]) -> list[Event]:
+def _folded(zk: Facade, events: list[Event]) -> list[Event]:
     """The events, with those of all pools that declined the request in one, at the time of the last."""
     declined = [event for event in events if event["type"] == "request-declined"]
     if not declined:
@@ -141,7 +143,7 @@ def _folded(zk: Any, events: list[Event]) -> list[Event]:
     return [{**event, "launcher": name} if event is declined[-1] else event for event in events if event not in declined[:-1]]
 
 
-def _problems(zk: Any, **wanted: list[str]) -> list[str]:
+def _problems(zk: Facade, **wanted: list[str]) -> list[str]:
     """Of these providers or labels, as the launchers tell."""
     found = []
     for content in zk.getLaunchers():
@@ -175,7 +177,7 @@ def places(requests: Iterable[NodeRequest]) -> dict[str, int]:
     return found
 
 
-def _request(zk: Any, name: str, clock: Clock) -> Explanation:
+def _request(zk: Facade, name: str, clock: Clock) -> Explanation:
     found = Explanation("request", name)
     request = zk.getNodeRequest(name, cached=True) if "/" not in name else None
     if request is None:
@@ -209,7 +211,7 @@ def _set(found: Explanation, cause: Cause | None, prefix: str = "") -> None:
         found.cause, found.suggestion = cause.text, cause.remedy
 
 
-def _declined(zk: Any, request: NodeRequest) -> list[Candidate]:
+def _declined(zk: Facade, request: NodeRequest) -> list[Candidate]:
     """The pools that declined it; those that merely do not offer its labels are folded into one line."""
     found: list[Candidate] = []
     others: list[Candidate] = []
@@ -222,7 +224,9 @@ def _declined(zk: Any, request: NodeRequest) -> list[Candidate]:
     return found + others
 
 
-def _open_request(zk: Any, request: NodeRequest, found: Explanation, pools: list[Any], now: float, cause: Cause) -> None:
+def _open_request(
+    zk: Facade, request: NodeRequest, found: Explanation, pools: list[RegisteredPool], now: float, cause: Cause
+) -> None:
     reports = zk.readReports()
     groups = groups_of(reports, request.id or "")
     place = places(zk.readRequests()).get(request.id or "")
@@ -290,7 +294,7 @@ def expected_wait(served: Mapping[str, float], labels: Iterable[str], place: int
 # -- the others
 
 
-def _node(zk: Any, name: str, clock: Clock) -> Explanation:
+def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     found = Explanation("node", name)
     node = zk.getNode(name, cached=True) if "/" not in name else None
     if node is None:
@@ -340,7 +344,7 @@ def _counts(states: Counter[str] | None) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted((states or {}).items())) or "none"
 
 
-def _label(zk: Any, name: str, clock: Clock) -> Explanation:
+def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
     found = Explanation("label", name)
     reports, pools = zk.readReports(), zk.getRegisteredPools()
     nodes = zk.countNodes().labels.get(name)
@@ -373,7 +377,7 @@ def _label(zk: Any, name: str, clock: Clock) -> Explanation:
     return found
 
 
-def _image(zk: Any, name: str, clock: Clock) -> Explanation:
+def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
     found = Explanation("image", name)
     data, progress = zk.readImages(), zk.readProgress()
     builds = [build for build in data.builds if build.image_name == name]
@@ -386,18 +390,18 @@ def _image(zk: Any, name: str, clock: Clock) -> Explanation:
         where = ", ".join(sorted(f"{upload.provider_name} {upload.state}" for upload in uploads if upload.build_id == build.id))
         age = format_duration(now - (build.state_time or now))
         found.facts.append((f"build {build.id}", f"{build.state} for {age}" + (f"; uploads: {where}" if where else "")))
-    running = [build for build in progress.builds.values() if build.image == name and build.running]
-    for build in running:
-        age = format_duration(now - (build.started or now))
-        found.facts.append(("building", f"since {age} on {build.builder}: {build.phase or 'starting'}"))
+    running = [each for each in progress.builds.values() if each.image == name and each.running]
+    for each in running:
+        age = format_duration(now - (each.started or now))
+        found.facts.append(("building", f"since {age} on {each.builder}: {each.phase or 'starting'}"))
     if name in data.requests:
         waits = "" if zk.getBuilders() else "; no builder is running"
         found.facts.append(("build request", f"{build_request_state(name, data)}{waits}"))
     found.problems = [problem.text for problem in image_problems(progress, clock) if f"image {name}:" in problem.text]
-    for build in sorted(progress.builds.values(), key=lambda build: -(build.ended or math.inf)):
-        if build.image == name and build.tail and build.state in (BUILDING, FAILED) and (found.problems or build.running):
-            title = f"end of the log of build {build.build} ({build.state} on {build.builder}, {build.log})"
-            found.logs[title] = "\n".join(build.tail)
+    for each in sorted(progress.builds.values(), key=lambda each: -(each.ended or math.inf)):
+        if each.image == name and each.tail and each.state in (BUILDING, FAILED) and (found.problems or each.running):
+            title = f"end of the log of build {each.build} ({each.state} on {each.builder}, {each.log})"
+            found.logs[title] = "\n".join(each.tail)
     ready = sum(1 for upload in uploads if upload.state == "ready")
     found.answer = f"{ready} upload{'s' * (ready != 1)} can be used"
     _set(found, known.of_image(zk, name, configured, clock))
@@ -410,7 +414,7 @@ def _image(zk: Any, name: str, clock: Clock) -> Explanation:
     return found
 
 
-def _provider(zk: Any, name: str, clock: Clock) -> Explanation:
+def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
     found = Explanation("provider", name)
     reports = zk.readReports()
     nodes = zk.countNodes().providers.get(name)
@@ -447,7 +451,7 @@ def _provider(zk: Any, name: str, clock: Clock) -> Explanation:
     return found
 
 
-_EXPLAIN: dict[str, Callable[[Any, str, Clock], Explanation]] = {
+_EXPLAIN: dict[str, Callable[[Facade, str, Clock], Explanation]] = {
     "request": _request,
     "label": _label,
     "node": _node,

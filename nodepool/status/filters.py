@@ -20,7 +20,7 @@ def test_of(wanted: Wanted) -> Callable[[Mapping[str, Any]], bool]:
     return test
 
 
-def _has(value: Any, wanted: frozenset[str]) -> bool:
+def _has(value: object, wanted: frozenset[str]) -> bool:
     if isinstance(value, list):
         return any(str(item) in wanted for item in value)
     if isinstance(value, bool):

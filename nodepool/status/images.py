@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool.status.known import configured_images
+from nodepool.status.once import Facade
 from nodepool.status.results import Results, to_int_or_none
-from nodepool.zk.mirror.progress import BuildProgress, ProgressData, UploadFailure, UploadProgress
+from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.mirror.progress import BuildProgress, UploadFailure, UploadProgress
 from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -92,7 +94,7 @@ def _upload_progress(running: UploadProgress | None, failure: UploadFailure | No
     }
 
 
-def image_list(zk: Any, detail: bool = False, ended: bool = True) -> Results:
+def image_list(zk: Facade, detail: bool = False, ended: bool = True) -> Results:
     """Image uploads; ``age`` is the UNIX time of the state change.
 
     :param detail: also the progress of running uploads and the reason of failed ones.
@@ -101,12 +103,13 @@ def image_list(zk: Any, detail: bool = False, ended: bool = True) -> Results:
     uploads = sorted(zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id))
     if not detail:
         return Results([_upload_row(upload) for upload in uploads], UPLOAD_COLUMNS)
-    progress: ProgressData = zk.readProgress()
+    progress = zk.readProgress()
     failures = {(f.image, f.build, f.provider, f.upload): f for f in progress.failures.values()}
     rows = []
     for upload in uploads:
-        running = progress.uploads.get((upload.build_id, upload.provider_name, upload.id))
-        failure = failures.pop((upload.image_name, upload.build_id, upload.provider_name, upload.id), None)
+        build, provider, number = upload.build_id or "", upload.provider_name or "", upload.id or ""
+        running = progress.uploads.get((build, provider, number))
+        failure = failures.pop((upload.image_name or "", build, provider, number), None)
         if upload.state != UPLOADING:
             running = None
         rows.append({**_upload_row(upload), **_upload_progress(running, failure)})
@@ -153,7 +156,7 @@ def _build_progress(progress: BuildProgress | None, now: float) -> dict[str, Any
     }
 
 
-def dib_image_list(zk: Any, detail: bool = False, ended: bool = True, clock: Callable[[], float] = time.time) -> Results:
+def dib_image_list(zk: Facade, detail: bool = False, ended: bool = True, clock: Callable[[], float] = time.time) -> Results:
     """Image builds; those of an image paused through ZooKeeper have the state ``paused``.
 
     :param detail: also how far running builds are, and why failed ones failed.
@@ -167,7 +170,7 @@ def dib_image_list(zk: Any, detail: bool = False, ended: bool = True, clock: Cal
     known: dict[str, BuildProgress] = dict(zk.readProgress().builds)
     rows = []
     for build in builds:
-        extra = _build_progress(known.pop(build.id, None), now)
+        extra = _build_progress(known.pop(build.id or "", None), now)
         if extra["elapsed"] is None and build.state == BUILDING and build.state_time:
             extra["elapsed"] = max(0, int(now - build.state_time))
         rows.append({**_build_row(build, build.image_name in images.paused), **extra})
@@ -187,7 +190,7 @@ def image_progress(zk: ZooKeeper, clock: Callable[[], float] = time.time) -> Res
     ``next_try`` is a UNIX time, ``elapsed`` and ``expected`` are seconds, ``rate`` is bytes per second.
     """
     now = clock()
-    progress: ProgressData = zk.readProgress()
+    progress = zk.readProgress()
     empty: dict[str, Any] = dict.fromkeys([*PROGRESS_COLUMNS, "log"])
     rows = [
         {**empty, "kind": "build", "id": f"{p.image}-{p.build}", "image": p.image, "builder": p.builder or None,
@@ -214,7 +217,7 @@ def _created(build: ImageBuild) -> float:
     return build.stat.ctime / 1000 if build.stat is not None else 0.0
 
 
-def build_request_state(name: str, images: Any) -> str | None:
+def build_request_state(name: str, images: ImageData) -> str | None:
     """None without a request, ``building`` when a builder is at work on the image, else ``pending``."""
     if name not in images.requests:
         return None
@@ -226,10 +229,10 @@ def build_request_state(name: str, images: Any) -> str | None:
     return "building" if _created(current) >= lock_created else "pending"
 
 
-def image_status(zk: Any) -> Results:
+def image_status(zk: Facade) -> Results:
     """Return every image that ZooKeeper or the configuration of a launcher has; ``build_request_age`` is in UNIX seconds."""
     images, configured = zk.readImages(), configured_images(zk)
-    names = {build.image_name for build in images.builds}
+    names = {build.image_name or "" for build in images.builds}
     names |= (
         {name for name, entry in configured.items() if entry["labels"]}
         | set(images.names)

@@ -6,13 +6,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from nodepool.base.problems import DELETION, image_problems
+from nodepool.status.once import Facade, Once
 from nodepool.status.results import format_duration
 from nodepool.zk import declines
-from nodepool.zk.records import DELETING, FULFILLED, HOLD, READY, USED
+from nodepool.zk.records import DELETING, FULFILLED, HOLD, READY, USED, Node, NodeRequest
 
+T = TypeVar("T")
 Clock = Callable[[], float]
 UNKNOWN = "its reason is no longer known"
 PATIENCE = 300.0
@@ -30,19 +32,17 @@ class Cause:
     code: str = ""
 
 
-def _once(zk: Any, name: str, make: Callable[[], Any]) -> Any:
-    """Return what ``make`` returns, or what it returned before for this :class:`.cluster.Once`."""
-    remember = getattr(zk, "remember", None)
-    return make() if remember is None else remember(name, make)
+def _once(zk: Facade, name: str, make: Callable[[], T]) -> T:
+    """Return what ``make`` returns, or what it returned before for this :class:`.Once`."""
+    return zk.remember(name, make) if isinstance(zk, Once) else make()
 
 
-def told_problems(zk: Any) -> list[dict[str, Any]]:
+def told_problems(zk: Facade) -> list[dict[str, Any]]:
     """Problems that launchers publish of themselves."""
-    found: list[dict[str, Any]] = _once(zk, "told problems", lambda: _told_problems(zk))
-    return found
+    return _once(zk, "told problems", lambda: _told_problems(zk))
 
 
-def _told_problems(zk: Any) -> list[dict[str, Any]]:
+def _told_problems(zk: Facade) -> list[dict[str, Any]]:
     return [
         {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem", "help")}}
         for content in zk.getLaunchers()
@@ -68,7 +68,7 @@ def cause_of_row(row: dict[str, Any]) -> Cause:
     return Cause(f"{where}{row['problem']}", str(row.get("help") or "repair what the message names; it is retried"), "label")
 
 
-def declines_of(zk: Any, request: Any) -> list[tuple[str, declines.Decline]]:
+def declines_of(zk: Facade, request: NodeRequest) -> list[tuple[str, declines.Decline]]:
     """The pools that declined a request, as :func:`place_of` names them, with what they said."""
     said = declines.read(zk.kazoo_client, ((request.id or "", launcher_id) for launcher_id in request.declined_by))
     found = []
@@ -78,7 +78,7 @@ def declines_of(zk: Any, request: Any) -> list[tuple[str, declines.Decline]]:
     return found
 
 
-def place_of(zk: Any, launcher_id: str) -> str:
+def place_of(zk: Facade, launcher_id: str) -> str:
     """Name a registered pool for people: ``PROVIDER-POOL on LAUNCHER``, the launcher as in its report."""
     for report in zk.readReports():
         for provider, entry in report["providers"].items():
@@ -93,7 +93,7 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def hold_text(node: Any, clock: Clock) -> str:
+def hold_text(node: Node, clock: Clock) -> str:
     who = [str(value) for value in (node.hold_job, node.comment) if value]
     text = f"{node.id} by {', '.join(who)}" if who else f"{node.id} without a comment"
     left = _hold_left(node, clock)
@@ -102,48 +102,46 @@ def hold_text(node: Any, clock: Clock) -> str:
     return f"{text} for another {format_duration(left)}" if left > 0 else f"{text}, expired {format_duration(-left)} ago"
 
 
-def _hold_left(node: Any, clock: Clock) -> float | None:
+def _hold_left(node: Node, clock: Clock) -> float | None:
     """Seconds until the hold expires, negative when it has; None: it does not expire."""
     if isinstance(node.hold_expiration, (int, float)) and node.hold_expiration > 0 and node.state_time:
         return float(node.state_time + node.hold_expiration - clock())
     return None
 
 
-def nodes_of_pool(zk: Any, pool: str) -> list[Any]:
+def nodes_of_pool(zk: Facade, pool: str) -> list[Node]:
     """The nodes of ``PROVIDER-POOL``."""
     return _index(zk, "pool", lambda node: f"{node.provider}-{node.pool}").get(pool, [])
 
 
-def nodes_of_request(zk: Any, request_id: str) -> list[Any]:
+def nodes_of_request(zk: Facade, request_id: str) -> list[Node]:
     return _index(zk, "request", lambda node: str(node.allocated_to)).get(request_id, [])
 
 
-def _index(zk: Any, name: str, key: Callable[[Any], str]) -> dict[str, list[Any]]:
-    def make() -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = defaultdict(list)
+def _index(zk: Facade, name: str, key: Callable[[Node], str]) -> dict[str, list[Node]]:
+    def make() -> dict[str, list[Node]]:
+        found: dict[str, list[Node]] = defaultdict(list)
         for node in zk.readNodes(with_contenders=False):
             found[key(node)].append(node)
         return found
 
-    found: dict[str, list[Any]] = _once(zk, f"nodes by {name}", make)
-    return found
+    return _once(zk, f"nodes by {name}", make)
 
 
-def stuck_nodes(zk: Any, clock: Clock = time.time) -> dict[str, Cause]:
+def stuck_nodes(zk: Facade, clock: Clock = time.time) -> dict[str, Cause]:
     """Node id -> what :func:`of_node` returns, of those for which it returns a cause."""
 
     def stuck() -> dict[str, Cause]:
         candidates = (node for node in zk.readNodes(with_contenders=False) if node.state in _MAY_BE_STUCK)
         return {str(node.id): cause for node in candidates if (cause := of_node(zk, node, clock)) is not None}
 
-    found: dict[str, Cause] = _once(zk, "stuck nodes", stuck)
-    return found
+    return _once(zk, "stuck nodes", stuck)
 
 
 _MAY_BE_STUCK = frozenset((DELETING, USED, HOLD, READY))
 
 
-def of_node(zk: Any, node: Any, clock: Clock = time.time) -> Cause | None:
+def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
     """Why a node that nobody uses keeps its capacity; None: it is used, or its deletion makes progress."""
     age = clock() - (node.state_time or clock())
     if node.state == DELETING:
@@ -163,7 +161,7 @@ def of_node(zk: Any, node: Any, clock: Clock = time.time) -> Cause | None:
     return None
 
 
-def configured_images(zk: Any) -> dict[str, dict[str, Any]]:
+def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:
     """Disk images of the configurations of all launchers: whether one is paused there, its labels and providers."""
     found: dict[str, dict[str, Any]] = {}
     for report in zk.readReports():
@@ -178,11 +176,11 @@ def configured_images(zk: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def images_of(zk: Any, label: str) -> dict[str, dict[str, Any]]:
+def images_of(zk: Facade, label: str) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in configured_images(zk).items() if label in entry["labels"]}
 
 
-def of_image(zk: Any, name: str, entry: dict[str, Any] | None = None, clock: Clock = time.time) -> Cause | None:
+def of_image(zk: Facade, name: str, entry: dict[str, Any] | None = None, clock: Clock = time.time) -> Cause | None:
     """Why nodes of an image cannot be launched; None: it has an upload that can be used for each of its providers."""
     entry = entry or configured_images(zk).get(name) or {"paused": False, "labels": set(), "providers": set()}
     data, progress = zk.readImages(), zk.readProgress()

@@ -11,6 +11,7 @@ from nodepool.base.problems import one_line
 from nodepool.config.live.changes import changes
 from nodepool.config.model import Config
 from nodepool.config.shown import shown
+from nodepool.status.once import Facade
 from nodepool.status.results import Results
 from nodepool.zk.records import DELETED, DELETING, FAILED, PENDING, READY, REQUESTED
 
@@ -23,13 +24,13 @@ NAMED = 5
 Line = tuple[str, str, str]
 
 
-def plan(zk: Any, old: Config, new: Config) -> Results:
+def plan(zk: Facade, old: Config, new: Config) -> Results:
     """One row per effect; in the order in which it matters.
 
-    :param zk: facade; each list is read once when it is :class:`~nodepool.status.cluster.Once`.
+    :param zk: facade; each list is read once when it is :class:`~nodepool.status.once.Once`.
     :raises KazooException: ZooKeeper cannot be reached.
     """
-    looks: list[Callable[[Any, Config, Config], Iterator[Line]]] = [
+    looks: list[Callable[[Facade, Config, Config], Iterator[Line]]] = [
         _never, _stranded, _limits, _removed_images, _created, _built,
     ]  # fmt: skip
     rows = [dict(zip(COLUMNS, line, strict=True)) for look in looks for line in look(zk, old, new)]
@@ -50,7 +51,7 @@ def _options(old: Config, new: Config) -> Iterator[Line]:
                 yield "changes", f"{kind} {name}", "; ".join(found[:MOST_OPTIONS]) + more
 
 
-def _differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
+def _differences(old: object, new: object, place: str = "") -> Iterator[str]:
     if isinstance(old, list) and isinstance(new, list) and all(isinstance(i, dict) and "name" in i for i in (*old, *new)):
         old, new = ({f"[{item['name']}]": item for item in items} for items in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
@@ -60,7 +61,7 @@ def _differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {_value(old)} -> {_value(new)}"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return "not set" if value is None else one_line(value)[:80]
 
 
@@ -72,12 +73,12 @@ def _offered(config: Config) -> list[frozenset[str]]:
     return [frozenset(pool.labels) for provider in config.providers.values() for pool in provider.pools.values()]
 
 
-def _elsewhere(zk: Any, old: Config) -> list[Any]:
+def _elsewhere(zk: Facade, old: Config) -> list[Any]:
     """Registered pools of providers that this configuration does not have: other launchers' alone."""
     return [pool for pool in zk.getRegisteredPools() if pool.provider_name not in old.providers]
 
 
-def _never(zk: Any, old: Config, new: Config) -> Iterator[Line]:
+def _never(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
     """Open requests that no pool could serve."""
     pools = [*_offered(new), *(pool.labels for pool in _elsewhere(zk, old))]
     lost: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -88,15 +89,15 @@ def _never(zk: Any, old: Config, new: Config) -> Iterator[Line]:
         yield "never served", ", ".join(labels), f"no pool would offer it: requests {_some(ids)} would fail"
 
 
-def _stranded(zk: Any, old: Config, new: Config) -> Iterator[Line]:
+def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
     """Nodes whose provider, pool or label would be gone."""
     others = {pool.provider_name for pool in _elsewhere(zk, old)}
     gone: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in zk.readNodes(with_contenders=False):
         if node.provider not in old.providers or node.provider in others:
             continue
-        provider = new.providers.get(node.provider)
-        pool = provider.pools.get(node.pool) if provider is not None else None
+        provider = new.providers.get(node.provider or "")
+        pool = provider.pools.get(node.pool or "") if provider is not None else None
         if provider is None:
             gone["provider", str(node.provider)].append(str(node.id))
         elif pool is None:
@@ -112,7 +113,7 @@ def _stranded(zk: Any, old: Config, new: Config) -> Iterator[Line]:
         yield "strands nodes", f"{kind} {name}", texts[kind].format(ids=_some(ids))
 
 
-def _limits(zk: Any, _old: Config, new: Config) -> Iterator[Line]:
+def _limits(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
     """Limits that are below what is there."""
     nodes = [node for node in zk.readNodes(with_contenders=False) if node.state not in (DELETING, DELETED, FAILED)]
     counts = Counter((node.provider, node.pool) for node in nodes)
@@ -136,7 +137,7 @@ def _limits(zk: Any, _old: Config, new: Config) -> Iterator[Line]:
                 yield "limit", f"tenant {tenant}", text
 
 
-def _created(zk: Any, _old: Config, new: Config) -> Iterator[Line]:
+def _created(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
     """Nodes for ``min-ready``."""
     ready: Counter[str] = Counter()
     for node in zk.readNodes(with_contenders=False):
@@ -157,7 +158,7 @@ def _managed(config: Config) -> dict[str, set[str]]:
     return {p.name: set(p.diskimages or ()) for p in config.providers.values() if p.manage_images}
 
 
-def _removed_images(zk: Any, old: Config, new: Config) -> Iterator[Line]:
+def _removed_images(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
     data, managed, before = zk.readImages(), _managed(new), _managed(old)
     uploads: Counter[tuple[str, str]] = Counter((str(u.image_name), str(u.provider_name)) for u in data.uploads)
     builds: Counter[str] = Counter(str(build.image_name) for build in data.builds)
@@ -175,7 +176,7 @@ def _removed_images(zk: Any, old: Config, new: Config) -> Iterator[Line]:
             yield "deletes images", f"image {image}", f"its {count} uploads in provider {provider} would be deleted"
 
 
-def _built(zk: Any, _old: Config, new: Config) -> Iterator[Line]:
+def _built(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
     data = zk.readImages()
     built = {str(build.image_name) for build in data.builds if build.state == READY}
     uploaded = {(str(u.image_name), str(u.provider_name)) for u in data.uploads if u.state == READY}

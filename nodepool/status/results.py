@@ -131,7 +131,7 @@ def _table(results: Results, fields: Iterable[str] | None, now: float, width: in
     return str(table)
 
 
-def _cut(key: str, text: Any, width: int | None) -> Any:
+def _cut(key: str, text: object, width: int | None) -> Any:
     """The text in that width: what explains something is wrapped, all else is cut."""
     if width is None or len(str(text)) <= width:
         return text
@@ -148,7 +148,7 @@ def _csv(results: Results, now: float) -> str:
     return stream.getvalue().rstrip("\n")
 
 
-def harmless(value: Any) -> Any:
+def harmless(value: object) -> Any:
     """Return the value so that a spreadsheet takes it for text, not for a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from nodepool.status import cluster
 from nodepool.status.explain import KINDS, Unknown, explain
 from nodepool.status.filters import test_of
+from nodepool.status.once import Once
 from nodepool.status.results import harmless, plain
 from nodepool.version import get_version_string
 from nodepool.web import access
@@ -216,12 +217,12 @@ class _Source:
     def __init__(self, nodepool: Any, monotonic: Callable[[], float]) -> None:
         self._nodepool = nodepool
         self._monotonic = monotonic
-        self._once: tuple[float, Any, cluster.Once] | None = None
+        self._once: tuple[float, Any, Once] | None = None
 
     def getZK(self) -> Any:
         zk, now, known = self._nodepool.getZK(), self._monotonic(), self._once
         if known is None or known[1] is not zk or now - known[0] >= ROWS_AGE:
-            known = self._once = (now, zk, cluster.Once(zk))
+            known = self._once = (now, zk, Once(zk))
         return known[2]
 
     def renew(self) -> None:

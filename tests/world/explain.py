@@ -93,7 +93,7 @@ class Explainer:
         from nodepool.cmd.commands.context import Context
         from nodepool.exceptions import ConfigurationError
         from nodepool.status.causes import of_request
-        from nodepool.status.cluster import Once
+        from nodepool.status.once import Once
 
         world = self._world
         arguments = ["-c", world.config_file, "--connect-timeout", "60", "explain", "request", name]

@@ -35,14 +35,14 @@ def config_validate(context: Context) -> int:
 def plan_change(context: Context) -> int:
     """Status 1: the file is not good."""
     from nodepool.cmd.config_validator import ConfigValidator
-    from nodepool.status import cluster
+    from nodepool.status.once import Once
     from nodepool.status.plan import plan
 
     args = context.args
     validator = ConfigValidator(args.new, args.secure)
     if validator.validate():
         return 1
-    found = plan(cluster.Once(context.zk), context.config, load_config(args.new, args.secure))
+    found = plan(Once(context.zk), context.config, load_config(args.new, args.secure))
     if not found.rows and args.format == "table":
         print("nothing would change")
     else:

@@ -19,6 +19,7 @@ from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add
 from nodepool.cmd.screen import screen
 from nodepool.status import cluster
 from nodepool.status.explain import KINDS, Unknown, explain
+from nodepool.status.once import Once
 from nodepool.zk import history
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES, Event, Feed, describe, matches
@@ -76,7 +77,7 @@ def watch(context: Context, function: Callable[[Context], Any]) -> int:
 
 
 def show_status(context: Context) -> None:
-    zk: Any = cluster.Once(context.zk)
+    zk: Any = Once(context.zk)
     tables = {
         # What an operator looks for comes first: `top` shows as much as fits.
         "Problems": status.problem_list(zk),

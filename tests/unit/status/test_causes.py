@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodepool.status import causes, known
-from nodepool.status.cluster import Once
+from nodepool.status.once import Once
 from nodepool.zk.mirror.nodes import count_nodes
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import Node, NodeRequest

@@ -9,7 +9,7 @@ from kazoo.client import KazooClient
 
 from nodepool.base.offers import joined, why_not_offered
 from nodepool.status.causes import NOT_OFFERED, of_request
-from nodepool.status.cluster import Once
+from nodepool.status.once import Once
 from nodepool.zk import declines
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
