@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nodepool.process.program import arguments, whole_number
 from nodepool.process.service import make_daemon_parser, run_daemon, session_file
@@ -60,7 +60,7 @@ class BuilderService:
         from nodepool.builder import NodePoolBuilder
 
         self._args = args
-        self._builder: Any = NodePoolBuilder(args.config, args.secure, args.build_workers, args.upload_workers)
+        self._builder = NodePoolBuilder(args.config, args.secure, args.build_workers, args.upload_workers)
         self._builder.session_file = session_file(PROG, args)
         self.watchdog = getattr(self._builder, "watchdog", None)
         self._repl: ReplServer | None = None

@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nodepool.metrics import tracing
 from nodepool.process.program import arguments
@@ -35,7 +35,7 @@ class LauncherService:
         from nodepool.launcher import NodePool
 
         self._args = args
-        self._pool: Any = NodePool(args.secure, args.config)
+        self._pool = NodePool(args.secure, args.config)
         self._pool.session_file = session_file(PROG, args)
         self.watchdog = getattr(self._pool, "watchdog", None)
         self._webapp: WebApp | None = None

@@ -92,6 +92,9 @@ class ImageAccess(Protocol):
     """How to log in to machines of an image."""
 
     @property
+    def name(self) -> str | None: ...
+
+    @property
     def username(self) -> str | None: ...
 
     @property
@@ -105,6 +108,13 @@ class ImageAccess(Protocol):
 
     @property
     def connection_port(self) -> int | None: ...
+
+
+class UploadedImage(ImageAccess, Protocol):
+    """A disk image of ours that is uploaded to a provider."""
+
+    @property
+    def pause(self) -> bool: ...
 
 
 class ConfigPool(ConfigValue, metaclass=abc.ABCMeta):
@@ -159,7 +169,11 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     launch_timeout: float | None = None
     boot_timeout: float | None = None
     #: How to log in to machines of uploaded images, by the image's name.
-    diskimages: Mapping[str, ImageAccess]
+    diskimages: Mapping[str, UploadedImage]
+    #: Format of the images to upload; None: the driver uploads none.
+    image_type: str | None = None
+    image_name_format: str
+    post_upload_hook: str | None = None
 
     def __init__(self, provider: dict[str, Any]) -> None:
         self.name: str = provider["name"]
@@ -231,7 +245,8 @@ class Config(ConfigValue):
         self.zookeeper_tls_ca: str | None = None
         self.zookeeper_insecure = False
         self.elements_dir: str | None = None
-        self.images_dir: str | None = None
+        #: None where the option is missing; builders require it.
+        self.images_dir: str = None  # type: ignore[assignment]
         self.build_log_dir: str | None = None
         self.build_log_retention: int = 7
         #: Seconds that a failed build stays listed with its reason.
@@ -268,7 +283,7 @@ class Config(ConfigValue):
         self.elements_dir = value
 
     def setImagesDir(self, value: str | None) -> None:
-        self.images_dir = value
+        self.images_dir = value  # type: ignore[assignment]
 
     def setBuildLog(self, directory: str | None, retention: object) -> None:
         self.build_log_dir = directory

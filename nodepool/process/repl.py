@@ -76,7 +76,7 @@ class ReplServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, app: Any, host: str = HOST, port: int = PORT) -> None:
+    def __init__(self, app: object, host: str = HOST, port: int = PORT) -> None:
         super().__init__((host, port), _Handler)
         self.app = app
         self.connections: set[socket.socket] = set()

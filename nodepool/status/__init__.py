@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from nodepool.base.problems import image_problems, with_suggestion
-from nodepool.reasons import render
+from nodepool.reasons import Reason, render
 from nodepool.status.causes import derived_problems
 from nodepool.status.images import (
     BUILD_COLUMNS,
@@ -146,7 +146,13 @@ def request_list(zk: Facade, detail: bool = False) -> Results:
     return Results(rows, REQUEST_DETAIL_COLUMNS if detail else REQUEST_COLUMNS)
 
 
-def waiting_list(nodepool: Any) -> Results:
+class Explaining(Protocol):
+    """A launcher that explains what requests wait for, as (id, labels, state, reasons)."""
+
+    def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]: ...
+
+
+def waiting_list(nodepool: Explaining) -> Results:
     """Requests that this launcher has seen and that are not fulfilled yet, each with the reason why."""
     rows = [
         {

@@ -17,6 +17,7 @@ from nodepool.web import access
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import HttpError, Request, Response, StartResponse, format_date, negotiate, send
 from nodepool.web.streams import Streams
+from nodepool.web.tables import Launcher
 from nodepool.web.v1 import EVENTS, PAGES, Api
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -65,7 +66,7 @@ class Application:
 
     def __init__(
         self,
-        nodepool: Any,
+        nodepool: Launcher,
         cache: ResponseCache[bytes],
         exposition: Exposition,
         max_age: float,

@@ -19,6 +19,7 @@ from nodepool.web.access import LOOPBACK
 from nodepool.web.api import Application
 from nodepool.web.cache import ResponseCache
 from nodepool.web.streams import Streams
+from nodepool.web.tables import Launcher
 from nodepool.web.v1 import Api
 
 THREADS = 4
@@ -58,7 +59,7 @@ class WebApp(threading.Thread):
 
     def __init__(
         self,
-        nodepool: object,
+        nodepool: Launcher,
         port: int = 8005,
         listen_address: str = "0.0.0.0",
         cache_expiry: float = 1,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from nodepool import status
 from nodepool.status import causes, cluster
 from nodepool.status.explain import expected_wait, places, rates
-from nodepool.zk.records import LARGEST, READY
+from nodepool.status.once import Facade
+from nodepool.zk.records import LARGEST, READY, Node, NodeRequest
+from nodepool.zk.zookeeper import ZooKeeper
 
 Rows = list[dict[str, Any]]
 #: What a request waits for: texts and codes.
@@ -35,24 +37,42 @@ def _number(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and abs(value) < LARGEST else None
 
 
+class Source(Protocol):
+    """Where tables are read from."""
+
+    def getZK(self) -> Facade: ...
+
+
+class Launcher(status.Explaining, Protocol):
+    """The launcher or builder whose process serves the pages."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def getZK(self) -> ZooKeeper: ...
+
+    def shown_config(self) -> dict[str, Any] | None: ...
+
+
 class NodeRows:
     """Rows of nodes; a row is made again only when its record is another one: records are never changed in place."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
 
-    def read(self, nodepool: Any) -> Rows:
+    def read(self, nodepool: Source) -> Rows:
         """``since`` and ``created`` are UNIX seconds; ports are hidden as in ``/node-list``."""
         kept: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
         for node in nodepool.getZK().readNodes(with_contenders=True):
-            locked, known = bool(node.lock_contenders), self._kept.get(node.id)
+            node_id = node.id or ""
+            locked, known = bool(node.lock_contenders), self._kept.get(node_id)
             row = known[2] if known is not None and known[0] is node and known[1] is locked else _node_row(node, locked)
-            kept[node.id] = (node, locked, row)
+            kept[node_id] = (node, locked, row)
         self._kept = kept
         return [row for _node, _locked, row in kept.values()]
 
 
-def _node_row(node: Any, locked: bool) -> dict[str, Any]:
+def _node_row(node: Node, locked: bool) -> dict[str, Any]:
     return {
         "id": node.id,
         "labels": list(node.type),
@@ -82,7 +102,7 @@ class RequestRows:
     def __init__(self) -> None:
         self._kept: dict[str, Kept] = {}
 
-    def read(self, nodepool: Any) -> Rows:
+    def read(self, nodepool: Source) -> Rows:
         zk = nodepool.getZK()
         reasons: dict[str, list[dict[str, Any]]] = {}
         for report in zk.readReports():
@@ -100,11 +120,12 @@ class RequestRows:
         declines = zk.readDeclines(found)
         kept: dict[str, Kept] = {}
         for request in found:
-            waits_for, declined = waits.get(request.id, NOTHING), declines.get(request.id, [])
-            known_row = self._kept.get(request.id)
+            request_id = request.id or ""
+            waits_for, declined = waits.get(request_id, NOTHING), declines.get(request_id, [])
+            known_row = self._kept.get(request_id)
             if known_row is None or known_row[0] is not request or known_row[1:3] != (waits_for, declined):
                 known_row = (request, waits_for, declined, _request_row(request, waits_for, declined))
-            kept[request.id] = known_row
+            kept[request_id] = known_row
         self._kept = kept
         line, served = places(found), rates(zk.readReports())
         return [_placed(entry, line.get(request_id), served) for request_id, entry in kept.items()]
@@ -126,7 +147,7 @@ def _placed(entry: Kept, place: int | None, served: Mapping[str, float]) -> dict
     return {**row, "place": place, "expected": None if expected is None else round(expected, 1)}
 
 
-def _request_row(request: Any, waits: Waits, declined: list[str]) -> dict[str, Any]:
+def _request_row(request: NodeRequest, waits: Waits, declined: list[str]) -> dict[str, Any]:
     return {
         "id": request.id,
         "state": request.state,
@@ -144,7 +165,7 @@ def _request_row(request: Any, waits: Waits, declined: list[str]) -> dict[str, A
     }
 
 
-def labels(nodepool: Any) -> Rows:
+def labels(nodepool: Source) -> Rows:
     zk = nodepool.getZK()
     states = zk.countNodes().labels
     waiting: Counter[str] = Counter()
@@ -175,7 +196,7 @@ def labels(nodepool: Any) -> Rows:
     ]
 
 
-def images(nodepool: Any) -> Rows:
+def images(nodepool: Source) -> Rows:
     zk = nodepool.getZK()
     data = zk.readImages()
     builds: dict[str, Counter[str]] = {}
@@ -196,7 +217,7 @@ def images(nodepool: Any) -> Rows:
     ]
 
 
-def _of_zk(read: Callable[[Any], status.Results]) -> Callable[[Any], Rows]:
+def _of_zk(read: Callable[[Facade], status.Results]) -> Callable[[Source], Rows]:
     return lambda nodepool: read(nodepool.getZK()).rows
 
 

@@ -22,7 +22,7 @@ from nodepool.version import get_version_string
 from nodepool.web import access
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import HttpError, Request, Response
-from nodepool.web.tables import TABLES, NodeRows, RequestRows, Rows
+from nodepool.web.tables import TABLES, Launcher, NodeRows, RequestRows, Rows
 from nodepool.zk import reports
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES
@@ -44,7 +44,7 @@ _NOT_FILTERS = frozenset({"format", "limit", "offset", "sort", "q"})
 class Api:
     """Answers for one launcher; every answer is of the whole cluster."""
 
-    def __init__(self, nodepool: Any, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, nodepool: Launcher, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._nodepool = nodepool
         self._history = HistoryReader()
         #: Of each table the rows and the choices.
@@ -214,12 +214,12 @@ class Api:
 class _Source:
     """The NodePool as tables know it; what one of them has read the others need not read in that second."""
 
-    def __init__(self, nodepool: Any, monotonic: Callable[[], float]) -> None:
+    def __init__(self, nodepool: Launcher, monotonic: Callable[[], float]) -> None:
         self._nodepool = nodepool
         self._monotonic = monotonic
         self._once: tuple[float, Any, Once] | None = None
 
-    def getZK(self) -> Any:
+    def getZK(self) -> Once:
         zk, now, known = self._nodepool.getZK(), self._monotonic(), self._once
         if known is None or known[1] is not zk or now - known[0] >= ROWS_AGE:
             known = self._once = (now, zk, Once(zk))
@@ -239,7 +239,7 @@ def _file(name: str, content_type: str) -> Response:
     return Response(body, content_type)
 
 
-def _json(content: Any) -> Response:
+def _json(content: object) -> Response:
     try:
         text = json.dumps(content, default=plain, allow_nan=False)
     except ValueError:  # infinity and the like are no JSON, and no browser takes them
@@ -247,7 +247,7 @@ def _json(content: Any) -> Response:
     return Response(text.encode(), JSON)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if abs(value) < 1e300 else None
     if isinstance(value, dict):
@@ -271,7 +271,7 @@ def _csv_head(name: str) -> tuple[str, http.HTTPStatus, tuple[tuple[str, str], .
     return "text/csv; charset=UTF-8", http.HTTPStatus.OK, (("Content-Disposition", f'attachment; filename="{name}.csv"'),)
 
 
-def _harmless(value: Any) -> Any:
+def _harmless(value: object) -> Any:
     """As a spreadsheet takes it for text, not for a formula."""
     if isinstance(value, list):
         value = ",".join(map(str, value))
@@ -289,7 +289,7 @@ def _mentions(row: Mapping[str, Any], text: str) -> bool:
     return any(text in str(value).lower() for value in row.values() if value is not None)
 
 
-def _order(value: Any) -> tuple[int, Any]:
+def _order(value: object) -> tuple[int, Any]:
     """Numbers before texts, nothing at last."""
     if value is None:
         return (2, "")

@@ -17,7 +17,9 @@ from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, UPLOADING, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
+    from nodepool.config.model import Config
     from nodepool.zk.connection.client import ZooKeeperClient
+    from nodepool.zk.connection.protocol import Client
 
 Subparsers = Any
 Command = Callable[["Context"], "int | None"]
@@ -38,19 +40,19 @@ class Context:
     """Arguments, and what is made when first used: configuration, connection."""
 
     args: argparse.Namespace
-    _config: object = field(default=None, repr=False)
+    _config: Config | None = field(default=None, repr=False)
     _client: ZooKeeperClient | None = field(default=None, repr=False)
     _zk: ZooKeeper | None = field(default=None, repr=False)
     _live: ZooKeeper | None = field(default=None, repr=False)
 
     @property
-    def config(self) -> Any:
+    def config(self) -> Config:
         if self._config is None:
             self._config = load_config(self.args.config, self.args.secure)
         return self._config
 
     @property
-    def zk(self) -> Any:
+    def zk(self) -> ZooKeeper:
         """The facade, connected."""
         if self._zk is None:
             from nodepool.zk.connection.client import ZooKeeperClient
@@ -63,7 +65,7 @@ class Context:
         return self._zk
 
     @property
-    def kazoo(self) -> Any:
+    def kazoo(self) -> Client:
         return self.zk.kazoo_client
 
     def show(self, results: status.Results) -> None:

@@ -93,11 +93,11 @@ def _mark_deleting(context: Context, node: Node) -> bool:
 
 
 def _delete_now(context: Context, node: Node) -> bool:
-    provider_config = context.config.providers.get(node.provider)
+    provider_config = context.config.providers.get(node.provider or "")
     if provider_config is None:
         text = f"Provider {node.provider} for node {node.id} not defined on this launcher"
         print(text, flush=True)
-        why = context.config.provider_errors.get(node.provider)
+        why = context.config.provider_errors.get(node.provider or "")
         context.refuse(why or text, said=why is None)
         return False
     _delete_through_provider(context.zk, node, provider_config)

@@ -77,7 +77,7 @@ def watch(context: Context, function: Callable[[Context], Any]) -> int:
 
 
 def show_status(context: Context) -> None:
-    zk: Any = Once(context.zk)
+    zk = Once(context.zk)
     tables = {
         # What an operator looks for comes first: `top` shows as much as fits.
         "Problems": status.problem_list(zk),

@@ -64,7 +64,7 @@ def erase(context: Context) -> None:
     print(f"Erasing node data for {provider}...")
     for node in zk.readNodes(with_contenders=False):
         if node.provider == provider:
-            _remove(context, paths.node(node.id))
+            _remove(context, paths.node(node.id or ""))
 
 
 def _remove(context: Context, path: str) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError
 
@@ -20,6 +20,12 @@ from nodepool.process.program import describe
 from nodepool.zk import paths
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED, NODE_ID, number_of
 from nodepool.zk.records import HOLD, READY, Node
+
+if TYPE_CHECKING:
+    from nodepool.config.model import ProviderConfig
+    from nodepool.driver.statemachine.model import DriverLabel, Instance, Resource
+    from nodepool.driver.statemachine.provider import StateMachineProvider
+
 
 COMMENT = "recovered after a restore of ZooKeeper"
 COLUMNS = {
@@ -50,13 +56,13 @@ def register(subparsers: Subparsers) -> None:
 class Lost:
     """One machine or other resource that ZooKeeper does not know."""
 
-    manager: Any
+    manager: StateMachineProvider
     metadata: dict[str, Any]
     type: str
-    id: Any
+    id: object
     reason: str
-    instance: Any = None
-    resource: Any = None
+    instance: Instance | None = None
+    resource: Resource | None = None
     result: str = ""
     failed: bool = False
 
@@ -73,7 +79,7 @@ class Lost:
             "resource": self.id,
             "cluster": self.metadata.get(CLUSTER_ID),
             "age": created / 1000 if created is not None else None,
-            "address": getattr(self.instance, "interface_ip", None),
+            "address": self.instance.interface_ip if self.instance is not None else None,
             "reason": self.reason,
             "result": self.result or ("hold, adopt or delete" if self.instance is not None else "delete"),
         }
@@ -106,12 +112,12 @@ def recover(context: Context) -> int:
 
 
 @contextmanager
-def _providers(context: Context) -> Iterator[dict[str, Any]]:
+def _providers(context: Context) -> Iterator[dict[str, StateMachineProvider | Exception]]:
     """The providers that create machines in clouds, started; with what was raised where one cannot be."""
     from nodepool.driver import lifecycle
     from nodepool.driver.statemachine.provider import StateMachineProvider
 
-    found: dict[str, Any] = {}
+    found: dict[str, StateMachineProvider | Exception] = {}
     try:
         for name, config in sorted(context.config.providers.items()):
             # Slots on backing nodes are no machines of a cloud.
@@ -134,7 +140,7 @@ def _providers(context: Context) -> Iterator[dict[str, Any]]:
             manager.join()
 
 
-def _find(context: Context, managers: dict[str, Any]) -> tuple[list[Lost], bool]:
+def _find(context: Context, managers: dict[str, StateMachineProvider | Exception]) -> tuple[list[Lost], bool]:
     """Return what the providers have and ZooKeeper has not, and whether all providers could be listed."""
     deadline, complete = time.monotonic() + LIST_TIMEOUT, True
     listings = {name: Listing(name, functools.partial(_list, manager)) for name, manager in managers.items()}
@@ -161,7 +167,7 @@ def _find(context: Context, managers: dict[str, Any]) -> tuple[list[Lost], bool]
     return sorted(found, key=lambda lost: (lost.manager.provider.name, lost.number or 0, str(lost.id))), complete
 
 
-def _list(manager: Any) -> list[Lost]:
+def _list(manager: StateMachineProvider | Exception) -> list[Lost]:
     """Return all resources of the provider, each machine once."""
     if isinstance(manager, Exception):
         raise manager
@@ -178,7 +184,7 @@ def _list(manager: Any) -> list[Lost]:
     return [lost for lost in found if lost.metadata.get("nodepool_provider_name") == manager.provider.name]
 
 
-def _ids(external_id: Any) -> set[str]:
+def _ids(external_id: object) -> set[str]:
     """Return what the resource of an instance may be called; some drivers have several ids in one value."""
     return {str(part) for part in (external_id.values() if isinstance(external_id, dict) else [external_id]) if part}
 
@@ -192,7 +198,7 @@ def _apply(context: Context, action: str, lost: Lost) -> None:
             lost.manager.adapter.deleteResource(lost.resource)
             lost.result = "deleted"
         elif lost.instance is not None:
-            _create_record(context, action, lost)
+            _create_record(context, action, lost, lost.instance)
         else:
             lost.result = "unchanged: not a machine; it belongs to the one with this node id, or can be deleted"
     except Exception as error:
@@ -200,7 +206,7 @@ def _apply(context: Context, action: str, lost: Lost) -> None:
         lost.result = one_line(f"failed: {describe(error)}")
 
 
-def _create_record(context: Context, action: str, lost: Lost) -> None:
+def _create_record(context: Context, action: str, lost: Lost, instance: Instance) -> None:
     """
     :raises CommandError: the machine cannot be a node.
     """
@@ -209,7 +215,7 @@ def _create_record(context: Context, action: str, lost: Lost) -> None:
     provider, metadata = lost.manager.provider, lost.metadata
     node = Node(f"{lost.number:010}")
     node.provider = provider.name
-    pool = provider.pools.get(metadata.get("nodepool_pool_name"))
+    pool = provider.pools.get(metadata.get("nodepool_pool_name") or "")
     if pool is None:
         raise CommandError(f"pool {metadata.get('nodepool_pool_name')} is not configured; configure it, or delete the machine")
     node.pool = pool.name
@@ -223,7 +229,7 @@ def _create_record(context: Context, action: str, lost: Lost) -> None:
         image = (label.diskimage and provider.diskimages[label.diskimage.name]) or label.cloud_image
         node.image_id = image.name
         copy_image(node, image)
-    copy_instance(node, lost.instance, pool)
+    copy_instance(node, instance, pool)
     created = number_of(metadata.get(NODE_CREATED))
     # The leak search compares this with the stamp of the machine.
     node.created_time = created / 1000 if created is not None else time.time()
@@ -238,14 +244,14 @@ def _create_record(context: Context, action: str, lost: Lost) -> None:
     lost.result = "adopted" if action == "adopt" else "held"
 
 
-def _scan(node: Node, label: Any, provider: Any) -> None:
+def _scan(node: Node, label: DriverLabel, provider: ProviderConfig) -> None:
     """Read the host keys, as a launch does.
 
     :raises ConnectionTimeoutException: the machine does not answer.
     """
     from nodepool.nodescan import NodescanRequest, NodescanWorker
 
-    timeout = getattr(provider, "boot_timeout", None) or 60
+    timeout = provider.boot_timeout or 60
     request = NodescanRequest(node, label.host_key_checking, timeout, log)
     NodescanWorker(f"recover-{node.id}").run_one(request)
     node.host_keys = request.result() or node.host_keys

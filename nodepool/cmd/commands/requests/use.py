@@ -130,14 +130,14 @@ def _take(context: Context, request_id: str, persistent: bool) -> list[Any]:
         raise CommandError(f"Request {request_id} not found")
     if request.state != FULFILLED:
         raise CommandError(f"Request {request_id} is {request.state}, not fulfilled; see `request wait {request_id}`")
-    lock_options = {"ephemeral": False, "identifier": IDENTIFIER + request_id} if persistent else {}
-    taken: list[Any] = []
+    identifier = IDENTIFIER + request_id if persistent else None
+    taken: list[Node] = []
     try:
         for node_id in request.nodes:
             node = zk.getNode(node_id)
             if node is None:
                 raise CommandError(f"Node {node_id} of request {request_id} is gone")
-            zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT, **lock_options)
+            zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT, ephemeral=not persistent, identifier=identifier)
             taken.append(node)
             if node.allocated_to != request_id or node.state != READY:
                 raise CommandError(f"Node {node_id} is {node.state} and allocated to {node.allocated_to}, not to {request_id}")
