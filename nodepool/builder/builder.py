@@ -28,6 +28,7 @@ from nodepool.config.model import Config
 from nodepool.driver.lifecycle import SILENT_GRACE
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.process.watchdog import Watchdog
+from nodepool.reasons import Reason
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
 from nodepool.zk.zookeeper import ZooKeeper
@@ -85,19 +86,19 @@ class NodePoolBuilder:
     # -- configuration
 
     @property
-    def config(self) -> Any:
+    def config(self) -> Config:
         return self.state.config
 
     @property
-    def _config(self) -> Any:
+    def _config(self) -> Config:
         """By this name test benches read it."""
         return self.state.config
 
     @property
-    def zk(self) -> Any:
+    def zk(self) -> ZooKeeper:
         return self.state.zk
 
-    def check_config(self) -> Any:
+    def check_config(self) -> Config:
         """The configuration in force, after taking over a changed file; a bad one leaves the last good in force."""
         with self._config_lock:
             changed = self.config_state.update(self.config, self._apply)
@@ -125,7 +126,7 @@ class NodePoolBuilder:
         with self._start_lock:
             if self._running:
                 raise BuilderError("Cannot start, already running.")
-            config: Any = self.config_state.load()
+            config = self.config_state.load()
             self.state.builder_id = image_files.builder_id(config.images_dir)
             try:
                 self._images_lock = build_journal.acquire_images_dir(config.images_dir)
@@ -154,7 +155,7 @@ class NodePoolBuilder:
                 "The name of this machine, %s, does not resolve (%s): image builds will fail. Add it to /etc/hosts", name, error
             )
 
-    def _start(self, config: Any) -> None:
+    def _start(self, config: Config) -> None:
         self._warn_about_name()
         interrupted = []
         if self._images_lock is not None:
@@ -235,7 +236,11 @@ class NodePoolBuilder:
     def ready(self) -> bool:
         return self._running and self.session_usable.is_set()
 
-    def getZK(self) -> Any:
+    @staticmethod
+    def shown_config() -> None:
+        """Return no configuration: a builder serves no pages."""
+
+    def getZK(self) -> ZooKeeper:
         return self.zk
 
     def getReadiness(self) -> tuple[bool, list[str]]:
@@ -256,7 +261,7 @@ class NodePoolBuilder:
             details += [str(problem) for problem in image_problems(self.state.progress.data())]
         return ready, details
 
-    def explain(self) -> list[tuple[str, tuple[str, ...], str, str]]:
+    def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
         """Builders serve no node requests."""
         return []
 

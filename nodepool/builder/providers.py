@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from nodepool.config.model import Config
 from nodepool.driver.lifecycle import ProviderManager, call, is_silent
@@ -23,14 +22,14 @@ class ImageManagers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: Counter[int] = Counter()
-        self._retired: dict[int, Any] = {}
+        self._retired: dict[int, Provider] = {}
 
-    def reconfigure(self, old: object, new: object, zk: ZooKeeper) -> None:
+    def reconfigure(self, old: Config | None, new: Config, zk: ZooKeeper) -> None:
         """Fill ``new.provider_managers``."""
         ProviderManager.reconfigure(old, new, zk, only_image_manager=True, retire=self._retire)
 
     @contextmanager
-    def use(self, config: Config, provider_name: str) -> Iterator[Any]:
+    def use(self, config: Config, provider_name: str) -> Iterator[Provider | None]:
         """The running provider of this configuration, or None; it is not stopped before the end of the block."""
         with self._lock:
             manager = config.provider_managers.get(provider_name)
@@ -60,7 +59,7 @@ class ImageManagers:
                 return
         call(manager, "stop")
 
-    def _all(self, config: Config) -> list[Any]:
+    def _all(self, config: Config) -> list[Provider]:
         with self._lock:
             return [*([] if config is None else config.provider_managers.values()), *self._retired.values()]
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from nodepool import metrics
 from nodepool.base import hostnames
@@ -15,8 +14,10 @@ from nodepool.base.clock import SYSTEM, Clock
 from nodepool.builder.progress.publisher import Publisher
 from nodepool.builder.providers import ImageManagers
 from nodepool.builder.upload.claims import UploadClaims
+from nodepool.config.model import Config
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.mirror.progress import ProgressTree
+from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds between two attempts at what fails again and again.
 LONGEST_PAUSE = 3600.0
@@ -28,13 +29,14 @@ class BuilderState:
     :param check_config: gives the configuration in force, after taking over a changed file.
     """
 
-    def __init__(self, check_config: Callable[[], Any], clock: Clock = SYSTEM) -> None:
+    def __init__(self, check_config: Callable[[], Config], clock: Clock = SYSTEM) -> None:
         self.check_config = check_config
         self.clock = clock
-        self.config: Any = None
-        self.zk: Any = None
+        #: None until the builder starts, as `zk`.
+        self.config: Config = None  # type: ignore[assignment]
+        self.zk: ZooKeeper = None  # type: ignore[assignment]
         self.connection: ZooKeeperClient | None = None
-        self.statsd: Any = metrics.shared()
+        self.statsd = metrics.shared()
         self.fqdn = hostnames.fqdn()
         self.builder_id = ""
         #: Seconds; 0: there is no cleanup worker.
@@ -68,9 +70,7 @@ class BuilderState:
     @property
     def progress(self) -> ProgressTree:
         """What all builders tell about builds and uploads."""
-        tree: ProgressTree | None = self.zk.progress_tree
-        assert tree is not None
-        return tree
+        return self.zk.progress_tree
 
     @contextmanager
     def claim_build(self, image: str) -> Iterator[bool]:

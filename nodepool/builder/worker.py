@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
 
 from nodepool.builder.state import BuilderState
+from nodepool.config.model import Config
 from nodepool.zk.connection.protocol import BROKEN
+from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds between two messages while the ZooKeeper session is suspended or lost.
 SUSPEND_WAIT_TIME = 30.0
@@ -30,12 +31,12 @@ class Worker(threading.Thread):
         self._running = True
 
     @property
-    def _config(self) -> Any:
+    def _config(self) -> Config:
         """The configuration in force."""
         return self._state.config
 
     @property
-    def _zk(self) -> Any:
+    def _zk(self) -> ZooKeeper:
         return self._state.zk
 
     @property

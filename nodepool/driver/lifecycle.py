@@ -24,9 +24,9 @@ START_GRACE = 2.0
 STARTING = "it is still starting; no action is needed"
 
 
-def get_provider(provider_config: Any) -> Any:
+def get_provider(provider_config: ProviderConfig) -> Provider:
     """A new, not started provider."""
-    return Drivers.get(provider_config.driver.name).getProvider(provider_config)
+    return Drivers.get(provider_config.driver.name or "").getProvider(provider_config)
 
 
 def provider_problems(config: Config) -> list[Problem]:
@@ -55,7 +55,7 @@ def provider_problems(config: Config) -> list[Problem]:
     return found
 
 
-def is_stopping(manager: Any) -> bool:
+def is_stopping(manager: Provider) -> bool:
     """Return whether the provider still finishes its launches after its `stop`."""
     thread = getattr(manager, "stop_thread", None)
     return thread is not None and thread.is_alive()
@@ -160,11 +160,11 @@ class ProviderManager:
     @classmethod
     def reconfigure(
         cls,
-        old_config: Any,
-        new_config: Any,
+        old_config: Config | None,
+        new_config: Config,
         zk_conn: ZooKeeper,
         only_image_manager: bool = False,
-        retire: Callable[[Any], Any] | None = None,
+        retire: Callable[[Provider], object] | None = None,
         starts: Starts | None = None,
     ) -> None:
         """Fill ``new_config.provider_managers``.
@@ -180,7 +180,7 @@ class ProviderManager:
         grace = START_GRACE if starts is not None and old_config is not None else None
         starts = starts or Starts()
         running = dict(old_config.provider_managers) if old_config is not None else {}
-        wanted: list[Any] = []
+        wanted: list[ProviderConfig] = []
         for config in new_config.providers.values():
             if only_image_manager and not config.manage_images:
                 continue
@@ -205,7 +205,7 @@ class ProviderManager:
                 call(manager, "stop")
 
     @staticmethod
-    def _take(new_config: Config, name: str, manager: Any, running: dict[str, Any]) -> None:
+    def _take(new_config: Config, name: str, manager: Provider | BaseException | None, running: dict[str, Provider]) -> None:
         """Note the outcome of a start; the running provider stays while its successor is starting."""
         if isinstance(manager, FOREIGN):
             new_config.provider_failures[name] = one_line(manager) or type(manager).__name__
@@ -218,7 +218,7 @@ class ProviderManager:
             new_config.provider_failures[name] = STARTING
 
     @classmethod
-    def stop_all(cls, managers: list[Any], since: float, deadline: float) -> bool:
+    def stop_all(cls, managers: list[Provider], since: float, deadline: float) -> bool:
         """Stop them and wait for them, all at the same time. True: a cloud has not answered since the stop began.
 
         Short launches may finish; longer ones are left to the next start.

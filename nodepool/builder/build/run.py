@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections import deque
-from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
@@ -25,6 +24,7 @@ from nodepool.builder.host import build_journal, image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.state import BuilderState
 from nodepool.config.diskimages import DiskImage
+from nodepool.config.model import Config
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.zk import paths
 from nodepool.zk.locks.long_held import HeldLock, Lost
@@ -46,7 +46,7 @@ class BuildRun:
     """Runs the command for one image; the build lock is held by the caller."""
 
     def __init__(
-        self, state: BuilderState, config: Any, diskimage: DiskImage, wanted: WantedBuild, lock: HeldLock, log: logging.Logger
+        self, state: BuilderState, config: Config, diskimage: DiskImage, wanted: WantedBuild, lock: HeldLock, log: logging.Logger
     ) -> None:
         self._state = state
         self.image = wanted.image
@@ -186,7 +186,7 @@ class BuildRun:
             int(self._config.build_min_free) * MIB, SPACE_FACTOR * image_files.expected_bytes(self._config.images_dir, self.image)
         )
 
-    def _start(self, process: BuildProcess, args: list[str], entry: Any) -> None:
+    def _start(self, process: BuildProcess, args: list[str], entry: build_journal.BuildEntry) -> None:
         with self._guard:
             if self._aborted is not None:
                 raise BuildProblem(f"not started: {self._aborted}")
@@ -245,7 +245,7 @@ class BuildRun:
         wanted = {
             p.image_type
             for p in self._config.providers.values()
-            if p.manage_images and self.image in (p.diskimages or {}) and getattr(p, "image_type", None)
+            if p.manage_images and self.image in (p.diskimages or {}) and p.image_type
         }
         if missing & wanted or not present:
             return (
@@ -339,7 +339,7 @@ class BuildRun:
         statsd, progress = self._state.statsd, self.progress
         for extension, size in progress.sizes.items():
             statsd.gauge(metrics.IMAGE_SIZE(self.image, extension), size)
-        statsd.gauge(metrics.IMAGE_EXIT_STATUS(self.image), progress.exit_code)
+        statsd.gauge(metrics.IMAGE_EXIT_STATUS(self.image), progress.exit_code or 0)
         statsd.timing(metrics.IMAGE_BUILD(self.image), (progress.duration or 0) * 1000)
         statsd.gauge(metrics.IMAGE_LAST_BUILD(self.image), int(progress.ended or 0))
 

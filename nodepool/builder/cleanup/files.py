@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from typing import Any
 
 from nodepool.builder.cleanup.retention import BuildKey, Snapshot, image_providers, surplus_formats
 from nodepool.builder.host import image_files
+from nodepool.config.model import Config
 from nodepool.zk.records import DELETING
 
 
 def clean_files(
-    config: Any,
+    config: Config,
     snapshot: Snapshot,
     going: Collection[BuildKey],
     running: Callable[[], Collection[BuildKey]],

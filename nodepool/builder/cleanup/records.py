@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, NotEmptyError
 
@@ -20,6 +19,7 @@ from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
 from nodepool.zk.mirror.progress import BuildProgress, ProgressStore
 from nodepool.zk.records import BUILDING, DELETING, FAILED, UPLOADING, ImageBuild, ImageUpload, RecordError, parse_object
+from nodepool.zk.zookeeper import ZooKeeper
 
 ABANDONED = "the builder stopped when the build began"
 
@@ -33,7 +33,7 @@ class RecordCleaner:
         self.log = log
 
     @property
-    def _zk(self) -> Any:
+    def _zk(self) -> ZooKeeper:
         return self._state.zk
 
     @contextlib.contextmanager
@@ -141,7 +141,7 @@ class RecordCleaner:
                     return
                 self.log.info("Deleting image %s (%s) of %s", found.external_name, found.external_id, key[2])
                 try:
-                    manager.deleteImage(found.external_name, found.external_id)
+                    manager.deleteImage(found.external_name or "", found.external_id or "")
                 except Exception:  # a driver may raise anything
                     self.log.exception(
                         "Unable to delete image %s (%s) of %s, it is tried again:", found.external_name, found.external_id, key[2]

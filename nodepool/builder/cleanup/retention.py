@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nodepool.config.diskimages import DiskImage
-from nodepool.config.model import Config
+from nodepool.config.model import Config, ProviderConfig
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
 
@@ -32,7 +32,7 @@ def newest(records: Iterable[R], count: int) -> list[R]:
     return sorted(records, key=lambda record: (record.state_time or 0, record.id or ""), reverse=True)[:count]
 
 
-def image_providers(config: Config) -> list[Any]:
+def image_providers(config: Config) -> list[ProviderConfig]:
     """Configurations of the providers that manage images, in file order."""
     return [provider for provider in config.providers.values() if provider.manage_images]
 
@@ -44,7 +44,7 @@ def image_providers(config: Config) -> list[Any]:
 class Candidate:
     """A pair of provider and image that lacks the newest build."""
 
-    provider: Any
+    provider: ProviderConfig
     provider_image: object
     build: ImageBuild
 
@@ -57,7 +57,7 @@ class Candidate:
         return self.image, self.provider.name
 
 
-def upload_candidates(data: ImageData, providers: Iterable[Any]) -> list[Candidate]:
+def upload_candidates(data: ImageData, providers: Iterable[ProviderConfig]) -> list[Candidate]:
     """Pairs to upload, in file order: conditions 1, 2, 4 and 5 of BLD-9, and no upload under way already."""
     ready: dict[str, list[ImageBuild]] = defaultdict(list)
     for build in data.builds:
@@ -71,7 +71,7 @@ def upload_candidates(data: ImageData, providers: Iterable[Any]) -> list[Candida
             if image not in latest:
                 continue
             build = latest[image]
-            if getattr(provider_image, "pause", False) or getattr(provider, "image_type", None) not in build.formats:
+            if provider_image.pause or provider.image_type not in build.formats:
                 continue
             if (build.id, image, provider.name) in uploaded or (image, build.id, provider.name) in data.upload_locks:
                 continue
@@ -234,7 +234,7 @@ class Snapshot:
 
 
 def surplus_formats(
-    build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: DiskImage, providers: Iterable[Any]
+    build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: DiskImage | None, providers: Iterable[ProviderConfig]
 ) -> set[str]:
     """Formats whose files ``delete-after-upload`` allows to delete now (BLD-12).
 
@@ -245,6 +245,6 @@ def surplus_formats(
         return set()
     ready = [upload for upload in uploads if upload.state == READY]
     served = {upload.provider_name for upload in ready}
-    needed = set(diskimage.keep_image_types)
+    needed: set[str | None] = set(diskimage.keep_image_types)
     needed |= {p.image_type for p in providers if build.image_name in p.diskimages and p.name not in served}
     return {upload.format for upload in ready if upload.format} - needed

@@ -51,7 +51,7 @@ def gauges(
         result[metrics.BUILD_STATE(fqdn, image)] = PAUSED if paused else WORKING if image in building else IDLE
     for provider in image_providers(config):
         for image, entry in provider.diskimages.items():
-            state = UPLOADING if (image, provider.name) in uploading else PAUSED if getattr(entry, "pause", False) else IDLE
+            state = UPLOADING if (image, provider.name) in uploading else PAUSED if entry.pause else IDLE
             result[metrics.UPLOAD_STATE(fqdn, image, provider.name)] = state
     return result
 

@@ -19,6 +19,7 @@ from nodepool.builder.state import BuilderState
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.builder.upload.meter import UploadMeter
 from nodepool.builder.worker import Worker
+from nodepool.config.model import Config
 from nodepool.driver.provider import Provider
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
@@ -48,7 +49,7 @@ class UploadJob:
     :param attempt: 1 for the first one of this build.
     """
 
-    def __init__(self, worker: Worker, state: BuilderState, config: Any, candidate: Candidate, attempt: int) -> None:
+    def __init__(self, worker: Worker, state: BuilderState, config: Config, candidate: Candidate, attempt: int) -> None:
         self._worker = worker
         self._state = state
         self._config = config
@@ -112,6 +113,7 @@ class UploadJob:
             except UploadError as error:
                 self.reason = str(error)
                 return self._failed()
+            assert manager is not None  # else nothing has been sent
             try:
                 self._hook(external_id)
             except UploadError as error:
@@ -124,7 +126,7 @@ class UploadJob:
 
     # -- the cloud
 
-    def _send(self, manager: Provider) -> tuple[str, str]:
+    def _send(self, manager: Provider | None) -> tuple[str, str]:
         """External name and id of the uploaded image.
 
         :raises UploadError: it did not work.
@@ -132,7 +134,7 @@ class UploadJob:
         if manager is None:
             raise UploadError(f"provider {self.provider} is not running; see the log of when it was started")
         provider = self._candidate.provider
-        path, image_file = self._file(provider.image_type)
+        path, image_file = self._file(provider.image_type or "")
         name = self._external_name(provider.image_name_format)
         self._note = upload_journal.begin(self._config.images_dir, (self.image, self.build_id, self.provider, self.number), name)
         meter = UploadMeter(path)
@@ -215,10 +217,10 @@ class UploadJob:
             return {}
 
     def _hook(self, external_id: str) -> None:
-        hook = getattr(self._candidate.provider, "post_upload_hook", None)
+        hook = self._candidate.provider.post_upload_hook
         if not hook:
             return
-        path, _ = self._file(self._candidate.provider.image_type)
+        path, _ = self._file(self._candidate.provider.image_type or "")
         try:
             status, out, err = process.run_hook([hook, self.provider, external_id, path], None, HOOK_TIMEOUT, self.log)
         except OSError as error:

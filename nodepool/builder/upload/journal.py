@@ -15,13 +15,13 @@ import logging
 import os
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 from urllib.parse import quote
 
 from nodepool.base.files import replace_file
 from nodepool.builder.cleanup.provider_queues import ProviderQueues
 from nodepool.builder.cleanup.retention import UploadKey
 from nodepool.builder.state import BuilderState
+from nodepool.config.model import Config
 from nodepool.driver.provider import Provider
 from nodepool.driver.toolkit.cloud_images import get_field, is_snapshot, listing_of, properties_of
 from nodepool.zk import locks, paths
@@ -127,7 +127,7 @@ class CloudLeftoverSweeper:
         self._state = state
         self._lanes = lanes
 
-    def sweep(self, config: Any) -> None:
+    def sweep(self, config: Config) -> None:
         """Ask for it, in the lanes of the providers."""
         if not self._state.owns_images_dir:
             return

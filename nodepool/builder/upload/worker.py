@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 from kazoo.exceptions import KazooException
 
@@ -91,7 +90,7 @@ class UploadWorker(Worker):
                     due = wait if due is None else min(due, wait)
         return due, False
 
-    def _candidates(self, config: Any) -> list[Candidate]:
+    def _candidates(self, config: Config) -> list[Candidate]:
         found = retention.upload_candidates(self._zk.readImages(), retention.image_providers(config))
         local: dict[str, bool] = {}
         for candidate in found:

@@ -188,7 +188,7 @@ class NodeManagerProviderConfig(ProviderConfig):
         self.ca_cert: str | None = None
         self.client_cert: str | None = None
         self.client_key: str | None = None
-        self.image_type = IMAGE_TYPE
+        self.image_type: str = IMAGE_TYPE
         self.image_name_format = "{image_name}-{timestamp}"
         self.post_upload_hook: str | None = None
         self.lease_time = 86400
