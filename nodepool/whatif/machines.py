@@ -9,6 +9,7 @@ import random
 import time
 from typing import Any
 
+from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver import statemachine
 from nodepool.driver.fake import FakeDriver
 from nodepool.driver.openstack import OpenStackDriver
@@ -79,7 +80,7 @@ class TimerInstance(statemachine.Instance):
 class TimerAdapter(statemachine.Adapter):
     """Machines that never fail, in a cloud with the quota of the assumptions."""
 
-    def __init__(self, provider_config: Any, assumptions: Assumptions, choice: random.Random) -> None:
+    def __init__(self, provider_config: ProviderConfig, assumptions: Assumptions, choice: random.Random) -> None:
         self._name = provider_config.name
         self._driver = provider_config.driver.name
         self._assumptions = assumptions
@@ -90,7 +91,7 @@ class TimerAdapter(statemachine.Adapter):
         self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any, az: str | None, log: Any
     ) -> TimerMachine:
         external_id = f"{self._name}-{next(self._numbers)}"
-        seconds = self._assumptions.launch_seconds(label.name, self._driver, self._random)
+        seconds = self._assumptions.launch_seconds(label.name, self._driver or "", self._random)
         return TimerMachine(external_id, seconds, TimerInstance(external_id, self._assumptions.needs(label)))
 
     def getDeleteStateMachine(self, external_id: Any, log: Any) -> TimerMachine:
@@ -115,7 +116,7 @@ class TimerProvider(StateMachineProvider):
     MAXIMUM_SLEEP = 3600.0
 
 
-def get_provider(provider_config: Any, assumptions: Assumptions, choice: random.Random) -> Any:
+def get_provider(provider_config: ProviderConfig, assumptions: Assumptions, choice: random.Random) -> Any:
     """Return a new, not started provider for the configuration of any driver."""
     _check_no_host_keys(provider_config)
     if provider_config.driver.name in UNCHANGED:
@@ -123,7 +124,7 @@ def get_provider(provider_config: Any, assumptions: Assumptions, choice: random.
     return TimerProvider(TimerAdapter(provider_config, assumptions, choice), provider_config)
 
 
-def _check_no_host_keys(provider_config: Any) -> None:
+def _check_no_host_keys(provider_config: ProviderConfig) -> None:
     """Disable the check of host keys: no machine answers."""
     for pool in provider_config.pools.values():
         for label in pool.labels.values() if isinstance(pool.labels, dict) else ():
@@ -132,7 +133,7 @@ def _check_no_host_keys(provider_config: Any) -> None:
             node["host-key-checking"] = False
 
 
-def unknown_sizes(config: Any, assumptions: Assumptions) -> list[str]:
+def unknown_sizes(config: Config, assumptions: Assumptions) -> list[str]:
     """Return a sentence for each label whose pool limits a resource of unknown amount."""
     found = []
     for provider in config.providers.values():

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from nodepool.config.model import Config
 from nodepool.simulation import install
 from nodepool.simulation.kernel import Kernel
 from nodepool.simulation.network import Network
@@ -130,7 +131,7 @@ class _Run:
         from nodepool.launcher import NodePool
 
         kernel, measures = self._kernel, self._measures
-        pool: Any = NodePool(None, self._config_file)
+        pool = NodePool(None, self._config_file)
         config = pool.loadConfig()
         self._notes = self._check(config)
         self._client.upload_images(_images(config))
@@ -146,7 +147,7 @@ class _Run:
             kernel.sleep(step)
             progress(f"{min(100.0, 100 * (kernel.now - begin) / max(span, 1.0)):.0f}")
 
-    def _check(self, config: Any) -> list[str]:
+    def _check(self, config: Config) -> list[str]:
         """Return what limits the result."""
         from nodepool.whatif.machines import unknown_sizes
 
@@ -160,7 +161,7 @@ class _Run:
         return notes
 
 
-def _images(config: Any) -> list[tuple[str, str]]:
+def _images(config: Config) -> list[tuple[str, str]]:
     """Return image and provider of each upload that builders would have made."""
     providers = [provider for provider in config.providers.values() if provider.manage_images]
     return [(name, provider.name) for provider in providers for name in sorted(provider.diskimages)]

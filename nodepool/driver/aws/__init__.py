@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from nodepool.config.live.watch import modification_time
-from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
+from nodepool.driver.aws.config import AwsProviderConfig
 
 
 class AwsDriver(statemachine.StateMachineDriver):
@@ -35,7 +35,7 @@ class AwsDriver(statemachine.StateMachineDriver):
         self._used = True
         return config.AwsProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+    def getAdapter(self, provider_config: AwsProviderConfig) -> Any:
         from nodepool.driver.aws import adapter
 
         return adapter.AwsAdapter(provider_config)

@@ -15,7 +15,7 @@ from nodepool.driver import statemachine
 from nodepool.driver.aws.api import clients
 from nodepool.driver.aws.api.errors import check_answer, classify
 from nodepool.driver.aws.api.lookups import CACHE_TTL, READ_DEADLINE, SERVICE_QUOTA_CACHE_TTL, AwsLookups
-from nodepool.driver.aws.config import AwsLabel
+from nodepool.driver.aws.config import AwsLabel, AwsProviderConfig
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
 from nodepool.driver.aws.images.imports import AwsImages
 from nodepool.driver.aws.launch import parameters
@@ -68,7 +68,7 @@ class AwsAdapter(statemachine.Adapter):
     #: Seconds that the start of a provider waits for its launch templates.
     TEMPLATE_WAIT = 1.0
 
-    def __init__(self, provider_config: Any) -> None:
+    def __init__(self, provider_config: AwsProviderConfig) -> None:
         super().__init__(provider_config)
         self.log = logging.getLogger(f"nodepool.AwsAdapter.{provider_config.name}")
         self.provider = provider_config
@@ -245,7 +245,7 @@ class AwsAdapter(statemachine.Adapter):
     def listResources(self) -> Iterator[AwsResource]:
         yield from self.leaks.resources()
 
-    def deleteResource(self, resource: Any) -> None:
+    def deleteResource(self, resource: AwsResource) -> None:
         self.log.info("Deleting leaked %s: %s", resource.type, resource.id)
         self.leaks.delete(resource)
 

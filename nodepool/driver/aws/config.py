@@ -75,6 +75,8 @@ class AwsProviderDiskImage(ProviderDiskImage):
 
 
 class AwsLabel(MachineLabel):
+    pool: AwsPool
+
     def __init__(self, label: dict[str, Any], provider_config: AwsProviderConfig, provider_pool: AwsPool) -> None:
         super().__init__(label, provider_config, provider_pool)
         self.ebs_optimized = bool(label.get("ebs-optimized", False))
@@ -125,6 +127,8 @@ class AwsLabel(MachineLabel):
 
 
 class AwsPool(MachinePool):
+    provider: AwsProviderConfig
+
     def __init__(self, provider_config: AwsProviderConfig | None = None, pool_config: dict[str, Any] | None = None) -> None:
         self.security_group_id: str | None = None
         self.security_group_ids: list[str] = []
@@ -137,7 +141,7 @@ class AwsPool(MachinePool):
 
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
-        provider: Any = self.provider
+        provider = self.provider
         self.security_group_id = pool_config.get("security-group-id")
         self.security_group_ids = _joined(self.security_group_id, pool_config.get("security-group-ids"))
         self.subnet_id = pool_config.get("subnet-id")

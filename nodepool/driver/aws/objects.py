@@ -56,7 +56,7 @@ class AwsResource(statemachine.Resource):
         if self.type == self.TYPE_INSTANCE:
             return instance_id_of(external_id) in (self.id, None)
         if self.type == self.TYPE_HOST and isinstance(external_id, dict):
-            return external_id.get("host") == self.id
+            return bool(external_id.get("host") == self.id)
         return True  # a volume goes with its instance
 
 

@@ -149,7 +149,7 @@ def label() -> Any:
     )
 
 
-def pool() -> Any:
+def pool() -> object:
     return {
         **options.pool(label(), "public-ip-address", "public-ipv4", "public-ipv6"),
         "security-group-id": str,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
+from nodepool.driver.azure.config import AzureProviderConfig
 
 
 class AzureDriver(statemachine.StateMachineDriver):
@@ -16,7 +16,7 @@ class AzureDriver(statemachine.StateMachineDriver):
 
         return config.AzureProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+    def getAdapter(self, provider_config: AzureProviderConfig) -> Any:
         from nodepool.driver.azure import adapter
 
         return adapter.AzureAdapter(provider_config)

@@ -11,13 +11,13 @@ from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import Answer, HttpRefused, retry_after, send
 from nodepool.driver.azure import arm as api
 from nodepool.driver.azure import bodies
-from nodepool.driver.azure.config import AzureLabel
+from nodepool.driver.azure.config import AzureLabel, AzureProviderConfig
 from nodepool.driver.azure.errors import classify, kind_of_code
 from nodepool.driver.azure.images import AzureImages
 from nodepool.driver.common.adapter import DEADLINE, Leftover, MachineAdapter, MachineInstance
 from nodepool.driver.common.machines import Job, Step
 from nodepool.driver.common.offers import Offer
-from nodepool.driver.statemachine.model import ExternalId, Instance
+from nodepool.driver.statemachine.model import ExternalId, Instance, Resource
 from nodepool.driver.utils import QuotaInformation
 from nodepool.zk.cluster import same_owner
 
@@ -41,7 +41,9 @@ def state_of(thing: dict[str, Any]) -> str:
 
 
 class AzureAdapter(MachineAdapter):
-    def __init__(self, provider_config: Any) -> None:
+    provider: AzureProviderConfig
+
+    def __init__(self, provider_config: AzureProviderConfig) -> None:
         super().__init__(provider_config, classify, retry_after)
         self.arm = api.Arm(provider_config)
         self.images = AzureImages(self)
@@ -72,7 +74,7 @@ class AzureAdapter(MachineAdapter):
         provider = self.provider
         if provider.subnet_id:
             return str(provider.subnet_id)
-        network = provider.network
+        network = provider.network or {}
 
         def fetch() -> str:
             path = (
@@ -257,7 +259,7 @@ class AzureAdapter(MachineAdapter):
         for found in self._list(LEFTOVERS[kind]):
             yield Leftover(found.get("tags") or {}, kind, str(found["name"]))
 
-    def deleteResource(self, resource: Any) -> None:
+    def deleteResource(self, resource: Resource) -> None:
         self.log.info("Deleting leaked %s: %s", resource.type, resource.id)
         kind = LEFTOVERS[resource.type]
         self.delete(

@@ -10,6 +10,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud.errors import asked_pause
 from nodepool.cloud.http import Answer, HttpRefused, NoAnswer, new_session, send
+from nodepool.driver.azure.config import AzureProviderConfig
 from nodepool.driver.azure.login import Login
 
 VM = ("Microsoft.Compute/virtualMachines", "2023-03-01")
@@ -50,7 +51,7 @@ def error_of(told: Any) -> tuple[str, str]:
 class Arm:
     """Calls of one provider, without pace and repetition; all raise NoAccess, NoAnswer and HttpRefused."""
 
-    def __init__(self, provider: Any) -> None:
+    def __init__(self, provider: AzureProviderConfig) -> None:
         self.session = new_session()
         self.login = Login(provider, self.session)
         self._group = provider.resource_group

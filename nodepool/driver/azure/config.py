@@ -82,9 +82,11 @@ class AzureLabel(MachineLabel):
 
 
 class AzurePool(MachinePool):
+    provider: AzureProviderConfig
+
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
-        provider: Any = self.provider
+        provider = self.provider
 
         self.public_ipv4 = bool(pool_config.get("public-ipv4", provider.public_ipv4))
         self.public_ipv6 = bool(pool_config.get("public-ipv6", provider.public_ipv6))
@@ -109,6 +111,7 @@ class AzureProviderConfig(MachineProviderConfig):
         self.location: str = ""
         self.resource_group: str = ""
         self.resource_group_location: str = ""
+        #: One of the two is set.
         self.auth_path: str | None = None
         self.auth: dict[str, Any] | None = None
         self.zuul_public_key: str | None = None

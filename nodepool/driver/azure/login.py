@@ -11,6 +11,7 @@ import requests
 
 from nodepool.base import optional
 from nodepool.cloud.http import HttpRefused, NoAccess, NoAnswer, send
+from nodepool.driver.azure.config import AzureProviderConfig
 
 LOGIN, MANAGEMENT = "https://login.microsoftonline.com", "https://management.azure.com/"
 CLOUDS = {
@@ -30,7 +31,7 @@ class Login:
     ``problem``: why there is none, for operators; None as long as all is well.
     """
 
-    def __init__(self, provider: Any, session: requests.Session) -> None:
+    def __init__(self, provider: AzureProviderConfig, session: requests.Session) -> None:
         self._provider = provider
         self._session = session
         self._lock = threading.Lock()
@@ -46,7 +47,7 @@ class Login:
         :raises NoAccess: the file cannot be used.
         """
         if self._place is None:
-            auth = self._provider.auth
+            auth = self._provider.auth or {}
             if auth:
                 self._place = CLOUDS[auth.get("cloud", "public")][1], auth["subscription-id"]
             else:
@@ -75,7 +76,7 @@ class Login:
     # -- a service principal with a secret
 
     def _file(self) -> dict[str, str]:
-        path = self._provider.auth_path
+        path = self._provider.auth_path or ""
         try:
             with open(path, encoding="utf-8-sig") as file:
                 told = json.load(file)
@@ -120,7 +121,7 @@ class Login:
     # -- all the others
 
     def _from_library(self) -> tuple[str, float]:
-        auth = self._provider.auth
+        auth = self._provider.auth or {}
         login, management = CLOUDS[auth.get("cloud", "public")]
         try:
             import azure.core.exceptions

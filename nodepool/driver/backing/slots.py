@@ -18,7 +18,7 @@ from nodepool.driver.backing import transactions
 from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, UserData, decode_driver_data, parse_user_data
 from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.zk.writer import TransactionFailed, Txn
-from nodepool.zk.zookeeper import DELETED, DELETING, IN_USE, Node, NodeRequest
+from nodepool.zk.zookeeper import DELETED, DELETING, IN_USE, Node, NodeRequest, ZooKeeper
 
 MAX_MOVES = 3
 """How often one launch moves to another backing node before it counts as failed."""
@@ -86,7 +86,7 @@ class BackingSlots:
     requests: Asking
     housekeeping: Keeping
 
-    def __init__(self, provider_config: Any, zk: Callable[[], Any], log: logging.Logger) -> None:
+    def __init__(self, provider_config: Any, zk: Callable[[], ZooKeeper], log: logging.Logger) -> None:
         self.provider = provider_config
         self.log = log
         self._zk = zk
@@ -104,7 +104,7 @@ class BackingSlots:
         self.stop_event = threading.Event()
 
     @property
-    def zk(self) -> Any:
+    def zk(self) -> ZooKeeper:
         return self._zk()
 
     def stop(self) -> None:
@@ -297,7 +297,7 @@ class BackingSlots:
 
     def _store_again(self, record: BackingNodeRecord) -> None:
         try:
-            node = self.zk.getNode(record.node_id)
+            node = self.zk.getNode(str(record.node_id))
         except Exception as error:
             self.log.warning("Cannot read %s: %r", record, error)
             with self.lock:

@@ -16,6 +16,7 @@ from nodepool.cloud.sold_out import REFUSALS, SoldOut
 from nodepool.driver.common.dynamic import formatted
 from nodepool.driver.common.machines import CreateMachine, DeleteMachine, Job, Step
 from nodepool.driver.common.offers import Offer
+from nodepool.driver.common.options import MachineProviderConfig
 from nodepool.driver.statemachine.model import Adapter, ExternalId, Instance, Resource
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
@@ -70,7 +71,10 @@ class MachineAdapter(Adapter):
     images: Any
 
     def __init__(
-        self, provider_config: Any, classify: Classifier, retry_after: Callable[[BaseException], float | None] | None = None
+        self,
+        provider_config: MachineProviderConfig,
+        classify: Classifier,
+        retry_after: Callable[[BaseException], float | None] | None = None,
     ) -> None:
         super().__init__(provider_config)
         self.provider = provider_config

@@ -137,7 +137,7 @@ class MachineLabel(ConfigValue):
 
     def __init__(self, options: dict[str, Any], provider: MachineProviderConfig, pool: MachinePool) -> None:
         self.name: str = options["name"]
-        self.pool: Any = pool
+        self.pool = pool
         self.host_key_checking = pool.host_key_checking
         self.cloud_image: Any = None
         self.diskimage: DiskImage | None = None
@@ -159,6 +159,7 @@ class MachineLabel(ConfigValue):
 
 class MachinePool(ConfigPool):
     ignore_equality = ["provider"]
+    provider: MachineProviderConfig
 
     def __init__(self, provider_config: Any = None, pool_config: dict[str, Any] | None = None) -> None:
         super().__init__()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
 from nodepool.driver.example.config import ExampleProviderConfig
 
@@ -18,7 +17,7 @@ class ExampleDriver(statemachine.StateMachineDriver):
     def getProviderConfig(self, provider: dict[str, Any]) -> ExampleProviderConfig:
         return ExampleProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+    def getAdapter(self, provider_config: ExampleProviderConfig) -> Any:
         # Imported here, so that the cloud's library is loaded only when a provider uses it.
         from nodepool.driver.example.adapter import ExampleAdapter
 

@@ -13,6 +13,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.config.model import Label
 from nodepool.driver import statemachine
+from nodepool.driver.example.config import ExampleProviderConfig
 from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation, RateLimiter
 from nodepool.logconfig import Log
@@ -49,7 +50,7 @@ class ExampleCloud:
 class ExampleInstance(statemachine.Instance):
     """One VM in the words of the framework."""
 
-    def __init__(self, vm: dict[str, Any], provider: Any) -> None:
+    def __init__(self, vm: dict[str, Any], provider: ExampleProviderConfig) -> None:
         super().__init__()
         self.external_id = vm["id"]
         self.metadata = vm["metadata"]
@@ -135,7 +136,7 @@ class ExampleDeleteStateMachine(statemachine.StateMachine):
 
 
 class ExampleAdapter(statemachine.Adapter):
-    def __init__(self, provider_config: Any) -> None:
+    def __init__(self, provider_config: ExampleProviderConfig) -> None:
         super().__init__(provider_config)
         self.log = logging.getLogger(f"nodepool.ExampleAdapter.{provider_config.name}")
         self.provider = provider_config
@@ -184,7 +185,7 @@ class ExampleAdapter(statemachine.Adapter):
         for vm in self.cloud.list_vms():
             yield ExampleResource(vm)
 
-    def deleteResource(self, resource: Any) -> None:
+    def deleteResource(self, resource: statemachine.Resource) -> None:
         self.cloud.delete_vm(resource.id)
 
     def getQuotaLimits(self) -> QuotaInformation:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver.fake.clouds import FakeClouds, config_files
 from nodepool.driver.fake.config import FakeProviderConfig
 from nodepool.driver.openstack import OpenStackDriver
+from nodepool.driver.openstack.config import OpenStackProviderConfig
 
 
 class FakeDriver(OpenStackDriver):
@@ -22,7 +22,7 @@ class FakeDriver(OpenStackDriver):
     def getProviderConfig(self, provider: dict[str, Any]) -> FakeProviderConfig:
         return FakeProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+    def getAdapter(self, provider_config: OpenStackProviderConfig) -> Any:
         from nodepool.driver.fake.adapter import FakeAdapter
 
         return FakeAdapter(provider_config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver.fake.api import FakeApi
 from nodepool.driver.fake.cloud import (
     FakeDeleteImageFailCloud,
@@ -17,6 +16,7 @@ from nodepool.driver.fake.cloud import (
 from nodepool.driver.fake.objects import Dummy
 from nodepool.driver.openstack.adapter import OpenStackAdapter
 from nodepool.driver.openstack.api.protocol import Api
+from nodepool.driver.openstack.config import OpenStackProviderConfig
 
 __all__ = [
     "Dummy",
@@ -37,7 +37,7 @@ class FakeAdapter(OpenStackAdapter):
     SETTLING = 0.0
     DELETE_DEADLINE = 0.0
 
-    def __init__(self, provider_config: ProviderConfig) -> None:
+    def __init__(self, provider_config: OpenStackProviderConfig) -> None:
         self.createServer_fails = 0
         self.createServer_fails_with_external_id = 0
         self._fake = type(self).fake_cloud()

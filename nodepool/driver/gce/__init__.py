@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
+from nodepool.driver.gce.config import GceProviderConfig
 
 
 class GceDriver(statemachine.StateMachineDriver):
@@ -16,7 +16,7 @@ class GceDriver(statemachine.StateMachineDriver):
 
         return config.GceProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+    def getAdapter(self, provider_config: GceProviderConfig) -> Any:
         from nodepool.driver.gce import adapter
 
         return adapter.GceAdapter(provider_config)

@@ -14,10 +14,10 @@ from nodepool.driver.common.adapter import DEADLINE, Leftover, MachineAdapter, M
 from nodepool.driver.common.machines import Job, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.gce import bodies, client
-from nodepool.driver.gce.config import GceLabel
+from nodepool.driver.gce.config import GceLabel, GceProviderConfig
 from nodepool.driver.gce.errors import classify, kind_of_code
 from nodepool.driver.gce.images import GceImages
-from nodepool.driver.statemachine.model import ExternalId, Instance
+from nodepool.driver.statemachine.model import ExternalId, Instance, Resource
 from nodepool.driver.utils import QuotaInformation
 from nodepool.zk.cluster import same_owner
 
@@ -43,9 +43,11 @@ class View(NamedTuple):
 
 
 class GceAdapter(MachineAdapter):
+    provider: GceProviderConfig
+
     TAG = "label"
 
-    def __init__(self, provider_config: Any) -> None:
+    def __init__(self, provider_config: GceProviderConfig) -> None:
         super().__init__(provider_config, classify, retry_after)
         self.transport = client.Transport()
         self.images = GceImages(self)
@@ -294,7 +296,7 @@ class GceAdapter(MachineAdapter):
         for found in self.images.objects():
             yield Leftover(found.get("metadata") or {}, "object", str(found["name"]))
 
-    def deleteResource(self, resource: Any) -> None:
+    def deleteResource(self, resource: Resource) -> None:
         self.log.info("Deleting leaked %s: %s", resource.type, resource.id)
         if resource.type == "image":
             self.images.delete(resource.id)

@@ -9,6 +9,7 @@ from typing import Any
 
 from nodepool.driver.common.machines import Job
 from nodepool.driver.common.offers import Offer
+from nodepool.driver.gce.config import GceProviderConfig
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 
 OWNERSHIP = ("nodepool_node_id", "nodepool_pool_name", "nodepool_provider_name", CLUSTER_ID, NODE_CREATED)
@@ -25,7 +26,7 @@ def metadata_of(instance: dict[str, Any]) -> dict[str, str]:
     return {str(item["key"]): str(item.get("value") or "") for item in items if isinstance(item, dict) and "key" in item}
 
 
-def instance(job: Job, offer: Offer, provider: Any, machine_type: str, image: str) -> dict[str, Any]:
+def instance(job: Job, offer: Offer, provider: GceProviderConfig, machine_type: str, image: str) -> dict[str, Any]:
     label, pool = job.label, job.label.pool
     entry = label.cloud_image or provider.diskimages[label.diskimage.name]
     items = [{"key": key, "value": value} for key, value in job.tags.items() if key in OWNERSHIP]

@@ -73,9 +73,11 @@ class GceLabel(MachineLabel):
 
 
 class GcePool(MachinePool):
+    provider: GceProviderConfig
+
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
-        provider: Any = self.provider
+        provider = self.provider
         self.network: str = pool_config.get("network", provider.network)
         self.subnetwork: str | None = pool_config.get("subnetwork", provider.subnetwork)
         self.public_ipv4 = bool(pool_config.get("public-ipv4", provider.public_ipv4))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
+from nodepool.driver.ibmvpc.config import IBMVPCProviderConfig
 
 
 class IBMVPCDriver(statemachine.StateMachineDriver):
@@ -16,7 +16,7 @@ class IBMVPCDriver(statemachine.StateMachineDriver):
 
         return config.IBMVPCProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+    def getAdapter(self, provider_config: IBMVPCProviderConfig) -> Any:
         from nodepool.driver.ibmvpc import adapter
 
         return adapter.IBMVPCAdapter(provider_config)

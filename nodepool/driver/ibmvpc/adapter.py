@@ -13,9 +13,10 @@ from nodepool.driver.common.machines import Job, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.ibmvpc import names
 from nodepool.driver.ibmvpc.client import Client
+from nodepool.driver.ibmvpc.config import IBMVPCProviderConfig
 from nodepool.driver.ibmvpc.errors import classify, kind_of_code
 from nodepool.driver.ibmvpc.images import IBMVPCImages
-from nodepool.driver.statemachine.model import Instance
+from nodepool.driver.statemachine.model import Instance, Resource
 from nodepool.driver.utils import QuotaInformation
 
 FACTS_TTL = 3600.0
@@ -32,7 +33,9 @@ class View(NamedTuple):
 
 
 class IBMVPCAdapter(MachineAdapter):
-    def __init__(self, provider_config: Any) -> None:
+    provider: IBMVPCProviderConfig
+
+    def __init__(self, provider_config: IBMVPCProviderConfig) -> None:
         super().__init__(provider_config, classify, retry_after)
         self.client = Client(provider_config.credentials_file, provider_config.region)
         self.images = IBMVPCImages(self)
@@ -328,7 +331,7 @@ class IBMVPCAdapter(MachineAdapter):
             group, _, name = key.rpartition("/")
             yield Leftover(names.metadata(group, name), "parts", f"{key}?{upload_id}")
 
-    def deleteResource(self, resource: Any) -> None:
+    def deleteResource(self, resource: Resource) -> None:
         self.log.info("Deleting leaked %s: %s", resource.type, resource.id)
         if resource.type == "object":
             self.images.delete_object(resource.id)

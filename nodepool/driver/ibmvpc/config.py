@@ -72,12 +72,14 @@ class IBMVPCLabel(MachineLabel):
 
 
 class IBMVPCPool(MachinePool):
+    provider: IBMVPCProviderConfig
+
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
-        provider: Any = self.provider
+        provider = self.provider
         check_name(str(self.name), "pool")
-        self.zone: str = pool_config.get("zone", provider.zone)
-        self.subnet: str = pool_config.get("subnet", provider.subnet)
+        self.zone: str = pool_config.get("zone", provider.zone or "")
+        self.subnet: str = pool_config.get("subnet", provider.subnet or "")
         self.public_ipv4 = bool(pool_config.get("public-ipv4", provider.public_ipv4))
         for key in ("zone", "subnet"):
             if not getattr(self, key):

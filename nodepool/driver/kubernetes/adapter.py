@@ -25,7 +25,7 @@ from nodepool.driver.kubernetes.api.kinds import (
     Kind,
 )
 from nodepool.driver.kubernetes.api.watches import Waiting, Watcher
-from nodepool.driver.kubernetes.config import KubernetesLabel
+from nodepool.driver.kubernetes.config import KubernetesLabel, KubernetesProviderConfig
 from nodepool.driver.kubernetes.machines import CreateMachine, DeleteMachine, Job, Target, token_of
 from nodepool.driver.statemachine.model import Adapter, Instance, Resource
 from nodepool.driver.utils import QuotaInformation
@@ -77,7 +77,7 @@ class KubernetesAdapter(Adapter):
     :param connect: makes the client; raises NoAccess when the kubeconfig cannot be used, and is tried again every minute.
     """
 
-    def __init__(self, provider_config: Any, connect: Connect) -> None:
+    def __init__(self, provider_config: KubernetesProviderConfig, connect: Connect) -> None:
         super().__init__(provider_config)
         self.provider = provider_config
         self.log = logging.getLogger(f"nodepool.{type(self).__name__}.{provider_config.name}")

@@ -39,10 +39,10 @@ class ContainerImage(ConfigValue):
 
 class KubernetesLabel(ConfigValue):
     ignore_equality = ["pool"]
+    pool: KubernetesPool
 
     def __init__(self) -> None:
         self.name: str = ""
-        self.pool: Any = None
         self.type: str = "pod"
         self.cloud_image = ContainerImage("auto", None)
         self.diskimage = None
@@ -84,7 +84,7 @@ class KubernetesPool(ConfigPool):
 
     def __init__(self) -> None:
         self.name: str = ""
-        self.provider: Any = None
+        self.provider: KubernetesProviderConfig | None = None
         self.max_cores: float = math.inf
         self.max_ram: float = math.inf
         self.max_resources: dict[str, float] = {}

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver.kubernetes.adapter import KubernetesAdapter
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
 from nodepool.driver.kubernetes.api.client import Client
+from nodepool.driver.kubernetes.config import KubernetesProviderConfig
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.statemachine.provider import StateMachineProvider
 
 log = logging.getLogger("nodepool.driver.kubernetes.provider")
 
 
-def connect(provider_config: ProviderConfig) -> Client:
+def connect(provider_config: KubernetesProviderConfig) -> Client:
     """Return a client for the context of the provider's kubeconfig, without calling the cluster.
 
     :raises NoAccess: the kubeconfig cannot be used.
     """
-    return Client(KubeconfigAccess(provider_config.context), log)  # type: ignore[attr-defined]
+    return Client(KubeconfigAccess(provider_config.context), log)
 
 
 class KubernetesProvider(StateMachineProvider):
@@ -28,5 +28,5 @@ class KubernetesProvider(StateMachineProvider):
         return QuotaInformation()
 
 
-def make_adapter(provider_config: ProviderConfig) -> KubernetesAdapter:
+def make_adapter(provider_config: KubernetesProviderConfig) -> KubernetesAdapter:
     return KubernetesAdapter(provider_config, lambda: connect(provider_config))

@@ -13,10 +13,11 @@ from nodepool.driver.backing.wiring import wire
 from nodepool.driver.metastatic.config import MetastaticLabel
 from nodepool.driver.metastatic.machines import MetastaticCreateStateMachine, MetastaticDeleteStateMachine, MetastaticInstance
 from nodepool.driver.statemachine import Adapter, Instance, Resource
+from nodepool.driver.statemachine.provider import StateMachineProvider
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
-from nodepool.zk.zookeeper import DELETED, DELETING
+from nodepool.zk.zookeeper import DELETED, DELETING, ZooKeeper
 
 __all__ = [
     "BackingNodeRecord",
@@ -35,18 +36,18 @@ class MetastaticAdapter(Adapter):
     def __init__(self, provider_config: ProviderConfig) -> None:
         super().__init__(provider_config)
         self.provider = provider_config
-        self._provider: Any = None
+        self._provider: StateMachineProvider = None  # type: ignore[assignment]  # comes with _setProvider
         self.slots = wire(BackingSlots(provider_config, lambda: self.zk, self.log))
         # Names that outside code reads.
         self.my_id = self.slots.my_id
         self.backing_node_records = self.slots.book.records
         self.pending_requests: list[Any] = []
 
-    def _setProvider(self, provider: ProviderConfig) -> None:
+    def _setProvider(self, provider: StateMachineProvider) -> None:
         self._provider = provider
 
     @property
-    def zk(self) -> Any:
+    def zk(self) -> ZooKeeper:
         return self._provider._zk
 
     @property

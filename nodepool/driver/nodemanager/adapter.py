@@ -287,7 +287,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         except RpcFault as fault:
             self.log.warning("Slivers without a node on host %s cannot be deleted: %s", host.name, fault.text)
 
-    def deleteResource(self, resource: Any) -> None:
+    def deleteResource(self, resource: NodeManagerResource) -> None:
         """Raises RpcError, RpcFault: not now."""
         host = self.hosts.get(resource.host)
         if host is not None:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
+from nodepool.driver.openshift.config import OpenshiftProviderConfig
 
 
 class OpenshiftDriver(statemachine.StateMachineDriver):
     name = "openshift"
 
     def getProviderConfig(self, provider: dict[str, Any]) -> Any:
-        from nodepool.driver.openshift.config import OpenshiftProviderConfig
-
         return OpenshiftProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+    def getAdapter(self, provider_config: OpenshiftProviderConfig) -> Any:
         from nodepool.driver.openshift import provider
 
         return provider.make_adapter(provider_config)
 
-    def getProvider(self, provider_config: ProviderConfig) -> Any:
+    def getProvider(self, provider_config: OpenshiftProviderConfig) -> Any:
         from nodepool.driver.openshift.provider import OpenshiftProvider
 
         return OpenshiftProvider(self.getAdapter(provider_config), provider_config)

@@ -21,6 +21,7 @@ from nodepool.driver.kubernetes.api.kinds import (
     Kind,
 )
 from nodepool.driver.kubernetes.machines import Job, Target
+from nodepool.driver.openshift.config import OpenshiftProviderConfig
 from nodepool.driver.statemachine.model import Instance
 
 MARKS = 20_000
@@ -28,7 +29,7 @@ MARKS = 20_000
 
 
 class OpenshiftAdapter(KubernetesAdapter):
-    def __init__(self, provider_config: Any, connect: Connect) -> None:
+    def __init__(self, provider_config: OpenshiftProviderConfig, connect: Connect) -> None:
         #: Uid of a project -> labels of our account in it.
         self._marks: LRUCache[str, dict[str, str]] = LRUCache(MARKS)
         super().__init__(provider_config, connect)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
+from nodepool.driver.openshiftpods.config import OpenshiftPodsProviderConfig
 
 
 class OpenshiftPodsDriver(statemachine.StateMachineDriver):
     name = "openshiftpods"
 
     def getProviderConfig(self, provider: dict[str, Any]) -> Any:
-        from nodepool.driver.openshiftpods.config import OpenshiftPodsProviderConfig
-
         return OpenshiftPodsProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+    def getAdapter(self, provider_config: OpenshiftPodsProviderConfig) -> Any:
         from nodepool.driver.openshiftpods import provider
 
         return provider.make_adapter(provider_config)
 
-    def getProvider(self, provider_config: ProviderConfig) -> Any:
+    def getProvider(self, provider_config: OpenshiftPodsProviderConfig) -> Any:
         from nodepool.driver.openshiftpods.provider import OpenshiftPodsProvider
 
         return OpenshiftPodsProvider(self.getAdapter(provider_config), provider_config)

@@ -13,13 +13,14 @@ from nodepool.driver.kubernetes.api.errors import ApiError
 from nodepool.driver.kubernetes.api.kinds import POD, Kind
 from nodepool.driver.kubernetes.config import KubernetesLabel
 from nodepool.driver.kubernetes.machines import Job, Target
+from nodepool.driver.openshiftpods.config import OpenshiftPodsProviderConfig
 from nodepool.driver.statemachine.model import Instance
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
 
 
 class OpenshiftPodsAdapter(KubernetesAdapter):
-    def __init__(self, provider_config: Any, connect: Connect) -> None:
+    def __init__(self, provider_config: OpenshiftPodsProviderConfig, connect: Connect) -> None:
         #: Node's external id -> its pool, as its record has it.
         self.pool_of: dict[str, str] = {}
         super().__init__(provider_config, connect)

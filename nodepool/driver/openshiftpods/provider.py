@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nodepool.config.model import ProviderConfig
 from nodepool.driver.kubernetes import provider as kubernetes
 from nodepool.driver.kubernetes.api.client import Client
 from nodepool.driver.kubernetes.api.errors import NoAccess
 from nodepool.driver.openshiftpods.adapter import OpenshiftPodsAdapter
+from nodepool.driver.openshiftpods.config import OpenshiftPodsProviderConfig
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.zk.records import Node
 
@@ -25,12 +25,12 @@ class OpenshiftPodsProvider(kubernetes.KubernetesProvider):
         self.adapter.pool_of.pop(str(node.external_id), None)
 
 
-def make_adapter(provider_config: ProviderConfig) -> OpenshiftPodsAdapter:
+def make_adapter(provider_config: OpenshiftPodsProviderConfig) -> OpenshiftPodsAdapter:
     def connect() -> Client:
         client = kubernetes.connect(provider_config)
         if client.access.token() is None:
             raise NoAccess(
-                f"context {provider_config.context} of the kubeconfig has no token, and Zuul could not use its nodes; "  # type: ignore[attr-defined]
+                f"context {provider_config.context} of the kubeconfig has no token, and Zuul could not use its nodes; "
                 "use a service account's token instead of client certificates"
             )
         return client

@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 from nodepool.config.live.watch import modification_time
-from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.config import OpenStackProviderConfig
 
@@ -59,7 +58,7 @@ class OpenStackDriver(statemachine.StateMachineDriver):
     def getProviderConfig(self, provider: dict[str, Any]) -> OpenStackProviderConfig:
         return OpenStackProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+    def getAdapter(self, provider_config: OpenStackProviderConfig) -> Any:
         from nodepool.driver.openstack.adapter import OpenStackAdapter
 
         return OpenStackAdapter(provider_config)

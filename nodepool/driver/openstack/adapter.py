@@ -19,7 +19,7 @@ from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.api.client import CloudApi
 from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.changes import CloudChanges
-from nodepool.driver.openstack.config import ProviderDiskImage, ProviderLabel
+from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderDiskImage, ProviderLabel
 from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.lookups import CACHE_TTL, CloudLookups
 from nodepool.driver.openstack.machines import OpenStackCreateStateMachine, OpenStackDeleteStateMachine
@@ -67,7 +67,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     #: Seconds in which a deletion that the cloud refuses is repeated; then it has failed.
     DELETE_DEADLINE = 600.0
 
-    def __init__(self, provider_config: Any) -> None:
+    def __init__(self, provider_config: OpenStackProviderConfig) -> None:
         super().__init__(provider_config)
         self.log = logging.getLogger(f"nodepool.OpenStackAdapter.{provider_config.name}")
         self.provider = provider_config
@@ -232,7 +232,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     def periodic(self) -> None:
         self.leaks.run()
 
-    def deleteResource(self, resource: Any) -> None:
+    def deleteResource(self, resource: statemachine.Resource) -> None:
         if resource.type == "instance":
             # Loose ones are resources themselves.
             self._deleteFloatingIpsOf(resource.id, loose=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class StateMachineDriver(Driver):
     """Entry point for drivers which implement an :class:`Adapter`."""
 
-    def getProvider(self, provider_config: ProviderConfig) -> StateMachineProvider:
+    def getProvider(self, provider_config: Any) -> StateMachineProvider:
         # Imported late: the provider pulls in the whole launch machinery, which configuration checks do not need.
         from nodepool.driver.statemachine.provider import StateMachineProvider
 
@@ -27,5 +27,5 @@ class StateMachineDriver(Driver):
         """Parse the provider section of the configuration."""
 
     @abstractmethod
-    def getAdapter(self, provider_config: ProviderConfig) -> Adapter:
+    def getAdapter(self, provider_config: Any) -> Adapter:
         """A new adapter for this provider; replaced when its configuration changes."""

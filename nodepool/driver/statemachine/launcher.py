@@ -196,7 +196,7 @@ class StateMachineNodeLauncher(StatsReporter):
         """Return the metadata that tell the tree's history, from the mirror: this must not block."""
         cluster = getattr(self.zk, "cluster", None)
         marks = {CLUSTER_ID: cluster.id} if cluster is not None and cluster.id else {}
-        known = self.zk.getCachedNode(self.node.id) if marks else None
+        known = self.zk.getCachedNode(self.node.id or "") if marks else None
         # Version 0 may be what we have created, with the time of our own clock.
         if known is not None and known.stat is not None and known.stat.version > 0:
             marks[NODE_CREATED] = str(known.stat.ctime)
@@ -504,7 +504,7 @@ class StateMachineNodeLauncher(StatsReporter):
         txn = Txn(self.zk.kazoo_client)
         txn.check(node.lock.path)
         record = node.copy()
-        txn.set(f"{self.zk._nodePath(node.id)}", record.serialize(), tree=self.zk.node_tree, record=record)
+        txn.set(f"{self.zk._nodePath(node.id or '')}", record.serialize(), tree=self.zk.node_tree, record=record)
         external_id = self._sent_external_id = node.external_id
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:

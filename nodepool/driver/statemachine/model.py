@@ -86,6 +86,9 @@ class Instance:
 class Resource:
     """Anything in the cloud that may leak; ``metadata`` carries the nodepool keys (DRV-7.5)."""
 
+    #: What the cloud calls it; set by the driver.
+    id: ExternalId
+
     def __init__(self, metadata: dict[str, Any] | None, type: str) -> None:
         self.type = type
         self.plural_metric_name = type + "s"
@@ -152,7 +155,7 @@ class Adapter:
         """All visible resources that may leak. Changes nothing: commands call it, too."""
         raise NotImplementedError
 
-    def deleteResource(self, resource: Resource) -> None:
+    def deleteResource(self, resource: Any) -> None:
         """Delete a leaked resource."""
         raise NotImplementedError
 

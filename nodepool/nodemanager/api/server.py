@@ -11,7 +11,7 @@ import ssl
 import stat
 import threading
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Protocol
 
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.api import delegates
@@ -20,8 +20,11 @@ from nodepool.nodemanager.api.exchange import Desk
 from nodepool.nodemanager.api.identity import Identity
 from nodepool.nodemanager.api.listener import BACKLOG, Listener, Peer
 from nodepool.nodemanager.api.methods import CONTROLLER, OTHER, SLIVER, Api, Caller
+from nodepool.nodemanager.backends.base import Backend
 from nodepool.nodemanager.config import API_SERVER_PORT, NodeManagerConfig
 from nodepool.nodemanager.records import records
+from nodepool.nodemanager.records.database import Database
+from nodepool.nodemanager.rootfs.uploaded import Images
 
 log = logging.getLogger("nodepool.nodemanager.server")
 
@@ -36,10 +39,20 @@ def _bind(stream: socket.socket, path: str) -> None:
     stream.listen(BACKLOG)
 
 
+class Served(Protocol):
+    """The node manager, as its API server uses it."""
+
+    backend: Backend
+    database: Database
+    images: Images
+
+    def sliver_of_uid(self, uid: int) -> str | None: ...
+
+
 class Servers:
     """Listening sockets, and whose the connections are that come there."""
 
-    def __init__(self, api: Api, config: NodeManagerConfig, manager: Any) -> None:
+    def __init__(self, api: Api, config: NodeManagerConfig, manager: Served) -> None:
         self._config = config
         self._manager = manager
         self.identity = Identity(

@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
@@ -25,6 +25,8 @@ from kazoo.protocol.states import KazooState
 
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.records.database import Database
+from nodepool.nodemanager.records.merge import Changes
 from nodepool.nodemanager.sources import slices_xml
 from nodepool.version import get_version_string
 from nodepool.zk.connection.reply import Reply
@@ -60,7 +62,17 @@ class Source(Protocol):
     def stop(self) -> None: ...
 
 
-def make(config: NodeManagerConfig, manager: Any) -> list[Source]:
+class Receiver(Protocol):
+    """The node manager, as sources use it."""
+
+    database: Database
+
+    def deliver(self, source: str, serial: float | None, given: Iterable[Any], complete: bool) -> Changes: ...
+
+    def capacity(self) -> dict[str, Any]: ...
+
+
+def make(config: NodeManagerConfig, manager: Receiver) -> list[Source]:
     """The sources of a configuration, not started; what the configuration itself says of delegates is taken over."""
     found: list[Source] = []
     names = {CONFIGURATION, *OTHER_SOURCES}
@@ -300,7 +312,7 @@ class ZooKeeperSource:
 
     name = "zookeeper"
 
-    def __init__(self, options: Mapping[str, Any], config: NodeManagerConfig, manager: Any) -> None:
+    def __init__(self, options: Mapping[str, Any], config: NodeManagerConfig, manager: Receiver) -> None:
         from nodepool.config.zookeeper import buildZooKeeperHosts, connections
         from nodepool.zk.connection.client import ZooKeeperClient
 

@@ -11,10 +11,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from nodepool.base.problems import one_line
+from nodepool.zk.components import ComponentTree
+from nodepool.zk.mirror.images import ImageTree
+from nodepool.zk.mirror.nodes import NodeTree
+from nodepool.zk.mirror.requests import RequestTree
 from nodepool.zk.records import Node, NodeRequest
+from nodepool.zk.reports import ReportTree
 
 Event = dict[str, Any]
 Listener = Callable[[Event], Any]
@@ -42,6 +47,16 @@ REPORTED: Event = {"number": 0, "time": 0.0, "type": "report-changed"}
 """No event that is kept or shown: what is made of the reports has to be read again."""
 
 
+class Mirror(Protocol):
+    """A facade that has a mirror."""
+
+    node_tree: NodeTree
+    request_tree: RequestTree
+    image_tree: ImageTree
+    component_tree: ComponentTree
+    report_tree: ReportTree
+
+
 class Feed:
     """The events of one process; listeners are called on the thread that brings the event, and must not wait."""
 
@@ -58,7 +73,7 @@ class Feed:
         #: What the mirror shows at first is no news.
         self._begun = False
 
-    def attach(self, zk: Any) -> None:
+    def attach(self, zk: Mirror) -> None:
         """Listen to the trees of this facade, which has a mirror."""
         zk.node_tree.listeners.append(self._node_changed)
         zk.request_tree.listeners.append(self._request_changed)

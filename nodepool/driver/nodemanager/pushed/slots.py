@@ -211,7 +211,7 @@ class BackingNodes(BackingSlots):
 
         :raises KazooException: ZooKeeper cannot be reached.
         """
-        node = self.zk.getNode(record.node_id)
+        node = self.zk.getNode(str(record.node_id))
         if node is None or node.state != zk.IN_USE:
             return True
         data = parse_user_data(node.user_data, self.my_id)
