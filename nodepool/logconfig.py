@@ -164,7 +164,7 @@ class EventIdLogAdapter(logging.LoggerAdapter[Any]):
 
     _PARTS = (("event_id", "e"), ("node_request", "node_request"), ("node", "node"))
 
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         extra: dict[str, Any] = dict(self.extra or {})
         extra.update(kwargs.get("extra") or {})
         kwargs["extra"] = extra

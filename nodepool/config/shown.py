@@ -26,7 +26,7 @@ _QUERY = re.compile(r"(?<=\?)\S*=\S*")
 REDACTED = "(redacted)"
 
 
-def hidden(value: Any) -> Any:
+def hidden(value: object) -> Any:
     """Return the value with its structure and keys, but without its texts and numbers."""
     if isinstance(value, dict):
         return {str(key): hidden(item) for key, item in value.items()}
@@ -35,7 +35,7 @@ def hidden(value: Any) -> Any:
     return value if value is None or isinstance(value, bool) else REDACTED
 
 
-def visible(value: Any, schema: object) -> Any:
+def visible(value: object, schema: object) -> Any:
     """Return the value with everything hidden that the schema does not declare, or that may be a secret.
 
     Keys that a dictionary may choose freely are shown, their values are not, except numbers where
@@ -52,7 +52,7 @@ def visible(value: Any, schema: object) -> Any:
     return _QUERY.sub(REDACTED, _USER.sub(f"{REDACTED}@", value)) if isinstance(value, str) else value
 
 
-def _option(key: object, value: Any, alternatives: Iterable[object]) -> Any:
+def _option(key: object, value: object, alternatives: Iterable[object]) -> Any:
     declared, free = [], []
     for options in alternatives:
         for name, schema in options.items() if isinstance(options, dict) else ():

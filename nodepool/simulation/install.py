@@ -90,7 +90,7 @@ def replace_standard_library() -> None:
 def _of_descriptor(real: Callable[..., Any], method: str) -> Callable[..., Any]:
     """Return the function for simulated descriptors; others are passed on."""
 
-    def function(number: int, *arguments: Any) -> Any:
+    def function(number: int, *arguments: object) -> Any:
         if number < FIRST_DESCRIPTOR:
             return real(number, *arguments)
         return getattr(network().files.socket(number), method)(*arguments)
@@ -99,7 +99,7 @@ def _of_descriptor(real: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 
 def _of_socket(real: Callable[..., Any]) -> Callable[..., Any]:
-    def shutdown(sock: Any, how: int) -> Any:
+    def shutdown(sock: object, how: int) -> Any:
         return sock.shutdown(how) if isinstance(sock, Socket) else real(sock, how)
 
     return shutdown
@@ -108,26 +108,26 @@ def _of_socket(real: Callable[..., Any]) -> Callable[..., Any]:
 class _Ordered(dict[Any, None]):
     """As far as kazoo uses a set of its listeners: it contains functions, which are hashed by address."""
 
-    def add(self, item: Any) -> None:
+    def add(self, item: object) -> None:
         self[item] = None
 
-    def discard(self, item: Any) -> None:
+    def discard(self, item: object) -> None:
         self.pop(item, None)
 
 
 class _NoEvents:
     """Stands for inotify, of whose instances a busy machine may run out. Configuration files are checked every 10 s."""
 
-    def __init__(self, **_options: Any) -> None:
+    def __init__(self, **_options: object) -> None:
         pass
 
-    def add_watch(self, *_arguments: Any) -> None:
+    def add_watch(self, *_arguments: object) -> None:
         pass
 
     def fileno(self) -> int:
         return 0
 
-    def read(self, **_options: Any) -> list[Any]:
+    def read(self, **_options: object) -> list[Any]:
         return []
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ def begin(kernel: Kernel, net: Network) -> None:
 _hashes = itertools.count(1)
 
 
-def _hash(self: Any) -> int:
+def _hash(self: object) -> int:
     """A hash that does not depend on the address: objects in sets are in the same order in each run."""
     values = self.__dict__
     if "_simulated_hash" not in values:

@@ -105,7 +105,7 @@ class Kernel:
     def running_process(self) -> Process:
         return self.outside if self.task is None else self.task.process
 
-    def spawn(self, function: Callable[..., Any], *args: Any, process: Process | None = None, **kwargs: Any) -> Task:
+    def spawn(self, function: Callable[..., Any], *args: object, process: Process | None = None, **kwargs: object) -> Task:
         """Start a task, in the process of the caller unless another is given."""
 
         def run() -> None:

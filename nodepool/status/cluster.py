@@ -86,7 +86,7 @@ def providers(zk: Facade) -> Results:
     return Results(sorted(rows, key=lambda row: row["provider"]), PROVIDER_COLUMNS)
 
 
-def _provider_row(name: str, launcher: Any, entry: dict[str, Any], counts: Counter[str], problems: int) -> dict[str, Any]:
+def _provider_row(name: str, launcher: object, entry: dict[str, Any], counts: Counter[str], problems: int) -> dict[str, Any]:
     limits, used = _numbers(entry.get("limits")), _numbers(entry.get("used"))
     return {
         "provider": name,

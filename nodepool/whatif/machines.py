@@ -106,7 +106,7 @@ class TimerAdapter(statemachine.Adapter):
     def getQuotaLimits(self) -> QuotaInformation:
         return QuotaInformation(default=math.inf, **self._assumptions.quotas.get(self._name, {}))
 
-    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+    def getQuotaForLabel(self, label: object) -> QuotaInformation:
         return QuotaInformation(**self._assumptions.needs(label))
 
 

@@ -92,7 +92,7 @@ def _files(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _group(value: Any) -> dict[str, Any] | None:
+def _group(value: object) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         return None
     since, count, reasons = value.get("since"), value.get("count"), value.get("reasons")
@@ -106,7 +106,7 @@ def _group(value: Any) -> dict[str, Any] | None:
     }
 
 
-def _reasons(value: Any) -> list[dict[str, str]]:
+def _reasons(value: object) -> list[dict[str, str]]:
     return [
         {key: str(reason.get(key) or "") for key in ("code", "pool", "text", "help", "root", "request")}
         for reason in (value if isinstance(value, list) else ())

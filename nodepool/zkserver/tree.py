@@ -229,7 +229,7 @@ class Tree:
 
     # -- changes that can be undone
 
-    def _change(self, node: Znode, **values: Any) -> None:
+    def _change(self, node: Znode, **values: object) -> None:
         for name, value in values.items():
             self._undo.append(partial(setattr, node, name, getattr(node, name)))
             setattr(node, name, value)

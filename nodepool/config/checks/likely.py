@@ -22,7 +22,7 @@ Place = tuple[Any, ...]
 _DRIVERS = pathlib.Path(__file__).parents[2] / "driver"
 
 
-def warning(text: str, *where: Any) -> Finding:
+def warning(text: str, *where: object) -> Finding:
     return Finding(text, where, error=False, fatal=False)
 
 

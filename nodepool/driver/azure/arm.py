@@ -37,7 +37,7 @@ class OperationFailed(exceptions.LaunchStatusException):
         self.message = message
 
 
-def error_of(told: Any) -> tuple[str, str]:
+def error_of(told: object) -> tuple[str, str]:
     """Code and message of an operation, the innermost, which is the exact one."""
     error = told.get("error") if isinstance(told, dict) else None
     if not isinstance(error, dict):
@@ -62,7 +62,7 @@ class Arm:
     def path(self, kind: Kind, name: str = "", group: str | None = None) -> str:
         return f"resourceGroups/{group or self._group}/providers/{kind[0]}/{name}"
 
-    def send(self, method: str, path: str, version: str | None, what: str, body: Any = None, **params: str) -> Answer:
+    def send(self, method: str, path: str, version: str | None, what: str, body: object = None, **params: str) -> Answer:
         """:param path: below the subscription, or a whole address."""
         url = path
         if not path.startswith("http"):
@@ -78,7 +78,7 @@ class Arm:
                 raise
         return self._once(method, url, what, self.login.token(refused=token), params, body)
 
-    def _once(self, method: str, url: str, what: str, token: str, params: dict[str, str], body: Any) -> Answer:
+    def _once(self, method: str, url: str, what: str, token: str, params: dict[str, str], body: object) -> Answer:
         headers = {"Authorization": f"Bearer {token}"}
         answer = send(self.session, method, url, what, headers=headers, params=params, body=body)
         if answer.body is not None and not isinstance(answer.body, dict):

@@ -28,7 +28,7 @@ TIMES: dict[Any, Any] = {"boot-timeout": int, "launch-timeout": int, "launch-ret
 NUMBER = v.Any(int, float)
 
 
-def pool(label: Any, *switches: str) -> dict[Any, Any]:
+def pool(label: object, *switches: str) -> dict[Any, Any]:
     """Options that all pools have, and those that are true or false."""
     return {
         **ConfigPool.getCommonSchemaDict(),

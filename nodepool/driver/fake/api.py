@@ -53,7 +53,7 @@ class FakeApi:
     def find_servers(self, name: str) -> list[Any]:
         return [server for server in self.cloud.list_servers() if server.get("name") == name]
 
-    def expand_server(self, server: Any, networks: Networks) -> Any:
+    def expand_server(self, server: object, networks: Networks) -> Any:
         return server
 
     def get_server_group(self, name_or_id: str) -> Any:

@@ -124,7 +124,7 @@ class Client:
             self.problem = None
         return dict(request["headers"])
 
-    def send(self, method: str, service: str, path: str, what: str, body: Any = None, **params: str) -> dict[str, Any]:
+    def send(self, method: str, service: str, path: str, what: str, body: object = None, **params: str) -> dict[str, Any]:
         """:param service: VPC, RESOURCE_MANAGER or RESOURCE_CONTROLLER."""
         url = self._address(service) + path
         if service == "VPC":

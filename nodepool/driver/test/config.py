@@ -18,7 +18,7 @@ class TestPool(ConfigPool):
         self.provider: TestConfig | None = None
         super().__init__()
 
-    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
         self.name = pool_config["name"]
         self.labels = list(pool_config.get("labels") or [])

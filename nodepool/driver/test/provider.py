@@ -16,7 +16,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 class TestProvider(Provider):
     __test__ = False
 
-    def __init__(self, provider: ProviderConfig, *args: Any) -> None:
+    def __init__(self, provider: ProviderConfig, *args: object) -> None:
         super().__init__()
         self.provider = provider
         self._zk: Any = None

@@ -120,7 +120,7 @@ class Feed:
 
     # -- sources
 
-    def note(self, kind: str, **fields: Any) -> None:
+    def note(self, kind: str, **fields: object) -> None:
         """What only this process knows; None and empty values are left out."""
         self._add(kind, {"noted": True, **fields})
 
