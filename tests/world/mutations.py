@@ -26,6 +26,7 @@ _HANDLER, _ENDS = "nodepool.driver.request.handler", "nodepool.driver.request.en
 _CLEANUP, _RECONCILER = "nodepool.launcher.cleanup", "nodepool.launcher.nodes.reconciler"
 _EVENTS, _ASSIGNMENT = "nodepool.launcher.events", "nodepool.launcher.requests.assignment"
 _MIN_READY, _WORKER = "nodepool.launcher.requests.minready", "nodepool.launcher.pools.worker"
+_DECLINING = "nodepool.launcher.requests.declining"
 _BACKING = "nodepool.driver.backing.transactions"
 _HOUSEKEEPING = "nodepool.driver.backing.housekeeping"
 _LEAKS = "nodepool.driver.statemachine.leaks"
@@ -204,13 +205,13 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_GUARDS}test_locks_that_a_handler_obtains_after_its_end_are_given_back",
     ),
     "declines-ignore-locks": Mutation(
-        _ASSIGNMENT,
-        "        add_unlocked_check(txn, directory, lock_directory_exists)\n",
+        _DECLINING,
+        "    add_unlocked_check(txn, directory, lock_directory_exists)\n",
         "",
         f"{_CAS}test_locked_request_is_not_declined[by nobody's label]",
     ),
     "declines-ignore-version": Mutation(
-        _ASSIGNMENT,
+        _DECLINING,
         "request.serialize(), request.version, tree",
         "request.serialize(), -1, tree",
         f"{_CAS}test_decline_keeps_what_another_client_wrote[by nobody's label]",

@@ -16,22 +16,16 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kazoo.exceptions import KazooException
-
-from nodepool.base.offers import joined, why_not_offered
-from nodepool.base.problems import one_line, printable
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.choice import Decision, RequestClass, SortKey, choose
+from nodepool.launcher.requests.declining import decline_for_all
 from nodepool.launcher.requests.moves import OTHERS_TURN, Moves
 from nodepool.launcher.requests.safety_net import SafetyNet
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Declined, Reason, because, render
-from nodepool.zk import paths
 from nodepool.zk.components import RegisteredPool
-from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import FAILED, REQUESTED, NodeRequest
-from nodepool.zk.writer import TransactionFailed, Txn
+from nodepool.zk.records import REQUESTED, NodeRequest
 
 #: After so many decisions newcomers are sorted in, so that an urgent one overtakes a flood.
 ROUND = 32
@@ -494,58 +488,7 @@ class Assignment(threading.Thread):
             self.release(request_id, retry_after=1.0)  # else it would be claimed for ever
 
     def _decline(self, request_id: str, launcher_ids: tuple[str, ...]) -> None:
-        """None of our pools can serve it: say so for all of them at once."""
-        zk = self.state.zk
-        seen = zk.request_tree.get(request_id)
-        if seen is None or seen.state != REQUESTED:
-            self.release(request_id)
-            return
-        request = seen.copy()
-        registered, workers = {pool.id: pool for pool in zk.getRegisteredPools()}, self.state.workers_by_id()
-        for launcher_id in launcher_ids:
-            if launcher_id not in request.declined_by:
-                request.declined_by.append(launcher_id)
-                worker, pool = workers.get(launcher_id), registered.get(launcher_id)
-                if worker is not None and pool is not None:
-                    missing = set(request.node_types) - pool.labels
-                    self.state.declines.note(
-                        request, launcher_id, worker.label, [because(Declined.NOT_OFFERED, labels=joined(missing))]
-                    )
-        pools = registered.keys() | workers.keys()
-        if pools <= set(request.declined_by):
-            request.state = FAILED
-        else:
-            request.state = REQUESTED
-        self._write_decline(request, False)
-
-    def _write_decline(self, request: NodeRequest, lock_directory_exists: bool) -> None:
-        zk = self.state.zk
-        request_id = request.id or ""
-        directory = paths.request_lock(request_id)
-        txn = Txn(zk.kazoo_client)
-        add_unlocked_check(txn, directory, lock_directory_exists)
-        txn.set(paths.request(request_id), request.serialize(), request.version, tree=zk.request_tree, record=request.copy())
-
-        def written(_results: list[Any] | None, error: BaseException | None) -> None:
-            if error is None:
-                if request.state == FAILED:
-                    reason = why_not_offered(request.node_types, zk.getRegisteredPools()) or self.state.declines.known(request)
-                    # Labels are chosen by others.
-                    self.log.info("Failed request %s: %s", request_id, printable(one_line(reason)))
-                self.release(request_id)
-            elif (
-                isinstance(error, TransactionFailed)
-                and error.path == directory
-                and error.index == 0
-                and not lock_directory_exists
-            ):
-                self._write_decline(request, True)
-            else:
-                if not isinstance(error, (TransactionFailed, KazooException)):
-                    self.log.warning("Cannot decline %s: %r", request_id, error)
-                self.release(request_id, retry_after=0.1)
-
-        zk.writer.submit(txn, written)
+        decline_for_all(self.state, request_id, launcher_ids, self.release)
 
 
 __all__ = ["Assignment"]

@@ -1,0 +1,71 @@
+"""Decline a request for all of our pools at once, because none of them can serve it (LAU-2.6)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+from kazoo.exceptions import KazooException
+
+from nodepool.base.offers import joined, why_not_offered
+from nodepool.base.problems import one_line, printable
+from nodepool.launcher.state import LauncherState
+from nodepool.reasons import Declined, because
+from nodepool.zk import paths
+from nodepool.zk.locks import add_unlocked_check
+from nodepool.zk.records import FAILED, REQUESTED, NodeRequest
+from nodepool.zk.writer import TransactionFailed, Txn
+
+log = logging.getLogger("nodepool.Assignment")
+
+
+class Release(Protocol):
+    def __call__(self, request_id: str, *, retry_after: float = 0.0) -> None: ...
+
+
+def decline_for_all(state: LauncherState, request_id: str, launcher_ids: tuple[str, ...], release: Release) -> None:
+    """Write that these pools of ours decline the request; it fails when no registered pool is left.
+
+    :param release: called when the answer is known; with ``retry_after`` if the request has to be considered again.
+    """
+    zk = state.zk
+    seen = zk.request_tree.get(request_id)
+    if seen is None or seen.state != REQUESTED:
+        release(request_id)
+        return
+    request = seen.copy()
+    registered, workers = {pool.id: pool for pool in zk.getRegisteredPools()}, state.workers_by_id()
+    for launcher_id in launcher_ids:
+        if launcher_id not in request.declined_by:
+            request.declined_by.append(launcher_id)
+            worker, pool = workers.get(launcher_id), registered.get(launcher_id)
+            if worker is not None and pool is not None:
+                missing = because(Declined.NOT_OFFERED, labels=joined(set(request.node_types) - pool.labels))
+                state.declines.note(request, launcher_id, worker.label, [missing])
+    request.state = FAILED if registered.keys() | workers.keys() <= set(request.declined_by) else REQUESTED
+    _write(state, request, False, release)
+
+
+def _write(state: LauncherState, request: NodeRequest, lock_directory_exists: bool, release: Release) -> None:
+    zk = state.zk
+    request_id = request.id or ""
+    directory = paths.request_lock(request_id)
+    txn = Txn(zk.kazoo_client)
+    add_unlocked_check(txn, directory, lock_directory_exists)
+    txn.set(paths.request(request_id), request.serialize(), request.version, tree=zk.request_tree, record=request.copy())
+
+    def written(_results: list[Any] | None, error: BaseException | None) -> None:
+        if error is None:
+            if request.state == FAILED:
+                reason = why_not_offered(request.node_types, zk.getRegisteredPools()) or state.declines.known(request)
+                # Labels are chosen by others.
+                log.info("Failed request %s: %s", request_id, printable(one_line(reason)))
+            release(request_id)
+        elif isinstance(error, TransactionFailed) and error.path == directory and error.index == 0 and not lock_directory_exists:
+            _write(state, request, True, release)
+        else:
+            if not isinstance(error, (TransactionFailed, KazooException)):
+                log.warning("Cannot decline %s: %r", request_id, error)
+            release(request_id, retry_after=0.1)
+
+    zk.writer.submit(txn, written)
