@@ -20,7 +20,7 @@ from nodepool.dev.files import LABEL, Directory
 from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
 from nodepool.process.program import load_config
 from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.records import READY
+from nodepool.zk.records import READY, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds for a daemon to start, and to stop.
@@ -222,7 +222,7 @@ class Installation:
             raise DevError(f"{what.name} has ended ({what.log}): {what.last_line()}")
         return what if kind == "node" else None
 
-    def _introduce(self, node: Any, command: str) -> None:
+    def _introduce(self, node: Node, command: str) -> None:
         self._say(f"Node {node.id} is ready, {time.monotonic() - self._began:.1f} s after the start. Try in another terminal:")
         if self._manager is not None:
             self._say(f"  ssh -F {self._directory.ssh_config} {node.id}")

@@ -143,7 +143,7 @@ class Tracer:
             self._exporter.shutdown()
 
 
-def _keep(spans: dict[str, Any], request_id: str, span: Any) -> None:
+def _keep(spans: dict[str, Any], request_id: str, span: object) -> None:
     """The oldest goes when there are too many."""
     spans[request_id] = span
     if len(spans) > MOST:

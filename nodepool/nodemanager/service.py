@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from nodepool.process.program import arguments
 from nodepool.process.service import make_daemon_parser, run_daemon
@@ -46,7 +45,7 @@ class NodeManagerService:
         if loaded.log_file:
             log_format.install(loaded.log_file)
         # While there is only one thread: this forks.
-        self._manager: Any = NodeManager(loaded, args.startup)
+        self._manager = NodeManager(loaded, args.startup)
 
     def start(self) -> None:
         self._manager.start()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from nodepool import exceptions
+from nodepool.logconfig import Log
 from nodepool.nodescan import ssh
 
 CONNECT_TIMEOUT = 10.0
@@ -75,7 +76,7 @@ class NodescanRequest:
         node: Any,
         host_key_checking: bool,
         timeout: float,
-        log: Any = None,
+        log: Log | None = None,
         on_complete: Callable[[NodescanRequest], None] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,

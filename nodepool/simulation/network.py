@@ -144,7 +144,7 @@ class Socket(File):
     def settimeout(self, seconds: float | None) -> None:
         self._timeout = seconds
 
-    def setsockopt(self, *_arguments: Any) -> None:
+    def setsockopt(self, *_arguments: object) -> None:
         pass
 
     def recv(self, size: int, _flags: int = 0) -> bytes:
@@ -160,10 +160,10 @@ class Socket(File):
     def shutdown(self, _how: int) -> None:
         self.end()
 
-    def sendall(self, data: Any, _flags: int = 0) -> None:
+    def sendall(self, data: bytes, _flags: int = 0) -> None:
         self.send(data)
 
-    def send(self, data: Any, _flags: int = 0) -> int:
+    def send(self, data: bytes, _flags: int = 0) -> int:
         current().point()
         if self.closed:
             raise OSError(errno.EBADF, "Bad file descriptor")
@@ -318,7 +318,7 @@ class Network:
 
     # -- the functions of the standard library
 
-    def create_connection(self, address: Address, timeout: float | None = None, *_more: Any, **_named: Any) -> Socket:
+    def create_connection(self, address: Address, timeout: float | None = None, *_more: object, **_named: object) -> Socket:
         kernel, process = self.kernel, self.kernel.running_process
         kernel.sleep(2 * self.latency())
         if process in self.isolated:
@@ -332,7 +332,7 @@ class Network:
         accept(connection)
         return connection.socket
 
-    def socketpair(self, *_arguments: Any) -> tuple[Socket, Socket]:
+    def socketpair(self, *_arguments: object) -> tuple[Socket, Socket]:
         ends: list[Socket] = []
         ends.append(Socket(self.files, lambda data: ends[1].deliver(data), lambda: ends[1].end()))
         ends.append(Socket(self.files, lambda data: ends[0].deliver(data), lambda: ends[0].end()))
@@ -343,7 +343,7 @@ class Network:
         return reading.descriptor, writing.descriptor
 
     @staticmethod
-    def getaddrinfo(host: str, port: int, *_arguments: Any, **_named: Any) -> list[tuple[Any, ...]]:
+    def getaddrinfo(host: str, port: int, *_arguments: object, **_named: object) -> list[tuple[Any, ...]]:
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nodepool.simulation.kernel import EPOCH, Kernel
 from nodepool.simulation.network import Address, Connection, Network
+from nodepool.zkserver.core import Keep
 from nodepool.zkserver.requests import StandaloneServer
 
 ADDRESS: Address = ("zookeeper", 2181)
@@ -16,7 +15,7 @@ class ZooKeeper:
     :param observe: called with the changes of each transaction as the journal gets them.
     """
 
-    def __init__(self, kernel: Kernel, network: Network, observe: Any = lambda _zxid, _time, _changes: None) -> None:
+    def __init__(self, kernel: Kernel, network: Network, observe: Keep = lambda _zxid, _time, _changes: None) -> None:
         self._kernel = kernel
         self._timer = 0.0
         #: Session and process of the request that is being served.

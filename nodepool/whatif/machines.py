@@ -88,13 +88,20 @@ class TimerAdapter(statemachine.Adapter):
         self._numbers = itertools.count(1)
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any, az: str | None, log: Any
+        self,
+        hostname: str,
+        label: Any,
+        image_external_id: object,
+        metadata: dict[str, str],
+        request: object,
+        az: str | None,
+        log: object,
     ) -> TimerMachine:
         external_id = f"{self._name}-{next(self._numbers)}"
         seconds = self._assumptions.launch_seconds(label.name, self._driver or "", self._random)
         return TimerMachine(external_id, seconds, TimerInstance(external_id, self._assumptions.needs(label)))
 
-    def getDeleteStateMachine(self, external_id: Any, log: Any) -> TimerMachine:
+    def getDeleteStateMachine(self, external_id: str, log: object) -> TimerMachine:
         return TimerMachine(external_id, self._assumptions.delete_seconds(self._random), None)
 
     def listInstances(self) -> list[Any]:

@@ -275,5 +275,5 @@ def _usable(field: str, value: object) -> bool:
 
 
 def _has(event: Event, key: str, name: str) -> bool:
-    value: Any = event.get(key)
+    value = event.get(key)
     return name in value if isinstance(value, list) else value == name

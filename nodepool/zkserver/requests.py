@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from nodepool.zkserver import codec, watches
@@ -31,7 +31,7 @@ _FIELDS: dict[int, tuple[Callable[[Reader], Any], ...]] = {
 # -- writes
 
 
-def _apply(server: Server, client: Connection, kind: int, values: Any, zxid: int, time: int) -> tuple[bytes, list[Any]]:
+def _apply(server: Server, client: Connection, kind: int, values: Sequence[Any], zxid: int, time: int) -> tuple[bytes, list[Any]]:
     """Apply one write; return the body of its answer, and what the journal keeps."""
     tree, who, path = server.tree, client.identities, values[0]
     if kind in (_CREATE, _CREATE2):

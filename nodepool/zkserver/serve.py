@@ -105,7 +105,7 @@ class ZooKeeperServer:
         self._listening.append(listening)
         return int(listening.sockets[0].getsockname()[1])
 
-    def guarded(self, function: Any, *arguments: Any) -> Any:
+    def guarded(self, function: Any, *arguments: object) -> Any:
         """Call the core. If a transaction cannot be kept, the server ends: its memory has what its disk has not."""
         if self._error is not None:
             return None

@@ -15,7 +15,7 @@ from nodepool.driver import statemachine
 from nodepool.driver.aws.api import clients
 from nodepool.driver.aws.api.errors import check_answer, classify
 from nodepool.driver.aws.api.lookups import CACHE_TTL, READ_DEADLINE, SERVICE_QUOTA_CACHE_TTL, AwsLookups
-from nodepool.driver.aws.config import AwsLabel, AwsProviderConfig
+from nodepool.driver.aws.config import AwsLabel, AwsProviderConfig, AwsProviderDiskImage
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
 from nodepool.driver.aws.images.imports import AwsImages
 from nodepool.driver.aws.launch import parameters
@@ -256,7 +256,7 @@ class AwsAdapter(statemachine.Adapter):
         return self.quota.of_label(label)
 
     def uploadImage(
-        self, provider_image: object, image_name: str, filename: str, image_format: str | None = None,
+        self, provider_image: AwsProviderDiskImage, image_name: str, filename: str, image_format: str | None = None,
         metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
     ) -> str:  # fmt: skip
         return self.images.upload(provider_image, image_name, filename, image_format, metadata)

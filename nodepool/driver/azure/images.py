@@ -10,6 +10,7 @@ from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, send
 from nodepool.driver.azure import bodies
 from nodepool.driver.azure.arm import DISK, IMAGE
+from nodepool.driver.azure.config import AzureDiskImage
 from nodepool.driver.azure.errors import classify
 from nodepool.driver.toolkit.image_uploader import ImageUploader, Segment
 
@@ -34,7 +35,7 @@ class DiskUploader(ImageUploader):
         return {str(key): str(value) for key, value in (self.metadata or {}).items()}
 
     def _do(
-        self, operation: str, method: str, kind: tuple[str, str], body: Any = None, path: str = "", lane: str = "upload"
+        self, operation: str, method: str, kind: tuple[str, str], body: object = None, path: str = "", lane: str = "upload"
     ) -> Any:
         """A call, and the end of what it begins."""
         adapter, arm = self.adapter, self.adapter.arm
@@ -123,7 +124,7 @@ class AzureImages:
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
 
-    def upload(self, entry: Any, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
+    def upload(self, entry: AzureDiskImage, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
         uploader = DiskUploader(self.adapter, self.adapter.log, filename, image_name, {**entry.meta, **metadata})
         uploader.error_retries = 1
         return str(uploader.upload(self.adapter.provider.image_import_timeout))

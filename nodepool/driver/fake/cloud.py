@@ -127,7 +127,7 @@ class FakeOpenStackCloud:
     def delete_image(self, name_or_id: str, **kwargs: object) -> bool:
         return self._delete(name_or_id, self._image_list)
 
-    def create_image_snapshot(self, name: str, server: Dummy, **metadata: Any) -> Dummy:
+    def create_image_snapshot(self, name: str, server: Dummy, **metadata: object) -> Dummy:
         return self.create_image(name=name, **metadata)
 
     # Servers

@@ -9,7 +9,7 @@ from typing import Any
 
 from nodepool.driver.common.machines import Job
 from nodepool.driver.common.offers import Offer
-from nodepool.driver.gce.config import GceProviderConfig
+from nodepool.driver.gce.config import GceDiskImage, GceProviderConfig
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 
 OWNERSHIP = ("nodepool_node_id", "nodepool_pool_name", "nodepool_provider_name", CLUSTER_ID, NODE_CREATED)
@@ -86,7 +86,7 @@ def image_name(name: str) -> str:
     return found
 
 
-def image(name: str, source: str, entry: Any, metadata: dict[str, str]) -> dict[str, Any]:
+def image(name: str, source: str, entry: GceDiskImage, metadata: dict[str, str]) -> dict[str, Any]:
     body: dict[str, Any] = {
         "name": name,
         # Labels cannot say it exactly.

@@ -9,7 +9,7 @@ import tarfile
 import time
 import urllib.parse
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool import exceptions
@@ -17,6 +17,7 @@ from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAnswer
 from nodepool.driver.gce import bodies
 from nodepool.driver.gce.client import STORAGE, refusal, storage_address
+from nodepool.driver.gce.config import GceDiskImage
 from nodepool.driver.gce.errors import classify
 
 GIB = 1 << 30
@@ -88,7 +89,7 @@ class GceImages:
 
     # -- upload
 
-    def upload(self, entry: Any, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
+    def upload(self, entry: GceDiskImage, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
         """Returns the name of the image in the project."""
         name = bodies.image_name(image_name)
         tags = {key: str(value) for key, value in {**entry.meta, **metadata}.items()}
@@ -109,7 +110,7 @@ class GceImages:
             self._quietly(lambda: self.delete_object(key), f"object {key}")
         return name
 
-    def _quietly(self, function: Any, what: str) -> None:
+    def _quietly(self, function: Callable[[], object], what: str) -> None:
         try:
             function()
         except Exception as error:
@@ -160,7 +161,7 @@ class GceImages:
                 raise exceptions.ImageCreateException(f"upload of {key}: Google has {sent} bytes, {offset} to {end} were sent")
         raise exceptions.ImageCreateException(f"upload of {key} does not get on at byte {sent}")
 
-    def _finish(self, operation: Any, what: str, until: float | None) -> None:
+    def _finish(self, operation: dict[str, Any], what: str, until: float | None) -> None:
         """Wait for a global operation.
 
         :raises ImageCreateException: it failed, or took too long.

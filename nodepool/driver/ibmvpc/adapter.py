@@ -56,7 +56,9 @@ class IBMVPCAdapter(MachineAdapter):
 
     # -- calls
 
-    def change(self, operation: str, method: str, path: str, what: str, body: Any = None, repeat: bool = False) -> dict[str, Any]:
+    def change(
+        self, operation: str, method: str, path: str, what: str, body: object = None, repeat: bool = False
+    ) -> dict[str, Any]:
         """What was made."""
 
         def ask() -> dict[str, Any]:

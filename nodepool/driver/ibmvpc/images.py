@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool import exceptions
@@ -13,6 +13,7 @@ from nodepool.base import optional
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAccess
 from nodepool.driver.ibmvpc import names
+from nodepool.driver.ibmvpc.config import IBMVPCDiskImage
 from nodepool.driver.ibmvpc.errors import classify
 
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
@@ -105,7 +106,7 @@ class IBMVPCImages:
         """Several providers may share a bucket, and none may take the objects of another for its own."""
         return f"{names.image_group(self.adapter.provider.name)}/{name}.{image_format}"
 
-    def upload(self, entry: Any, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
+    def upload(self, entry: IBMVPCDiskImage, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
         """Returns the id of the image."""
         until = time.monotonic() + self.adapter.provider.image_import_timeout
         name = names.image(str(metadata["nodepool_build_id"]), str(metadata["nodepool_upload_id"]))
@@ -151,7 +152,7 @@ class IBMVPCImages:
                 raise exceptions.ImageCreateException(f"image {name} is still pending")
             self.adapter.pause_upload()
 
-    def _quietly(self, function: Any, what: str) -> None:
+    def _quietly(self, function: Callable[[], object], what: str) -> None:
         try:
             function()
         except Exception as error:

@@ -29,7 +29,7 @@ class MetastaticCloudImage(ConfigValue):
 class MetastaticLabel(ConfigValue):
     ignore_equality = ["pool"]
 
-    def __init__(self, label: dict[str, Any], provider_config: MetastaticProviderConfig, provider_pool: Any) -> None:
+    def __init__(self, label: dict[str, Any], provider_config: MetastaticProviderConfig, provider_pool: MetastaticPool) -> None:
         self.name: str = label["name"]
         self.pool = provider_pool
         self.diskimage = None

@@ -107,7 +107,7 @@ class NodeManagerPool(ConfigPool):
             full_config.labels[label.name].pools.append(self)
 
     def _label(
-        self, options: dict[str, Any], provider: NodeManagerProviderConfig, full_config: Any, where: tuple[Any, ...]
+        self, options: dict[str, Any], provider: NodeManagerProviderConfig, full_config: Config, where: tuple[Any, ...]
     ) -> NodeManagerLabel:
         label = NodeManagerLabel()
         label.name = str(options["name"])

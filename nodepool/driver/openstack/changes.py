@@ -13,6 +13,7 @@ from nodepool.driver.openstack.api.errors import sdk_error
 from nodepool.driver.openstack.api.networks import FLOATING, addresses
 from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderDiskImage, ProviderLabel
+from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer, volumes_of
 from nodepool.zk.cluster import same_owner
 
@@ -28,7 +29,7 @@ class CloudChanges:
 
     log: logging.Logger
     provider: OpenStackProviderConfig
-    leaks: Any
+    leaks: LeakCleaner
     _api: Api
     #: Floating IPs of servers that this process made or saw; a server that is not in here is not known.
     _attached: MutableMapping[str, list[str]]

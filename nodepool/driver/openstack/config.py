@@ -242,11 +242,11 @@ class OpenStackProviderConfig(ProviderConfig):
                 raise
             self._pools[name] = pool
 
-    def _load_diskimage(self, options: dict[str, Any], where: tuple[PathItem, ...], newconfig: Any) -> None:
+    def _load_diskimage(self, options: dict[str, Any], where: tuple[PathItem, ...], newconfig: Config) -> None:
         image = ProviderDiskImage()
         image.name = _name(options, where)
         top = newconfig.diskimages[image.name]
-        top.image_types.add(self.image_type)
+        top.image_types.add(self.image_type or "")
         image.pause = bool(options.get("pause", False))
         image.config_drive = options.get("config-drive")
         image.connection_type = options.get("connection-type", "ssh")

@@ -6,6 +6,7 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.config.model import Config
 from nodepool.driver import ConfigPool, ProviderConfig
 
 
@@ -45,7 +46,7 @@ class TestConfig(ProviderConfig):
     def manage_images(self) -> bool:
         return False
 
-    def load(self, newconfig: Any) -> None:
+    def load(self, newconfig: Config) -> None:
         for options in self.provider.get("pools") or []:
             pool = TestPool()
             pool.load(options)

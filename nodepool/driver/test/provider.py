@@ -19,7 +19,7 @@ class TestProvider(Provider):
     def __init__(self, provider: ProviderConfig, *args: object) -> None:
         super().__init__()
         self.provider = provider
-        self._zk: Any = None
+        self._zk: ZooKeeper | None = None
 
     def start(self, zk_conn: ZooKeeper | None) -> None:
         self._zk = zk_conn

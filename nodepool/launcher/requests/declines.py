@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.handlers.utils import AsyncResult
 
 from nodepool import metrics
 from nodepool.base import hostnames
@@ -112,7 +112,7 @@ class Declines:
             except Exception as error:  # it ends with the session
                 self.log.debug("Cannot remove the reason of request %s now: %r", request_id, error)
 
-    def _written(self, answer: Any) -> None:
+    def _written(self, answer: AsyncResult) -> None:
         error = answer.exception
         if isinstance(error, NoNodeError):
             self._parent_made = None  # it was removed by others, or there was nothing to remove

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from nodepool.nodemanager.backends.base import Backend, BackendError
 
@@ -25,7 +24,7 @@ class Trees:
     """
 
     def __init__(self, backend: Backend, room: Callable[[], int], made: Callable[[], None]) -> None:
-        self._roots: Any = getattr(backend, "roots", None)
+        self._roots = getattr(backend, "roots", None)
         self._room = room
         self._made = made
         #: Whether the first sliver of image host needs not wait for its root tree.

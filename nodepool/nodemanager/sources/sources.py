@@ -17,7 +17,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from http.client import HTTPMessage
+from typing import IO, Any, Protocol
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
@@ -115,7 +116,9 @@ def make(config: NodeManagerConfig, manager: Receiver) -> list[Source]:
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
     """Follows a redirection only where the answer is authenticated too."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Any:
         if not newurl.startswith("https://"):
             fp.close()
             raise urllib.error.URLError(f"it is redirected to {newurl[:200]}, which is not https")

@@ -10,6 +10,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from nodepool.zk import paths
+from nodepool.zk.mirror.tree import Tree
 
 CATCH_UP = 5
 """Looks after which the mirror has read all that was announced, or goes on without."""
@@ -38,7 +39,7 @@ class TurnLock:
         self._kazoo.abandoned.taken(self.path)
         return True
 
-    def catch_up(self, tree: Any) -> None:
+    def catch_up(self, tree: Tree[Any]) -> None:
         """Have the mirror read what others wrote before the mark: that has been announced to us."""
         for _ in range(CATCH_UP if tree is not None else 0):
             self._kazoo.exists(self.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import math
 import time
 import uuid
@@ -30,7 +31,7 @@ class EBSSnapshotUploader(ImageUploader):
     def __init__(
         self,
         adapter: Adapter,
-        log: Any,
+        log: logging.Logger,
         path: str,
         image_name: str,
         metadata: dict[str, Any] | None,

@@ -11,6 +11,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.driver.aws.api.errors import classify, code_of, passes
+from nodepool.driver.aws.config import AwsProviderDiskImage
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
 from nodepool.driver.aws.objects import tag_dict_to_list
 from nodepool.driver.aws.schema import IMAGE_FORMATS
@@ -33,7 +34,12 @@ class AwsImages:
     # -- upload
 
     def upload(
-        self, image: Any, image_name: str, filename: str, image_format: str | None, metadata: dict[str, Any] | None
+        self,
+        image: AwsProviderDiskImage,
+        image_name: str,
+        filename: str,
+        image_format: str | None,
+        metadata: dict[str, Any] | None,
     ) -> str:
         """The id of the new AMI; ``image`` is the provider's entry of the image."""
         tags = {key: str(value) for key, value in (metadata or {}).items()}
@@ -45,7 +51,7 @@ class AwsImages:
             return self._import_image(image, image_name, filename, image_format, tags)
         return self._import_snapshot(image, image_name, filename, image_format, tags)
 
-    def _send_blocks(self, image: Any, image_name: str, filename: str, tags: dict[str, str]) -> tuple[str, int]:
+    def _send_blocks(self, image: AwsProviderDiskImage, image_name: str, filename: str, tags: dict[str, str]) -> tuple[str, int]:
         encryption: dict[str, Any] = {}
         if image.encrypted:
             encryption["Encrypted"] = True
@@ -55,7 +61,9 @@ class AwsImages:
         result: tuple[str, int] = uploader.upload(self.provider.image_import_timeout)
         return result
 
-    def _import_snapshot(self, image: Any, name: str, filename: str, image_format: str | None, tags: dict[str, str]) -> str:
+    def _import_snapshot(
+        self, image: AwsProviderDiskImage, name: str, filename: str, image_format: str | None, tags: dict[str, str]
+    ) -> str:
         kind = image_format or self.provider.image_type
         encryption: dict[str, Any] = {"Encrypted": True} if image.encrypted else {}
         if image.kms_key_id:
@@ -77,7 +85,9 @@ class AwsImages:
         self.adapter.tag([detail["SnapshotId"]], tags)
         return self._register(image, name, tags, detail["SnapshotId"], image.volume_size)
 
-    def _import_image(self, image: Any, name: str, filename: str, image_format: str | None, tags: dict[str, str]) -> str:
+    def _import_image(
+        self, image: AwsProviderDiskImage, name: str, filename: str, image_format: str | None, tags: dict[str, str]
+    ) -> str:
         kind = image_format or self.provider.image_type
         encryption: dict[str, Any] = {"Encrypted": True} if image.encrypted else {}
         if image.kms_key_id:
@@ -162,7 +172,7 @@ class AwsImages:
                 raise exceptions.ImageCreateException(f"Timeout importing image {name} by task {task_id}") from failure
             self.adapter.pause_upload()
 
-    def _register(self, image: Any, name: str, tags: dict[str, str], snapshot_id: str, size: int | None) -> str:
+    def _register(self, image: AwsProviderDiskImage, name: str, tags: dict[str, str], snapshot_id: str, size: int | None) -> str:
         ebs: dict[str, Any] = {"DeleteOnTermination": True, "SnapshotId": snapshot_id, "VolumeType": image.volume_type}
         optional = {"VolumeSize": size, "Iops": image.iops, "Throughput": image.throughput}
         ebs.update({key: value for key, value in optional.items() if value})

@@ -101,7 +101,7 @@ class Launching:
             self.log,
         )
 
-    def _image_id(self, label: Any, image_external_id: str | None) -> str:
+    def _image_id(self, label: AwsLabel, image_external_id: str | None) -> str:
         if image_external_id:
             return image_external_id
         image = label.cloud_image

@@ -10,7 +10,7 @@ from typing import Any
 
 from nodepool.cloud import CallsStopped, CallTimeout
 from nodepool.driver.aws.api.errors import code_of
-from nodepool.driver.aws.config import AwsProviderConfig
+from nodepool.driver.aws.config import AwsLabel, AwsProviderConfig
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.objects import tag_dict_to_list, tag_list_to_dict
 
@@ -104,7 +104,7 @@ class LaunchTemplates:
         """Whether any label uses a fleet; nothing at all happens if not."""
         return bool(self._wanted)
 
-    def name(self, label: Any) -> str:
+    def name(self, label: AwsLabel) -> str:
         """The label's template; made now when that has not worked so far."""
         name = self._names[(label.pool.name, label.name)]
         if name not in self._there:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
 
 from nodepool.cloud.errors import CallTimeout, ErrorKind, bounded
 
@@ -38,7 +38,7 @@ class NoAccess(Exception):
     """The kubeconfig cannot be used; the text names the file, the context and the remedy."""
 
 
-def from_answer(what: str, status: int, headers: Any, body: bytes) -> ApiError:
+def from_answer(what: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """:param what: verb and object, for the message."""
     try:
         told = json.loads(body)
