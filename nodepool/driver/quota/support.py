@@ -232,8 +232,7 @@ class QuotaSupport:
 
     def _estimate(self, pool_name: str | None, label: str) -> Mapping[str, float] | None:
         pool = self.provider.pools.get(pool_name or "")
-        labels = getattr(pool, "labels", None) or ()
-        if pool is None or label not in labels:
+        if pool is None or label not in (pool.labels or ()):
             return None  # a node of a pool or label that is not configured any more
         try:
             need = self.quotaNeededByLabel(label, pool)

@@ -270,7 +270,7 @@ class StateMachineNodeLauncher(StatsReporter):
             self._note("node-step", step="server is running; reading its host keys")
             self._step_ended("create", self.start_time)
             return 0.0 if self._created(instance).complete else bound
-        self._tell_trouble(getattr(machine, "trouble", None))
+        self._tell_trouble(machine.trouble)
         if machine.external_id != self._sent_external_id:
             self.node.external_id = machine.external_id
             self._save_later()

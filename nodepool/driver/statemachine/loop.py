@@ -123,10 +123,10 @@ class PollInterval:
         if changed:
             self._unchanged = 0
             return 0.0
-        wake = getattr(machine, "next_wake", None)
+        wake = machine.next_wake
         if wake is not None:
             return min(bound, max(0.0, float(wake) - time.monotonic()))
-        if getattr(machine, "waiting_future", None) is not None:
+        if machine.waiting_future is not None:
             return bound  # its end wakes us
         step = self.STEPS[min(self._unchanged, len(self.STEPS) - 1)]
         self._unchanged += 1
@@ -135,7 +135,7 @@ class PollInterval:
 
 def follow_future(machine: StateMachine, seen: object, wake: Callable[[], None]) -> Any:
     """Have ``wake`` called when the future that the machine waits for is done; returns the future followed."""
-    future = getattr(machine, "waiting_future", None)
+    future = machine.waiting_future
     if future is not None and future is not seen:
         future.add_done_callback(lambda _future: wake())
     return future
