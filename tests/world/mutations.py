@@ -768,9 +768,9 @@ MUTATIONS: dict[str, Mutation] = {
     "builders-do-not-watch-images": Mutation(
         "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 24
     ),
-    "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 77),
+    "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 15),
     "files-without-build-stay": Mutation(
-        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 7
+        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 24
     ),
     "images-of-failed-uploads-are-not-looked-for": Mutation(
         "nodepool.builder.cleanup.worker", "self._strays.sweep(config)", "pass", 7
@@ -829,7 +829,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.requests.tenants",
         "exact(limit - used.get(name, 0) - need) < 0",
         "exact(limit - used.get(name, 0) - need) <= 0",
-        4,
+        12,
     ),
     "idle-nodes-keep-their-room": Mutation(
         _WORKER, "            self.getZK().make_room(self.provider_name, self.pool_name)\n", "            pass\n", 12
@@ -909,7 +909,7 @@ MUTATIONS: dict[str, Mutation] = {
         _HOSTS,
         "                first = self._asked < 0\n                self._probing = False\n",
         "                first = self._asked < 0\n",
-        82,
+        29,
     ),
     "stop-keeps-threads-of-hosts": Mutation(
         _HOSTS,
