@@ -126,8 +126,8 @@ class Starts:
         return [(config, future.result() if future in done else None) for config, future in futures]
 
     def stop(self) -> None:
-        """Stop each provider that a reload has not waited for as soon as it has started."""
-        for slow in self._slow.values():
+        """Stop each provider that a reload has not waited for as soon as it has started. Callable from any thread."""
+        for slow in list(self._slow.values()):
             self._drop(slow)
         self._slow.clear()
 

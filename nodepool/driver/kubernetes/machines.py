@@ -94,7 +94,7 @@ class Seen:
 
 
 class News:
-    """What the server tells of one object, and the answers to our own questions."""
+    """Changes of one object that the server reports, and the answers to our own queries."""
 
     def __init__(self, maker: Maker, target: Target, wake: Callable[[], None]) -> None:
         self._maker = maker
@@ -104,9 +104,9 @@ class News:
         self._ask_at: float | None = None
 
     def next(self, until: float = math.inf, uid: str | None = None) -> Steps[Seen | None]:
-        """Wait until something is told or answered. Return None at ``until``.
+        """Wait for the next change or answer. Return None at ``until``.
 
-        :param uid: of an object that is being deleted: no question is needed when the server tells that it is gone.
+        :param uid: of an object that is being deleted: no query is needed once the server reports its deletion.
         """
         maker, target, waiting = self._maker, self._target, self.waiting
         while not uid or waiting.deleted != uid:

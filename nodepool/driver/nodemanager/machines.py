@@ -242,7 +242,7 @@ class CreateMachine(SteppedMachine):
                 sliver: dict[str, Any] = yield from self.call(call)
                 return sliver
             except RpcError as error:
-                # It may have been started anew, which slivers survive.
+                # The node manager may have restarted, which slivers survive.
                 now = time.monotonic()
                 silent_since = silent_since or now
                 if now - silent_since >= self._patience:

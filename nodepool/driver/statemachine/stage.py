@@ -21,7 +21,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 class LaunchProvider(Provider, QuotaSupport, abc.ABC):
     """The part of a provider with state machines that handlers and launches use."""
 
-    #: Upper bounds of the pauses between two looks at a machine, in seconds.
+    #: Upper bounds of the pauses between two checks of a machine, in seconds.
     MINIMUM_SLEEP: float = 1
     MAXIMUM_SLEEP: float = 1
 

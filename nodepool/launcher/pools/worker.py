@@ -304,9 +304,9 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.post(handler, handler.make_way)
 
     def ask(self, waiting: RequestHandler, others: list[Pool]) -> None:
-        """A request waits at another pool of ours: it is sent for when we have room for all of its nodes.
+        """Request a move of what waits at another pool of ours if this pool has capacity for all of its nodes.
 
-        :param others: pools to ask next if we have none, in this order.
+        :param others: pools to ask next, in this order, if this one has none.
         """
         waiting.unanswered.add(self.launcher_id)
         self._tasks.put((self._asked, (waiting, others)))

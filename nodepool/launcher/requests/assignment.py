@@ -137,7 +137,7 @@ class Assignment(threading.Thread):
         :param wait_for: the reason why its class has to wait for a change; only for this pool with ``refused_by``.
         :param retry_after: seconds to leave it alone.
         :param full: the pool has no room: another one may serve it, also of worse priority.
-        :param hand_to: launcher id of the pool of ours that has sent for it and is to look at it next.
+        :param hand_to: launcher id of our pool that has requested it and considers it next.
         """
         worker = self.state.workers_by_id().get(hand_to) if hand_to is not None else None
         with self._condition:
