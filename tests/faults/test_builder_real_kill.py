@@ -83,6 +83,7 @@ def leader(bench: BuilderBench) -> int:
     return int(json.loads(entry.read_text())["pid"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.spec("BLD-2: a real build ends in seconds with its builder, without mounts, processes, trees")
 def test_stopped_in_the_root_phase(bench: BuilderBench, configure: Any) -> None:
     configure("tar")

@@ -30,6 +30,8 @@ from tests.world.zuul import Request, Zuul
 SETTLING = 900.0
 #: The same without faults: less than the safety nets of the launcher wait.
 QUICK_SETTLING = 25.0
+#: Longest pause between two min-ready requests for a label whose pools are full.
+MIN_READY_BACKOFF = 30.0
 #: Servers of a provider that has room for whatever is asked for.
 ROOM = 99
 #: Seconds from submission to fulfillment without faults, when there is room: booting takes up to 8 s.
@@ -363,7 +365,8 @@ class World:
         for zuul in self.zuuls:
             if not zuul.done:
                 self.violated(f"builds of {zuul.name} have not ended {2 * SETTLING:.0f} s after the last fault")
-        limit = max(self.kernel.now, self.observer.last_expiry()) + (QUICK_SETTLING if self.scenario.quiet else SETTLING)
+        settling = QUICK_SETTLING + (MIN_READY_BACKOFF if self.scenario.scarce else 0.0) if self.scenario.quiet else SETTLING
+        limit = max(self.kernel.now, self.observer.last_expiry()) + settling
         while (wrong := self.observer.at_rest()) and self.kernel.now < limit:
             self.operators.tidy()
             self.kernel.sleep(5.0)

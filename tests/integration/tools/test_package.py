@@ -303,6 +303,7 @@ WantedBy=default.target
 @needs_system
 @pytest.mark.slow
 @pytest.mark.real
+@pytest.mark.exhaustive
 @pytest.mark.timeout(20 * MINUTES)
 @pytest.mark.spec("issue: deb package; hardened units run in a real systemd")
 def test_deb(system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) -> None:
@@ -359,6 +360,7 @@ def test_deb(system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) ->
 @needs_system
 @pytest.mark.slow
 @pytest.mark.real
+@pytest.mark.exhaustive
 @pytest.mark.timeout(20 * MINUTES)
 @pytest.mark.skipif(shutil.which("podman") is None, reason="podman is not installed")
 @pytest.mark.spec("issue: container image definition for launcher, builder, node manager")
