@@ -7,11 +7,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nodepool import metrics
+from nodepool.base import threads
 from nodepool.base.backoff import Backoff
 from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of
 from nodepool.cloud.rates import AdaptiveRate
@@ -90,7 +91,7 @@ class CloudCalls:
         self._overload = overload or (lambda _error: False)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._executors: dict[str, ThreadPoolExecutor] = {}
+        self._executors: dict[str, Executor] = {}
         self._under_way = 0
         self._answered = float("-inf")
 
@@ -159,16 +160,14 @@ class CloudCalls:
             future.set_exception(CallsStopped(f"{self.name} is stopping"))
             return future
 
-    def _executor(self, lane: str) -> ThreadPoolExecutor:
+    def _executor(self, lane: str) -> Executor:
         key = lane if lane in self._threads else "read"
         with self._lock:
             if self._stopped.is_set():
                 raise CallsStopped(f"{self.name} is stopping")
             executor = self._executors.get(key)
             if executor is None:
-                executor = self._executors[key] = ThreadPoolExecutor(
-                    self._threads.get(key, 1), thread_name_prefix=f"Thread-{self.name}-{key}"
-                )
+                executor = self._executors[key] = threads.shared().lane(f"Thread-{self.name}-{key}", self._threads.get(key, 1))
             return executor
 
     def _back_off(self, call: _Call, kind: ErrorKind, error: Exception) -> None:

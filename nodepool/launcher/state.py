@@ -12,7 +12,6 @@ from nodepool.base.clock import SYSTEM, Clock
 from nodepool.config.model import Config
 from nodepool.driver.provider import RequestHandler
 from nodepool.launcher.interfaces import Pool
-from nodepool.launcher.pools import helpers
 from nodepool.launcher.requests.declines import Declines
 from nodepool.launcher.trends import seconds_between
 from nodepool.metrics.launches import normalize_statsd_name
@@ -60,7 +59,6 @@ class LauncherState:
         self.cleanup_interval: float = 60
         self.delete_interval: float = 5
         self.claims = NodeClaims()
-        self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
         self.declines = Declines(lambda: self.zk, self.statsd)
         #: The configured pools by provider and pool.
         self.pool_threads: Mapping[tuple[str, str], Pool] = {}

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from nodepool.base import threads
 from nodepool.simulation import kernel as kernels
 from nodepool.simulation import sync
 from nodepool.simulation.kernel import Kernel, current
@@ -149,6 +150,14 @@ def _select(
     return readable, [writers[number] for number, _events in ready if number in writers and writers[number] not in readable], []
 
 
+def _threads_of_process() -> threads.Threads:
+    kept = current().running_process.globals
+    if "threads" not in kept:
+        kept["threads"] = threads.Threads("Thread-shared")
+    shared: threads.Threads = kept["threads"]
+    return shared
+
+
 def adapt_libraries() -> None:
     """Import what the launcher uses, and replace what would depend on this machine or on addresses of objects."""
     import inotify_simple
@@ -158,7 +167,8 @@ def adapt_libraries() -> None:
 
     from nodepool.base import hostnames
 
-    # Both are cached for the process, of which there are several here.
+    # They are kept for the process, of which there are several here.
+    threads.shared = _threads_of_process
     hostnames.short = socket.gethostname  # type: ignore[assignment]
     hostnames.fqdn = socket.getfqdn  # type: ignore[assignment]
     inotify_simple.INotify = _NoEvents

@@ -36,6 +36,8 @@ class Process:
         self.at_exit: dict[Any, None] = {}
         #: Tasks that are ready to run, but not while the process is paused.
         self.held: list[Task] = []
+        #: What modules of the program keep once per process, by name.
+        self.globals: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"<Process {self.name} {self.pid}>"

@@ -42,6 +42,8 @@ TARGETS: dict[str, tuple[float, bool]] = {
     "500 metastatic slots: s": (2.5, True),
     "500 requests, 20 providers: s": (2, True),
     "200 requests, 10 clouds: s": (2, True),
+    "burst over 20 clouds: CPU ms per node": (3, True),
+    "burst over 20 clouds: threads": (150, True),
     "10/s beside 10000 idle: median ms": (30, True),
     "10/s beside 10000 idle: CPU ms per node": (6, True),
     "idle CPU beside 10000 nodes: %": (0.5, True),

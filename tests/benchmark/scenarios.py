@@ -115,6 +115,7 @@ def _burst(bench: Bench, config: dict[str, Any], name: str, count: int = 1000) -
     start = time.monotonic()
     ids = zuul.submit_many([["small"]] * count)
     end = zuul.wait(ids)
+    threads = bench.launcher.threads()
     zuul.wait_gone(zuul.use(ids))
     time.sleep(0.5)
     used = bench.launcher.cpu() - cpu
@@ -124,7 +125,13 @@ def _burst(bench: Bench, config: dict[str, Any], name: str, count: int = 1000) -
         f"{name}: CPU ms per node": used / count * 1000,
         f"{name}: transactions per node": (after["update"] - counters["update"] - (zuul.updates - updates)) / count,
         f"{name}: reads per node": (after["read"] - counters["read"] - (zuul.reads - reads)) / count,
+        f"{name}: threads": threads,
     }
+
+
+def cloud_burst(bench: Bench) -> Figures:
+    """The burst over twenty cloud-like providers that together have a server for each request."""
+    return _burst(bench, fake(20, 20), "burst over 20 clouds", 400)
 
 
 def metastatic(bench: Bench, count: int = 500) -> Figures:
@@ -315,6 +322,7 @@ SCENARIOS: dict[str, Callable[[Bench], Figures]] = {
     "metastatic": metastatic,
     "providers": many_providers,
     "clouds": clouds,
+    "cloud-burst": cloud_burst,
     "steady": lambda bench: steady(bench, 0),
     "idle10000": steady,
     "unservable": unservable,

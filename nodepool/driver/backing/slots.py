@@ -10,10 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from typing import Any, Protocol
 
 from nodepool import exceptions
+from nodepool.base import threads
 from nodepool.driver.backing import transactions
 from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, UserData, decode_driver_data, parse_user_data
 from nodepool.driver.statemachine.model import DriverLabel
@@ -99,7 +100,7 @@ class BackingSlots:
         self._init_lock = threading.Lock()
         self._waiting: dict[str, Occupant] = {}
         self._adopting: set[str] = set()
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: Executor | None = None
         self._listening: Any = None
         self.stop_event = threading.Event()
 
@@ -458,7 +459,7 @@ class BackingSlots:
             if self.stopped:
                 return
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(4, thread_name_prefix=f"ThreadPoolExecutor-metastatic-{self.provider.name}")
+                self._executor = threads.shared().lane(f"Thread-metastatic-{self.provider.name}", 4)
             future = self._executor.submit(function, *args)
         future.add_done_callback(self._log_failure)
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from cachetools import LRUCache
@@ -50,8 +50,7 @@ __all__ = [
     "quota_from_limits",
 ]
 
-API_THREADS = 10
-LANE_THREADS = {"read": 6, "write": 4, "delete": 6, "network": 4, "volume": 2, "image": 4}
+LANE_THREADS = {"api": 10, "read": 6, "write": 4, "delete": 6, "network": 4, "volume": 2, "image": 4}
 WATCH_BATCH = 200
 ATTACHED = 20_000
 """Servers of which it is remembered whether they have a floating IP; to ask again costs a call."""
@@ -73,9 +72,6 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self.provider = provider_config
         self._last_image_check = float("-inf")
         name = f"openstack-{provider_config.name}"
-        self.api_executor = ThreadPoolExecutor(
-            max_workers=API_THREADS, thread_name_prefix=f"openstack-api-{provider_config.name}"
-        )
         # ``rate`` is seconds between two calls, for each service of the cloud.
         rate = 1.0 / provider_config.rate if provider_config.rate else None
         compute = AdaptiveRate(f"{name}-compute", rate)
@@ -147,13 +143,12 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self.deletes.stop()
         self.timers.stop()
         self.calls.stop()
-        self.api_executor.shutdown(wait=False, cancel_futures=True)
         self._api.close()
 
     # -- running calls
 
     def _submitApi(self, api: Callable[..., Any], *args: object, **kw: object) -> Future[Any]:
-        return self.api_executor.submit(api, *args, **kw)
+        return self.calls.run(lambda: api(*args, **kw), lane="api")
 
     def _submitDelete(self, api: Callable[..., Any], *args: object) -> Future[Any]:
         """As :meth:`_submitApi`, on threads that creations do not use."""

@@ -6,10 +6,11 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from nodepool import exceptions
+from nodepool.base import threads
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
@@ -56,7 +57,7 @@ class StateMachineProvider(LaunchProvider):
         #: By pool and label: each pool may have another flavor for it.
         self.label_quota_cache: dict[tuple[str, str], QuotaInformation] = {}
         self._leaks = LeakSearch(provider.name, adapter, self.log)
-        self.state_machine_start_worker: ThreadPoolExecutor | None = None
+        self.state_machine_start_worker: Executor | None = None
         self.nodescan_worker = NodescanWorker()
         self.create_loop = MachineLoop(f"{provider.name}", self.log, self._launch_ended)
         self.delete_loop = MachineLoop(f"{provider.name}", self.log, self._delete_ended)
@@ -69,7 +70,7 @@ class StateMachineProvider(LaunchProvider):
         self.running = True
         self.log.debug("Starting")
         self.nodescan_worker.start()
-        self.state_machine_start_worker = ThreadPoolExecutor(START_THREADS, thread_name_prefix=f"start-{self.provider.name}")
+        self.state_machine_start_worker = threads.shared().lane(f"start-{self.provider.name}", START_THREADS)
         self.create_loop.start()
         self.delete_loop.start()
 

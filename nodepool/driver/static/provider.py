@@ -7,10 +7,11 @@ import math
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 from nodepool import exceptions, nodeutils
+from nodepool.base import threads
 from nodepool.base.problems import TellsTroubles, one_line
 from nodepool.config.model import ConfigPool
 from nodepool.driver.provider import RequestHost
@@ -88,7 +89,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         self._zk = self.zk
         self._hosts: dict[NodeTuple, tuple[StaticPool, dict[str, Any]]] = {}
         self._idle = False
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: Executor | None = None
         self._lock = threading.Lock()
         self._host_locks: dict[NodeTuple, threading.Lock] = {}
         # Only one thread registers nodes at a time, for all who wait to.
@@ -113,7 +114,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         self._host_locks = {host: threading.Lock() for host in self._hosts}
         if zk_conn is None:
             return
-        self._executor = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix=f"ThreadPoolExecutor-static-{self.provider.name}")
+        self._executor = threads.shared().lane(f"Thread-static-{self.provider.name}", MAX_WORKERS)
         try:
             self._read_records()
             jobs = [self._submit(host, update=True) for host in self._hosts]

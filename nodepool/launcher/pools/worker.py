@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from nodepool.base import hostnames
+from nodepool.base import hostnames, threads
 from nodepool.driver.provider import Provider, RequestHandler
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
@@ -17,7 +17,6 @@ from nodepool.driver.request.state import How, Outcome
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Pool, Requests
 from nodepool.launcher.pools.fullness import FORGET, Fullness
-from nodepool.launcher.pools.helpers import Helpers
 from nodepool.launcher.pools.mailbox import Mailbox, Task
 from nodepool.launcher.pools.room import BACKLOG, PoolRoom
 from nodepool.launcher.requests import moves
@@ -30,6 +29,8 @@ from nodepool.zk.records import REQUESTED, NodeRequest
 
 #: Seconds between two looks at handlers that no event announces.
 TICK = 1.0
+#: Threads for the steps of drivers that may block.
+HELPERS = 8
 #: Seconds during which changes of ``paused`` are collected before they are published.
 PUBLISH_DELAY = 0.05
 
@@ -60,7 +61,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._creation_lock = threading.Lock()
         self._creator: object = None
         self._creation_queue: list[RequestHandler] = []
-        self._helpers = Helpers(f"{self.name}_helper", state.common_helpers)
+        self._helpers = threads.shared().lane(f"{self.name}_helper", HELPERS)
         self._retry_queued = False
         self._publishing = False
         self._publish_at: float | None = None
@@ -461,7 +462,9 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.log.exception("Error in pool %s:", self.label)
 
     def help(self, function: Callable[[], None]) -> None:
-        if not self._helpers.submit(function):
+        try:
+            self._helpers.submit(function)
+        except RuntimeError:
             self.log.debug("Not running a step: the pool has stopped")
 
     def _register(self) -> None:
@@ -509,4 +512,4 @@ class PoolWorker(threading.Thread, PoolRoom):
     def join(self, timeout: float | None = None) -> None:
         if self.ident is not None:
             super().join(timeout)
-        self._helpers.close()
+        self._helpers.shutdown(wait=False, cancel_futures=True)

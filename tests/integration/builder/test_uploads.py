@@ -17,6 +17,7 @@ from nodepool.exceptions import ConfigurationError
 from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload
 from tests.conftest import wait_for
 from tests.support.builder import PERIOD, BuilderBench
+from tests.support.deadline import limit
 from tests.support.launcher import StatsdReceiver, expire_session
 from tests.support.openstack.balky_cloud import DRIVERS, BalkyCloud
 
@@ -140,7 +141,7 @@ def test_upload_starts_at_once(builders: BuilderBench, cloud: BalkyCloud) -> Non
     builder.start()
     build = builders.wait_build()
     builders.wait_upload(provider="balky")
-    assert cloud.calls("upload")[0]["time"] - build.state_time < 0.2
+    assert cloud.calls("upload")[0]["time"] - build.state_time < limit(2)
 
 
 @pytest.mark.spec("BLD-21: Adding a second provider to the running builder's file: the existing build is uploaded there")
