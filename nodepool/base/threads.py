@@ -6,6 +6,7 @@ next one of any lane. The number of threads grows when jobs wait, so a lane whos
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger("nodepool.threads")
 
 #: Threads that are started without a delay.
 AT_ONCE = 8
@@ -32,6 +34,8 @@ class Lane(Executor):
         self.jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         #: Jobs that run or that a thread is about to take, at most `limit`.
         self.active = 0
+        #: Of these, the ones that no thread has taken.
+        self.offered = 0
         self.closed = False
         self._threads = threads
         self.idle = threading.Condition(threads.lock)
@@ -82,20 +86,37 @@ class Threads:
             lane.jobs.append((future, job))
             if lane.active < lane.limit:
                 lane.active += 1
-                self._ready.append((time.monotonic(), lane))
+                self._offer(lane)
                 if self.waiting >= len(self._ready):
                     self._work.notify()
-                else:
-                    self._grow()
+            thread = self._further()
+        self._begin(thread)
 
-    def _grow(self) -> None:
-        """Start a thread: no thread waits for the last of the jobs."""
-        if not self._growing:
-            self._growing = self.count >= AT_ONCE
-            self.count += 1
-            self._started += 1
-            name = f"{self._name}-{self._started}"
-            threading.Thread(target=self._run, args=(self._growing,), name=name, daemon=True).start()
+    def _offer(self, lane: Lane) -> None:
+        lane.offered += 1
+        self._ready.append((time.monotonic(), lane))
+
+    def _further(self) -> threading.Thread | None:
+        """Return a thread to start if none waits for the last of the jobs."""
+        if self._growing or self.waiting >= len(self._ready):
+            return None
+        self._growing = self.count >= AT_ONCE
+        self.count += 1
+        self._started += 1
+        name = f"{self._name}-{self._started}"
+        return threading.Thread(target=self._run, args=(self._growing,), name=name, daemon=True)
+
+    def _begin(self, thread: threading.Thread | None) -> None:
+        """Start it. This takes time, so the caller does not hold the lock."""
+        if thread is None:
+            return
+        try:
+            thread.start()
+        except RuntimeError as error:  # as many as the system allows
+            log.error("Cannot start a thread; jobs wait for the other %d threads: %s", self.count - 1, error)
+            with self.lock:
+                self.count -= 1
+                self._growing = False
 
     def _is_needed(self) -> bool:
         """Return whether the oldest job waits for `PATIENCE`; other threads may take all jobs before."""
@@ -122,6 +143,8 @@ class Threads:
                 if lane is not None:
                     self._finished(lane)
                 lane, future, job = self._take()
+                further = self._further()
+            self._begin(further)
             if lane is None:
                 return
             if future is None or not future.set_running_or_notify_cancel():
@@ -137,8 +160,8 @@ class Threads:
             del future, job
 
     def _finished(self, lane: Lane) -> None:
-        if lane.jobs:
-            self._ready.append((time.monotonic(), lane))  # for this thread, unless another is faster
+        if len(lane.jobs) > lane.offered:
+            self._offer(lane)  # to this thread, unless another is faster
             return
         lane.active -= 1
         if not lane.active:
@@ -153,8 +176,7 @@ class Threads:
             self.count -= 1
             return None, None, None
         _since, lane = self._ready.popleft()
-        if self.waiting < len(self._ready):
-            self._grow()
+        lane.offered -= 1
         return (lane, *(lane.jobs.popleft() if lane.jobs else (None, None)))
 
 

@@ -125,3 +125,18 @@ def test_canceled_job_does_not_run_and_frees_its_place(pool: Threads) -> None:
     assert (first.result(DEADLINE), ran.result(DEADLINE)) == (True, "ran")
     lane.shutdown()
     assert lane.active == 0
+
+
+def test_jobs_wait_for_other_threads_when_no_more_can_be_started(pool: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane, proceed = pool.lane("Thread-test-lane", 8), threading.Event()
+    first = lane.submit(proceed.wait, DEADLINE)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        second = lane.submit(lambda: "second")
+    assert not second.done()
+    proceed.set()
+    assert (first.result(DEADLINE), second.result(DEADLINE), pool.count) == (True, "second", 1)
