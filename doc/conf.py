@@ -10,7 +10,7 @@ author = "The Nodepool authors"
 copyright = "the Nodepool authors"
 release = version = "12.0.0"
 
-extensions = ["driver_options", "references", "myst_parser"]
+extensions = ["driver_options", "driver_quality", "references", "myst_parser"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]
 root_doc = "index"
