@@ -25,9 +25,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, FrozenImporter
-from typing import Any
 
 from nodepool.nodemanager.helper.frames import receive_frame, send_frame
+from nodepool.nodemanager.helper.operation import Operation, StepError, is_shortage
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.setup import seccomp
 
@@ -40,30 +40,6 @@ OPERATION_MODULES = (
     "nodepool.nodemanager.setup.podman",
 )
 """Each has a table OPERATIONS: name -> function(request, descriptors) -> (answer, descriptors to send)."""
-
-Operation = Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int]]]
-
-
-class StepError(Exception):
-    """A step of a worker failed: text for people.
-
-    :param retry: the host, or the sliver, lacked something that may be there later; an OSError that it is raised from tells, too.
-    """
-
-    def __init__(self, message: str, retry: bool = False) -> None:
-        super().__init__(message)
-        self.retry = retry
-
-
-def is_shortage(error: BaseException) -> bool:
-    """Whether the same may succeed later."""
-    cause = error.__cause__
-    return (
-        getattr(error, "retry", False)
-        or isinstance(error, MemoryError)
-        or (isinstance(error, OSError) and error.errno in syscalls.SHORTAGE)
-        or (cause is not None and is_shortage(cause))
-    )
 
 
 class _Server:
@@ -276,16 +252,6 @@ def _serve(connection: socket.socket, operations: dict[str, Operation], report: 
     return 1
 
 
-def wait_for_daemon(request: dict[str, Any]) -> list[int]:
-    """Until it says that what this operation needs further is there: more of the request; its descriptors. Raises StepError."""
-    frame = request["more"]()
-    if frame is None:
-        raise StepError("the node manager has given up")
-    request.update(frame[0])
-    descriptors: list[int] = frame[1]
-    return descriptors
-
-
 def _plain_victim() -> None:
     """What comes of this process is an ordinary choice of the kernel short of memory, however the daemon is protected.
 
@@ -329,7 +295,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    # The operations import this module by its name; both must be one.
-    from nodepool.nodemanager.helper import helper
-
-    helper.main(int(sys.argv[1]))
+    main(int(sys.argv[1]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from nodepool.nodemanager.helper import inside, relay
-from nodepool.nodemanager.helper.helper import Operation, StepError, is_shortage
+from nodepool.nodemanager.helper.operation import Operation, StepError, is_shortage
 from nodepool.nodemanager.kernel import syscalls
 
 ALL_NAMESPACES = (

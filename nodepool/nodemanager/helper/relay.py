@@ -16,7 +16,7 @@ import socket
 import stat
 from collections.abc import Callable, Sequence
 
-from nodepool.nodemanager.helper.helper import StepError
+from nodepool.nodemanager.helper.operation import StepError
 from nodepool.nodemanager.kernel import syscalls
 
 PIECE = 128 * 1024

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from nodepool.nodemanager.helper.helper import Operation, StepError, wait_for_daemon
+from nodepool.nodemanager.helper.operation import Operation, StepError, wait_for_daemon
 from nodepool.nodemanager.helper.operations import child, open_cgroups
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.kernel.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY

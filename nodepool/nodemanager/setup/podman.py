@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nodepool.nodemanager.helper.helper import Operation, StepError
+from nodepool.nodemanager.helper.operation import Operation, StepError
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.setup import native as setup_native
 from nodepool.nodemanager.setup import process_one

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from nodepool.nodemanager.helper import inside
-from nodepool.nodemanager.helper.helper import Operation, StepError, wait_for_daemon
+from nodepool.nodemanager.helper.operation import Operation, StepError, wait_for_daemon
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.kernel.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
 from nodepool.nodemanager.setup import native as setup_native
