@@ -13,7 +13,7 @@ from nodepool.base.amounts import exact
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.base.problems import error_line
 from nodepool.config.model import ConfigPool, ProviderConfig
-from nodepool.driver import utils
+from nodepool.driver.quota.age import max_age
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, because
@@ -125,7 +125,7 @@ class QuotaSupport:
         # In this order: limits are stored before the contradictions that they consider.
         contradicted = self._quota_considered != self._quota_contradicted
         cached = self._current_nodepool_quota
-        old = cached is None or self.clock.monotonic() - cached[0] >= utils.MAX_QUOTA_AGE
+        old = cached is None or self.clock.monotonic() - cached[0] >= max_age()
         return cached, old or contradicted, contradicted
 
     def _ask_limits(self) -> QuotaInformation:
@@ -196,9 +196,9 @@ class QuotaSupport:
             when = self.clock.monotonic()
         except FOREIGN as error:
             self._older_limits(error)
-            pause = min(self.RENEWAL_PAUSE, utils.MAX_QUOTA_AGE)
+            pause = min(self.RENEWAL_PAUSE, max_age())
             self._quota_renew_after = self.clock.monotonic() + pause
-            limits, when = cached[1], self._quota_renew_after - utils.MAX_QUOTA_AGE
+            limits, when = cached[1], self._quota_renew_after - max_age()
         self._current_nodepool_quota = (when, limits)
         self._quota_considered = considered
 
