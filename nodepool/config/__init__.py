@@ -1,6 +1,12 @@
-"""Reading, checking and modelling the configuration (CFG); section 9 lists the names others import."""
+"""Reading, checking and modelling the configuration (CFG); section 9 lists the names others import.
+
+Nodepool's own code imports the modules of this package, not these names.
+"""
+
+from typing import cast
 
 from nodepool.config.diskimages import DiskImage
+from nodepool.config.drivers import DriverLookup, provide
 from nodepool.config.errors import ConfigError, ProviderLoadError, ProviderUnavailable, UnknownName
 from nodepool.config.live.watch import ConfigWatcher
 from nodepool.config.loading import checkRecentConfig, loadConfig, loadSecureConfig
@@ -27,3 +33,13 @@ __all__ = [
     "openConfig",
     "substitute_env_vars",
 ]
+
+
+def _drivers() -> DriverLookup:
+    """Return the registry of drivers, which builds on this package: it is imported when it is first needed."""
+    from nodepool.driver.registry import Drivers
+
+    return cast(DriverLookup, Drivers)
+
+
+provide(_drivers)

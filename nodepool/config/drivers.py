@@ -1,14 +1,13 @@
 """Drivers, as a configuration sees them: plug-ins that understand the options of their providers.
 
-The registry is of :mod:`nodepool.driver`, which builds on this package, so it is found by its name when it is first needed.
+The registry belongs to :mod:`nodepool.driver`, which builds on this package. :mod:`nodepool.config`, the interface for
+outside code, connects the two.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 BUILTIN_NAMES = (
     "aws",
@@ -50,7 +49,16 @@ class DriverLookup(Protocol):
     def known(self) -> list[str]: ...
 
 
-@functools.cache
+_registry: Callable[[], DriverLookup] | None = None
+
+
+def provide(registry: Callable[[], DriverLookup]) -> None:
+    """Set what returns the registry of this process; it is called when a driver is needed."""
+    global _registry
+    _registry = registry
+
+
 def drivers() -> DriverLookup:
-    """The registry of this process."""
-    return cast(DriverLookup, importlib.import_module("nodepool.driver.registry").Drivers)
+    """Return the registry of this process."""
+    assert _registry is not None  # the package provides it before any of its modules can be used
+    return _registry()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Iterator
 from functools import cache
+
+import pytest
 
 from tests import REPOSITORY
 
@@ -23,6 +26,57 @@ LAYERS = (
 )
 #: Folder -> what it imports of its own layer.
 MAY: dict[str, set[str]] = {"nodeutils": {"nodescan"}, "zk": {"config"}}
+#: Packages that are interfaces for outside code -> what they import from above, to connect it with what is below. Nodepool's
+#: own code imports the modules of these packages, never the package itself.
+INTERFACES = {"nodepool.config": {"nodepool.driver.registry"}}
+#: Modules that are named because another process runs them, or because import hooks skip them.
+NAMED = {
+    "nodepool.dev.installation": {"nodepool.cmd.launcher", "nodepool.cmd.nodemanager", "nodepool.zkserver"},
+    "nodepool.simulation.install": {"nodepool.simulation"},
+    "nodepool.simulation.lines": {"nodepool.simulation", "nodepool.zkserver"},
+}
+
+
+class _Names(ast.NodeVisitor):
+    """Collects what a text imports: names in import statements, and strings that are names of modules.
+
+    Names of loggers, and of programs that another process runs (``-m``), are no imports.
+    """
+
+    def __init__(self, modules: Collection[str]) -> None:
+        self.modules = modules
+        self.imported: set[str] = set()
+        self.strings: set[str] = set()
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                self.imported.add(whole if whole in self.modules else node.module)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.imported.update(alias.name for alias in node.names)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            # An entry point is written as module:attribute.
+            self.strings.add(node.value.partition(":")[0])
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if not ast.unparse(node.func).endswith("getLogger"):
+            self.generic_visit(node)
+
+    def visit_List(self, node: ast.List) -> None:
+        for before, element in zip([None, *node.elts], node.elts, strict=False):
+            if not (isinstance(before, ast.Constant) and before.value == "-m"):
+                self.visit(element)
+
+
+def edges_of(name: str, text: str, modules: Collection[str]) -> set[str]:
+    """Modules that the text imports, or names in order to import them."""
+    names = _Names(modules)
+    names.visit(ast.parse(text))
+    return ((names.imported | (names.strings - NAMED.get(name, set()))) & set(modules)) - {name, "nodepool"}
 
 
 @cache
@@ -33,17 +87,7 @@ def graph() -> dict[str, set[str]]:
         ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
         for path in root.rglob("*.py")
     }
-    edges: dict[str, set[str]] = {}
-    for name, path in files.items():
-        found = edges[name] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                found.update(whole if (whole := f"{node.module}.{alias.name}") in files else node.module for alias in node.names)
-            elif isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-        found.intersection_update(files)
-        found.discard(name)
-    return edges
+    return {name: edges_of(name, path.read_text(), files) for name, path in files.items()}
 
 
 def circles(edges: dict[str, set[str]]) -> list[str]:
@@ -61,13 +105,48 @@ def test_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c"]
 
 
+@pytest.mark.parametrize("text", [
+    "import nodepool.b",
+    "from nodepool import b",
+    "from nodepool.b import thing",
+    "def late():\n    import nodepool.b",
+    "if TYPE_CHECKING:\n    from nodepool.b import thing",
+    "importlib.import_module('nodepool.b')",
+    "LATE = {'thing': 'nodepool.b'}",
+    "BACKENDS = {'thing': 'nodepool.b:Thing'}",
+])  # fmt: skip
+def test_edges_are_found(text: str) -> None:
+    assert edges_of("nodepool.a", text, ["nodepool", "nodepool.a", "nodepool.b"]) == {"nodepool.b"}
+
+
+@pytest.mark.parametrize("text", [
+    "logging.getLogger('nodepool.b')",
+    "[sys.executable, '-m', 'nodepool.b']",
+    "'see nodepool.b'",
+])  # fmt: skip
+def test_loggers_and_programs_are_no_edges(text: str) -> None:
+    assert edges_of("nodepool.a", text, ["nodepool", "nodepool.a", "nodepool.b"]) == set()
+
+
+def test_named_modules_are_named() -> None:
+    for name, found in NAMED.items():
+        path = REPOSITORY / f"{name.replace('.', '/')}.py"
+        names = _Names(graph())
+        names.visit(ast.parse(path.read_text()))
+        assert found <= names.strings, name
+
+
 def test_no_circles() -> None:
     assert circles(graph()) == []
 
 
-def test_layers() -> None:
+def test_interfaces_are_for_outside_code() -> None:
+    users = [f"{name} imports {interface}" for interface in INTERFACES for name, found in graph().items() if interface in found]
+    assert users == []
+
+
+def _upward() -> Iterator[tuple[str, str]]:
     level = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
-    wrong = []
     for name, found in graph().items():
         folder = name.split(".")[1] if "." in name else ""
         for other in found:
@@ -75,5 +154,9 @@ def test_layers() -> None:
             if not folder or not target or folder == target:
                 continue
             if level[target] >= level[folder] and target not in MAY.get(folder, ()):
-                wrong.append(f"{name} imports {other}")
-    assert wrong == []
+                yield name, other
+
+
+def test_layers() -> None:
+    allowed = {(name, other) for name, found in INTERFACES.items() for other in found}
+    assert set(_upward()) == allowed
