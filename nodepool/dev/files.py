@@ -13,7 +13,7 @@ import yaml
 from nodepool.base.files import lock_file, replace_file
 from nodepool.dev import certificates
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager.ssh.files import new_host_key
+from nodepool.nodemanager.rootfs.ssh_files import new_host_key
 from nodepool.zk.records import Node
 
 #: Slivers and ports for them.

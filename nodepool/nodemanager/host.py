@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nodepool.nodemanager.api.methods import NodeError
-from nodepool.nodemanager.backends.base import BackendError, Problem, Services
+from nodepool.nodemanager.backends.base import Services
 from nodepool.nodemanager.config import MEMORY_RESERVE, NodeManagerConfig, total_memory
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.limits.daily_bytes import Accounting, DailyLimits
 from nodepool.nodemanager.limits.room import Room
+from nodepool.nodemanager.outcomes import BackendError, Problem
 from nodepool.nodemanager.records.database import Database
 from nodepool.nodemanager.records.rspec import with_defaults
 

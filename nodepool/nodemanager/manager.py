@@ -15,22 +15,23 @@ from nodepool.base.files import lock_file
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import backends
 from nodepool.nodemanager.api.methods import Api, NodeError
-from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Starting
+from nodepool.nodemanager.backends.base import Handle, Services, Starting
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.host import Host, make_services
 from nodepool.nodemanager.kernel import descriptors
 from nodepool.nodemanager.limits.room import Room
+from nodepool.nodemanager.outcomes import BackendError, Problem
 from nodepool.nodemanager.records import loans, merge, records
 from nodepool.nodemanager.records.database import ABANDONED, Database
 from nodepool.nodemanager.rootfs import uploaded
+from nodepool.nodemanager.rootfs.ssh_files import SSHD_ARGV
 from nodepool.nodemanager.rootfs.trees import Trees
 from nodepool.nodemanager.slivers.process_watch import ProcessWatch
 from nodepool.nodemanager.slivers.reconciler import ABSENT, CREATED, DISABLED, FAILED, READY, RUNNING, STOPPED, Slivers, key_of
 from nodepool.nodemanager.slivers.startup import Startup
 from nodepool.nodemanager.sources import tickets
 from nodepool.nodemanager.ssh import sshd
-from nodepool.nodemanager.ssh.files import SSHD_ARGV
 from nodepool.nodemanager.ssh.gate import Gate
 from nodepool.nodemanager.ssh.sshd import SshServers
 

@@ -10,9 +10,11 @@ from logging import Logger, getLogger
 from pathlib import Path
 from typing import Any, Protocol
 
+from nodepool.nodemanager.outcomes import BackendError as BackendError
+from nodepool.nodemanager.outcomes import Exit as Exit
+from nodepool.nodemanager.outcomes import Problem as Problem
+from nodepool.nodemanager.rootfs.ssh_files import SSHD_ARGV
 from nodepool.nodemanager.setup.privileges import PRIVILEGES
-from nodepool.nodemanager.ssh.files import SSHD_ARGV
-from nodepool.nodemanager.texts import clean
 
 Handle = dict[str, Any]
 """JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth (dict: veth, address, gateway),
@@ -20,24 +22,6 @@ address, generation, template, host_key, privileges. Without pid it is stopped."
 
 DEFAULT_ID_BASE = 2_000_000
 IDS_PER_SLIVER = 65536
-
-
-class BackendError(Exception):
-    """Text for people; `retry` says whether the same call may succeed later without a change by the operator."""
-
-    def __init__(self, message: str, retry: bool = False) -> None:
-        # It may hold names and output from inside.
-        super().__init__(clean(message))
-        self.retry = retry
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A feature that this host lacks: what it is, whether the backend is useless without it, what to do."""
-
-    feature: str
-    fatal: bool
-    remedy: str
 
 
 def missing_ssh_server() -> list[Problem]:
@@ -69,14 +53,6 @@ class SliverSpec:
     seen at once); a socket is mounted at /run/nodepool/nodemanager.api and goes stale when it is replaced."""
     privileges: tuple[str, ...] = ()
     """Names, see :mod:`nodepool.nodemanager.setup.privileges`."""
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a spawned process ended."""
-
-    status: int | None
-    """Exit status, or minus the number of the signal; None: it ended, but the helper that would know how ended before it."""
 
 
 class Spawned(Protocol):

@@ -30,8 +30,8 @@ from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.kernel.removal import remove_tree
 from nodepool.nodemanager.limits import room
+from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from nodepool.nodemanager.rootfs.templates import RootStore, RootTree, check_sliver_name
-from nodepool.nodemanager.ssh import files as sshfiles
 
 INITSCRIPT_PATH = "/etc/rc.vinit"
 CONSOLE_LIMIT = 64 * 1024

@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nodepool.nodemanager.backends.base import BackendError, Exit
 from nodepool.nodemanager.helper.frames import receive_frame, send_frame
+from nodepool.nodemanager.outcomes import BackendError, Exit
 
 log = logging.getLogger("nodepool.nodemanager.zygote")
 

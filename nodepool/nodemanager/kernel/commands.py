@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from nodepool.nodemanager.backends.base import BackendError
 from nodepool.nodemanager.kernel.syscalls import SHORTAGE
+from nodepool.nodemanager.outcomes import BackendError
 
 log = logging.getLogger("nodepool.nodemanager.commands")
 

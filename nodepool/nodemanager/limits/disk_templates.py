@@ -12,8 +12,8 @@ import os
 import threading
 from pathlib import Path
 
-from nodepool.nodemanager.backends.base import BackendError
 from nodepool.nodemanager.kernel import commands
+from nodepool.nodemanager.outcomes import BackendError
 
 log = logging.getLogger("nodepool.nodemanager.disks")
 

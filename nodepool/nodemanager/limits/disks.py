@@ -25,10 +25,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.kernel import commands, loopdev, syscalls
 from nodepool.nodemanager.kernel.removal import remove_tree
 from nodepool.nodemanager.limits.disk_templates import BLOCK, KIB, DiskError, Templates
+from nodepool.nodemanager.outcomes import Problem
 from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC, check_name
 
 __all__ = ["DiskError", "Disks"]

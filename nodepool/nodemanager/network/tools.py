@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from nodepool.nodemanager.backends.base import BackendError
 from nodepool.nodemanager.kernel import commands
+from nodepool.nodemanager.outcomes import BackendError
 
 TIMEOUT = 20.0
 _ENVIRONMENT = {"PATH": commands.PATH, "LC_ALL": "C"}

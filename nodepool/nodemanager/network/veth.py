@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.kernel import commands
 from nodepool.nodemanager.network.firewall import Firewall, resolv_conf, ruleset
 from nodepool.nodemanager.network.shaping import Shaper
 from nodepool.nodemanager.network.tools import NetworkError, batch, supports, sysctl
+from nodepool.nodemanager.outcomes import Problem
 from nodepool.nodemanager.records.rspec import check_name
 
 __all__ = ["NetInfo", "Network", "NetworkError"]

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.backends.base import BackendError
 from nodepool.nodemanager.kernel.removal import remove_tree
+from nodepool.nodemanager.outcomes import BackendError
 from nodepool.nodemanager.rootfs import host_image, tar_image
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from nodepool.nodemanager.backends.base import Backend, BackendError
+from nodepool.nodemanager.outcomes import BackendError
 
 log = logging.getLogger("nodepool.nodemanager")
 
@@ -23,7 +23,7 @@ class Trees:
     :param made: called when there is another one.
     """
 
-    def __init__(self, backend: Backend, room: Callable[[], int], made: Callable[[], None]) -> None:
+    def __init__(self, backend: object, room: Callable[[], int], made: Callable[[], None]) -> None:
         self._roots = getattr(backend, "roots", None)
         self._room = room
         self._made = made

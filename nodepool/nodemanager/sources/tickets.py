@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nodepool.base import optional
+from nodepool.nodemanager import safe_xml
 from nodepool.nodemanager.records.records import SLIVER, RecordError, parse_record
-from nodepool.nodemanager.sources import safe_xml
 
 ALGORITHMS = ("EdDSA", "ES256")
 #: Of XML signatures; SHA-1, as the original used it, only behind an option.

@@ -19,8 +19,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nodepool.nodemanager.backends.base import BackendError, Handle, Spawned, Starting
+from nodepool.nodemanager.backends.base import Handle, Spawned, Starting
 from nodepool.nodemanager.bucket import Bucket
+from nodepool.nodemanager.outcomes import BackendError
 
 log = logging.getLogger("nodepool.nodemanager.gate")
 

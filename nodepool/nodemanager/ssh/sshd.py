@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.backends.base import Backend, BackendError, Handle
+from nodepool.nodemanager.backends.base import Backend, Handle
 from nodepool.nodemanager.kernel.descriptors import readable
+from nodepool.nodemanager.outcomes import BackendError
+from nodepool.nodemanager.rootfs.ssh_files import CONFIG_PATH
 from nodepool.nodemanager.slivers.process_watch import ProcessWatch, start_time
-from nodepool.nodemanager.ssh.files import CONFIG_PATH
 
 log = logging.getLogger("nodepool.nodemanager.sshd")
 

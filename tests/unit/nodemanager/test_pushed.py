@@ -25,7 +25,7 @@ from nodepool.driver.nodemanager.pushed.ssh_link import remote_command
 from nodepool.nodemanager.api.identity import Identity
 from nodepool.nodemanager.pushed import program as pushed_program
 from nodepool.nodemanager.pushed import service as pushed_service
-from nodepool.nodemanager.ssh import files as sshfiles
+from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from tests.conftest import wait_for
 
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.kernel.syscalls import SHORTAGE
 from nodepool.nodemanager.limits.cgroups import kill as cgroup_kill
 from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
@@ -36,6 +35,7 @@ from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, format
 from nodepool.nodemanager.limits.cgroups.pace import FAVOUR, CpuPace
 from nodepool.nodemanager.limits.cgroups.weights import BESTEFFORT, DAEMON, REST, ROOT_NAME, SUFFIX
 from nodepool.nodemanager.limits.cores import Cores, topology
+from nodepool.nodemanager.outcomes import Problem
 from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC, check_name
 
 __all__ = ["CgroupError", "Cgroups", "admit"]

@@ -7,10 +7,10 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.files import Place
+from nodepool.nodemanager.outcomes import Problem
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "io", "freezer")
 #: First kernel whose version 2 can freeze.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodepool.nodemanager.backends.base import BackendError
+from nodepool.nodemanager.outcomes import BackendError
 
 MIB = 1 << 20
 

@@ -22,7 +22,7 @@ from nodepool.nodemanager.backends.base import IDS_PER_SLIVER, BackendError, Ser
 from nodepool.nodemanager.backends.native import NativeBackend
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.kernel import syscalls
-from nodepool.nodemanager.ssh import files as sshfiles
+from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.support.deadline import limit

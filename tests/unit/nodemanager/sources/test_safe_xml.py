@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from nodepool.exceptions import ConfigurationError
+from nodepool.nodemanager import safe_xml
 from nodepool.nodemanager.config import parse
-from nodepool.nodemanager.sources import safe_xml, slices_xml, tickets
+from nodepool.nodemanager.sources import slices_xml, tickets
 
 BOMB = b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><x>&b;</x>'
 OUTSIDE = b'<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><x>&a;</x>'
