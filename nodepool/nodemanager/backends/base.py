@@ -10,11 +10,11 @@ from logging import Logger, getLogger
 from pathlib import Path
 from typing import Any, Protocol
 
+from nodepool.nodemanager.confinement.privileges import PRIVILEGES
 from nodepool.nodemanager.outcomes import BackendError as BackendError
 from nodepool.nodemanager.outcomes import Exit as Exit
 from nodepool.nodemanager.outcomes import Problem as Problem
 from nodepool.nodemanager.rootfs.ssh_files import SSHD_ARGV
-from nodepool.nodemanager.setup.privileges import PRIVILEGES
 
 Handle = dict[str, Any]
 """JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth (dict: veth, address, gateway),
@@ -52,7 +52,7 @@ class SliverSpec:
     """Path on the host. A directory is mounted at /run/nodepool inside (a socket made anew by the next daemon is then
     seen at once); a socket is mounted at /run/nodepool/nodemanager.api and goes stale when it is replaced."""
     privileges: tuple[str, ...] = ()
-    """Names, see :mod:`nodepool.nodemanager.setup.privileges`."""
+    """Names, see :mod:`nodepool.nodemanager.confinement.privileges`."""
 
 
 class Spawned(Protocol):

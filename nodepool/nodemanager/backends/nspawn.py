@@ -20,9 +20,9 @@ from typing import Any
 from nodepool.base.boot import boot_id
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
+from nodepool.nodemanager.confinement.privileges import PRIVILEGES
 from nodepool.nodemanager.kernel import commands, syscalls
 from nodepool.nodemanager.rootfs.templates import RootTree
-from nodepool.nodemanager.setup.privileges import PRIVILEGES
 
 COMMAND_TIMEOUT = 30.0
 START_TIMEOUT = 90.0

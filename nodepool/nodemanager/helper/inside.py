@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodepool.nodemanager.confinement import privileges, seccomp
 from nodepool.nodemanager.kernel import syscalls
-from nodepool.nodemanager.setup import privileges, seccomp
 
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
 MAX_TABLE = 4 * 1024 * 1024

@@ -170,7 +170,7 @@ class Zygote:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "nodepool.nodemanager.helper.helper", str(theirs.fileno())],
+                    [sys.executable, "-m", "nodepool.nodemanager.helper_program", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     close_fds=True,

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from nodepool.nodemanager.confinement import privileges
 from nodepool.nodemanager.records import rspec
 from nodepool.nodemanager.records.rspec import check_name
-from nodepool.nodemanager.setup import privileges
 
 SLIVER, DELEGATE = "sliver", "delegate"
 TYPES = (SLIVER, DELEGATE)

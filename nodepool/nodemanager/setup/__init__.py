@@ -1,1 +1,1 @@
-"""Making a sliver: namespaces, mounts, process 1, privileges, the filter on system calls."""
+"""Making a sliver: namespaces, mounts, process 1."""

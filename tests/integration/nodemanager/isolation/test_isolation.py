@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from nodepool.nodemanager.backends.base import IDS_PER_SLIVER, BackendError
+from nodepool.nodemanager.confinement import privileges
 from nodepool.nodemanager.kernel import syscalls
-from nodepool.nodemanager.setup import privileges
 from tests.integration.nodemanager.backends.test_native import small_tree
 from tests.support.deadline import limit
 from tests.support.nodemanager.machine import ID_BASE, Machine, Sliver, machine_at

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from nodepool.nodemanager.helper import helper
+from nodepool.nodemanager import helper_program
 
 
 def refuse(*_args: Any) -> NoReturn:
@@ -20,7 +20,7 @@ def test_no_worker_ahead_without_resources(monkeypatch: pytest.MonkeyPatch, what
     """It goes on, and does not try again before the next request."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        server = helper._Server(theirs, {})
+        server = helper_program._Server(theirs, {})
         assert server.spare_due
         with monkeypatch.context() as patch:
             patch.setattr(what, refuse)

@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 
 from nodepool.nodemanager.backends.base import BackendError
+from nodepool.nodemanager.confinement import privileges, seccomp, system_calls
 from nodepool.nodemanager.records import records
 from nodepool.nodemanager.rootfs import host_image, tar_image
 from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from nodepool.nodemanager.rootfs.tar_image import Limits, TarError, extract
 from nodepool.nodemanager.rootfs.templates import RootStore, check_sliver_name
 from nodepool.nodemanager.rootfs.trees import Trees
-from nodepool.nodemanager.setup import privileges, seccomp, system_calls
 
 Make = Callable[[pathlib.Path], list[tuple[tarfile.TarInfo, bytes]]]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners can only be kept by root")

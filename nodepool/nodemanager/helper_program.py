@@ -26,10 +26,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, FrozenImporter
 
+from nodepool.nodemanager.confinement import seccomp
 from nodepool.nodemanager.helper.frames import receive_frame, send_frame
 from nodepool.nodemanager.helper.operation import Operation, StepError, is_shortage
 from nodepool.nodemanager.kernel import syscalls
-from nodepool.nodemanager.setup import seccomp
 
 #: Milliseconds without anything to do after which a worker for the next request is made.
 SPARE_DELAY = 20

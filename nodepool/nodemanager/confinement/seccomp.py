@@ -14,8 +14,8 @@ import functools
 import struct
 from collections.abc import Collection, Iterable, Iterator
 
+from nodepool.nodemanager.confinement import privileges, system_calls
 from nodepool.nodemanager.kernel import syscalls
-from nodepool.nodemanager.setup import privileges, system_calls
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
