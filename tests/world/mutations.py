@@ -763,12 +763,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # -- builders, operators, tenants and static hosts, as the world sees them
     "abandoned-uploads-stay": Mutation(
-        "nodepool.builder.cleanup.retention", "                plan.drop.append(upload)\n", "                pass\n", 146
+        "nodepool.builder.retention", "                plan.drop.append(upload)\n", "                pass\n", 146
     ),
     "builders-do-not-watch-images": Mutation(
         "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 24
     ),
-    "failed-uploads-stay": Mutation("nodepool.builder.cleanup.retention", "(everything and upload.state == FAILED)", "False", 15),
+    "failed-uploads-stay": Mutation("nodepool.builder.retention", "(everything and upload.state == FAILED)", "False", 15),
     "files-without-build-stay": Mutation(
         "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 24
     ),

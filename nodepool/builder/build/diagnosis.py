@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nodepool.builder.build.phases import TIMESTAMP
+from nodepool.builder.progress.phases import TIMESTAMP
 
 #: Shell traces (-x) and chatter of diskimage-builder and debootstrap.
 _CHATTER = re.compile(r"\++ |DEBUG |INFO |I: |Unmount |dib-run-parts ")

@@ -17,11 +17,11 @@ from nodepool import metrics
 from nodepool.base import optional
 from nodepool.builder.build import command
 from nodepool.builder.build.diagnosis import Diagnosis
-from nodepool.builder.build.phases import PhaseTracker
 from nodepool.builder.build.plan import WantedBuild
 from nodepool.builder.build.process import BuildProcess, ProcessResult
 from nodepool.builder.host import build_journal, image_files
 from nodepool.builder.progress import gauges
+from nodepool.builder.progress.phases import PhaseTracker
 from nodepool.builder.state import BuilderState
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from nodepool.builder.cleanup.retention import BuildKey, Rules, Snapshot
+from nodepool.builder.retention import BuildKey, Rules, Snapshot
 from nodepool.config.model import Config
 from nodepool.zk.mirror.progress import BuildProgress, ProgressData, ProgressStore, UploadFailure
 from nodepool.zk.records import BUILDING, FAILED, READY

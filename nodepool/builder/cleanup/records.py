@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, NotEmptyError
 
-from nodepool.builder.cleanup.provider_queues import ProviderQueues
-from nodepool.builder.cleanup.retention import RemovalPlan, Snapshot, UploadKey, upload_key
+from nodepool.builder.provider_queues import ProviderQueues
+from nodepool.builder.retention import RemovalPlan, Snapshot, UploadKey, upload_key
 from nodepool.builder.state import BuilderState
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths

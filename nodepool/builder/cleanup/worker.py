@@ -10,11 +10,11 @@ from typing import Any
 
 from nodepool.builder.cleanup.files import clean_files
 from nodepool.builder.cleanup.progress import ProgressCleaner
-from nodepool.builder.cleanup.provider_queues import ProviderQueues
 from nodepool.builder.cleanup.records import RecordCleaner
-from nodepool.builder.cleanup.retention import BuildKey, RemovalPlan, Rules, Snapshot, upload_key
 from nodepool.builder.host import image_files
 from nodepool.builder.progress import gauges
+from nodepool.builder.provider_queues import ProviderQueues
+from nodepool.builder.retention import BuildKey, RemovalPlan, Rules, Snapshot, upload_key
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.journal import CloudLeftoverSweeper
 from nodepool.builder.worker import Worker

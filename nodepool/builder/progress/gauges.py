@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nodepool import metrics
-from nodepool.builder.build.phases import PHASES
-from nodepool.builder.cleanup.retention import image_providers
+from nodepool.builder.progress.phases import PHASES
+from nodepool.builder.retention import image_providers
 from nodepool.builder.state import BuilderState
 from nodepool.config.model import Config
 from nodepool.metrics import Metrics

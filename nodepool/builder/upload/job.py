@@ -12,9 +12,9 @@ from kazoo.exceptions import KazooException
 
 from nodepool import metrics
 from nodepool.builder.build import process
-from nodepool.builder.cleanup.retention import Candidate
 from nodepool.builder.host import image_files
 from nodepool.builder.progress import gauges
+from nodepool.builder.retention import Candidate
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.builder.upload.meter import UploadMeter

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
 from nodepool.base.files import replace_file
-from nodepool.builder.cleanup.provider_queues import ProviderQueues
-from nodepool.builder.cleanup.retention import UploadKey
+from nodepool.builder.provider_queues import ProviderQueues
+from nodepool.builder.retention import UploadKey
 from nodepool.builder.state import BuilderState
 from nodepool.config.model import Config
 from nodepool.driver.provider import Provider

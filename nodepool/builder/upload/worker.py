@@ -6,10 +6,10 @@ from collections.abc import Hashable
 
 from kazoo.exceptions import KazooException
 
-from nodepool.builder.cleanup import retention
-from nodepool.builder.cleanup.retention import Candidate
+from nodepool.builder import retention
 from nodepool.builder.host import image_files
 from nodepool.builder.progress import gauges
+from nodepool.builder.retention import Candidate
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.job import Result, UploadJob
 from nodepool.builder.worker import Worker

@@ -14,7 +14,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.config.model import ConfigPool, Label, ProviderConfig
-from nodepool.launcher.pools.labelcheck import LabelCheck
+from nodepool.launcher.requests.labelcheck import LabelCheck
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
 from nodepool.zk.locks import add_unlocked_check

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
 
-from nodepool.builder.cleanup.provider_queues import ProviderQueues
 from nodepool.builder.cleanup.records import RecordCleaner
-from nodepool.builder.cleanup.retention import RemovalPlan, Snapshot
+from nodepool.builder.provider_queues import ProviderQueues
+from nodepool.builder.retention import RemovalPlan, Snapshot
 from nodepool.zk.facade.images import ImageMethods
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import BuildProgress, UploadFailure

@@ -14,7 +14,7 @@ import pytest
 from nodepool.builder.build.plan import Plan, WantedBuild
 from nodepool.builder.build.worker import BuildWorker, fail_interrupted
 from nodepool.builder.cleanup.records import RecordCleaner
-from nodepool.builder.cleanup.retention import RemovalPlan, Snapshot
+from nodepool.builder.retention import RemovalPlan, Snapshot
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.claims import UploadClaims
 from nodepool.builder.upload.job import Result, UploadJob

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import pytest
 
 from nodepool.builder.build.command import build_command, build_environment
-from nodepool.builder.build.phases import PhaseTracker
 from nodepool.builder.build.process import BuildProcess, ProcessResult
 from nodepool.builder.host import build_journal, image_files, mounts
 from nodepool.builder.host.build_journal import BuildJournal, clean_all
+from nodepool.builder.progress.phases import PhaseTracker
 from nodepool.config.diskimages import DiskImage
 from tests.conftest import wait_for
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodepool.builder.build.phases import PHASES, PhaseTracker
+from nodepool.builder.progress.phases import PHASES, PhaseTracker
 from tests import FIXTURES
 
 LOGS = FIXTURES / "builder"

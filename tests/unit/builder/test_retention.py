@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodepool.builder.cleanup.retention import Rules, Snapshot, surplus_formats, upload_candidates, upload_key
+from nodepool.builder.retention import Rules, Snapshot, surplus_formats, upload_candidates, upload_key
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.launcher.pools.labelcheck import FRESH, LabelCheck
+from nodepool.launcher.requests.labelcheck import FRESH, LabelCheck
 from tests.conftest import wait_for
 
 
