@@ -1,4 +1,4 @@
-"""Imports go one way: no circles, those for type checking and late ones included, and no folder imports one above it."""
+"""Imports go one way: no circles of modules or folders, late ones and names in strings included, none to a folder above."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ NAMED = {
     "nodepool.simulation.install": {"nodepool.simulation"},
     "nodepool.simulation.lines": {"nodepool.simulation", "nodepool.zkserver"},
 }
+#: Folder -> imports between its subfolders that are part of a circle, as ``one -> other``. May only become shorter.
+FOLDER_CIRCLES: dict[str, set[str]] = {}
 
 
 class _Names(ast.NodeVisitor):
@@ -160,3 +162,55 @@ def _upward() -> Iterator[tuple[str, str]]:
 def test_layers() -> None:
     allowed = {(name, other) for name, found in INTERFACES.items() for other in found}
     assert set(_upward()) == allowed
+
+
+def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
+    """What can be reached from a node in at least one step."""
+    found: set[str] = set()
+    left = list(edges.get(start, ()))
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left.extend(edges.get(node, ()))
+    return found
+
+
+def folder_circles(edges: dict[str, set[str]], folders: Collection[str]) -> dict[str, set[str]]:
+    """Folder -> imports between its subfolders that are part of a circle.
+
+    :param folders: all folders, as names of packages.
+    """
+    between: dict[str, dict[str, set[str]]] = {}
+    for name, found in edges.items():
+        for other in found:
+            one, two = f"{name}.".split("."), f"{other}.".split(".")
+            depth = next(number for number, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1])
+            if depth > 1 and {".".join(one[: depth + 1]), ".".join(two[: depth + 1])} <= set(folders):
+                between.setdefault(".".join(one[:depth]), {}).setdefault(one[depth], set()).add(two[depth])
+    circular: dict[str, set[str]] = {}
+    for parent, inner in between.items():
+        for one, targets in inner.items():
+            for two in targets:
+                if one in _reachable(two, inner):
+                    circular.setdefault(parent, set()).add(f"{one} -> {two}")
+    return circular
+
+
+def test_folder_circles_are_found() -> None:
+    edges = {
+        "nodepool.x.a.one": {"nodepool.x.b.one", "nodepool.x.root"},
+        "nodepool.x.b.two": {"nodepool.x.c"},
+        "nodepool.x.c": {"nodepool.x.a.two"},
+        "nodepool.x.d.one": {"nodepool.x.a.one", "nodepool.y.e.one"},
+        "nodepool.x.root": {"nodepool.x.d.one"},
+        "nodepool.y.e.one": {"nodepool.x.d.two"},
+    }
+    folders = [f"nodepool.{name}" for name in ("x", "x.a", "x.b", "x.c", "x.d", "y", "y.e")]
+    assert folder_circles(edges, folders) == {"nodepool.x": {"a -> b", "b -> c", "c -> a"}}
+
+
+def test_no_circles_of_folders() -> None:
+    """Two folders of one folder do not import each other, also not by way of others."""
+    folders = {".".join(path.parent.relative_to(REPOSITORY).parts) for path in (REPOSITORY / "nodepool").rglob("*.py")}
+    assert folder_circles(graph(), folders) == FOLDER_CIRCLES
