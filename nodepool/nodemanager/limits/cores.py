@@ -28,7 +28,7 @@ def topology(processors: Iterable[int]) -> tuple[dict[int, set[int]], dict[int, 
 
 
 class Cores:
-    """Who has which CPUs. Pure; the caller locks."""
+    """The CPUs that each sliver has reserved. Does no I/O; the caller locks."""
 
     def __init__(self, processors: Iterable[int], siblings: Mapping[int, set[int]], nodes: Mapping[int, int]) -> None:
         self._all = frozenset(processors)
@@ -61,16 +61,16 @@ class Cores:
         return self._reserved.pop(name, None) is not None
 
     def reserve(self, name: str, count: int, both: bool) -> None:
-        """Give a sliver so many cores, keeping those that it has; siblings of them first.
+        """Assign `count` cores to a sliver: the ones it has, then their siblings, then others.
 
-        :raises CgroupError: not so many are free; one stays for everybody else.
+        :raises CgroupError: fewer are free; one must stay for everything else.
         """
         mine, _ = self._reserved.get(name, (frozenset(), False))
         free = set(self._all) - self.taken()
         if count - len(mine) > len(free) - 1:
             raise CgroupError(
-                f"nm_cpu_cores: {count} cores are wanted, {max(0, len(free) - 1) + len(mine)} can be had "
-                "(one stays for everybody else)"
+                f"nm_cpu_cores: {count} cores requested, {max(0, len(free) - 1) + len(mine)} available "
+                "(one stays for everything else)"
             )
         kept = set(sorted(mine)[:count])
         while len(kept) < count:
@@ -86,7 +86,7 @@ class Cores:
 
         def rank(core: int) -> tuple[bool, bool, int, int]:
             siblings = self._siblings.get(core, {core})
-            # The last ones first: what is bound to the first CPU stays with everybody else.
+            # Prefer high numbers: whatever is bound to the first CPU stays with everything else.
             return (not siblings & kept, bool(nodes) and self._node.get(core, 0) not in nodes, -len(siblings & free), -core)
 
         return min(free, key=rank)

@@ -1,7 +1,7 @@
-"""How much each sliver may send in a day (NM-B.4, daily accounting). Pure: clock and storage are given.
+"""Daily limits on the bytes each sliver sends (NM-B.4, daily accounting). Does no I/O.
 
-Totals belong to the name of a sliver, not to its device: a sliver that is deleted and made again goes on where it was, until
-its period ends.
+Totals belong to the name of a sliver, not to its device: a sliver that is deleted and created again continues with its total
+until the period ends.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC
 
 PERIOD = 86_400.0
-#: Per cent of the limit at which the rate begins to be cut.
+#: Percentage of the limit at which the rate is first reduced.
 THRESHOLD_PERCENT = 80
-#: So many seconds are left at least when the rest of a limit is spread over the rest of a period.
+#: The rest of a limit is spread over at least this many seconds.
 _LEAST_SECONDS = 1.0
 _KINDS = (("plain", "nm_net_min_rate", "nm_net_max_rate"), ("exempt", "nm_net_exempt_min_rate", "nm_net_exempt_max_rate"))
 
@@ -49,9 +49,10 @@ class _Account:
 
 
 class Accounting:
-    """Feed it the counters every now and then; it answers with the rates that are less than granted.
+    """Count sent bytes; returns reduced rates for slivers near their daily limit.
 
-    `load` gives what `save` got last (JSON-able), or None.  `notify(name, kind, used, limit)` is called at most once per sliver
+    `load` returns what `save` last got (JSON-able), or None.  `notify(name, kind, used, limit)` is called at most once per
+    sliver
     and period.  The caller locks.
     """
 
@@ -135,7 +136,7 @@ class Accounting:
         return cut
 
     def forget_device(self, name: str) -> None:
-        """The sliver's device is gone: the next one counts from 0, whatever it shows."""
+        """Forget the sliver's deleted device: the counters of the next one start at 0."""
         account = self._accounts.get(name)
         if account is not None:
             account.seen = {kind: 0 for kind, _, _ in _KINDS}
@@ -146,7 +147,7 @@ class Accounting:
         return (account.used["plain"], account.used["exempt"]) if account is not None else (0, 0)
 
     def reset(self, name: str) -> None:
-        """An operator's pardon: the sliver begins a new period."""
+        """Start a new period for the sliver on behalf of an operator."""
         account = self._accounts.get(name)
         if account is not None:
             account.began, account.told, account.used = self._clock(), False, {kind: 0 for kind, _, _ in _KINDS}

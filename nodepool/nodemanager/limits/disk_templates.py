@@ -1,4 +1,4 @@
-"""Formatted images, made ahead: a new disk of a size that was used before is a copy, and some copies wait (C.3).
+"""Preformatted disk images, so that a new disk of a known size is only a copy (C.3).
 
 A template of some GiB holds only a few MiB of data, so that a copy is cheap.
 """
@@ -22,17 +22,17 @@ BLOCK = 4096
 #: From this size on a disk has a journal.
 JOURNAL_KIB = 32 * KIB
 FORMAT_TIMEOUT = 60.0
-#: Changes with the options of the format, so that a template made by another version is not used.
+#: Changes with the options of the format: a template of another version is not used.
 TEMPLATE = "template-1"
-#: So many sizes are kept ready; the one that was not used for longest goes first.
+#: This many sizes are kept ready; the least recently used one is dropped first.
 TEMPLATES = 8
-#: Copies of a template that wait for the next disks.
+#: Copies of a template that are kept for the next disks.
 STOCK = 4
 _SEEK_STEP = 1 << 20
 
 
 class DiskError(BackendError):
-    """A disk cannot be made, mounted or changed; the text says why."""
+    """A disk cannot be created, mounted or changed; the text contains the reason."""
 
 
 class Templates:
@@ -43,14 +43,16 @@ class Templates:
         self._lock = threading.Lock()
 
     def copy(self, kib: int, target: Path) -> None:
-        """A new image of that size. Raises DiskError, OSError; FileNotFoundError: room was made for another size just now."""
+        """Create an image of that size. Raises DiskError, OSError; FileNotFoundError: retry."""
         if not self._take(kib, target):
             _copy_sparse(self._template(kib), target, kib * KIB)
 
     def stock(self, *sizes: int) -> None:
-        """Copies of the templates for the next disks, on the host's disk already: a loop device waits for that.
+        """Create copies of the templates, synced to the host's disk, for the next disks.
 
-        :param sizes: to make templates of.
+        A loop device waits for that sync.
+
+        :param sizes: also create templates of these sizes, in KiB.
         """
         try:
             for kib in sizes:
@@ -63,7 +65,7 @@ class Templates:
                         _copy_sparse(template, new, template.stat().st_size, synced=True)
                         new.replace(ready)
         except (DiskError, OSError) as error:
-            log.warning("No template of a disk can be made now: %s", error)
+            log.warning("Disk templates cannot be created now: %s", error)
 
     def _take(self, kib: int, new: Path) -> bool:
         """One of those; False: there is none."""

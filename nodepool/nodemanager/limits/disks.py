@@ -1,14 +1,14 @@
 """A disk per sliver: a sparse ext4 image of exactly its quota, on a loop device (NM-C.3, nm_disk_quota).
 
-Works on any file system of the host, binds root inside the sliver too, and is deleted with one unlink.  Images are copies of
+Works on any file system of the host, also limits root inside the sliver, and is deleted with one unlink.  Images are copies of
 a sparse template of the same size, see :mod:`disk_templates`.
 
-What was promised is then taken from the host's file system (fallocate), beside the making of the sliver: some ms for some GiB.
-So no file system of a sliver runs out of blocks below its quota, whatever else fills the host.  It stays taken: the kernel is not
-told of blocks that become free inside.  Where more is promised than there is (overcommit), images stay sparse.
+The promised size is then allocated on the host's file system (fallocate) in the background: a few ms for some GiB.
+No file system of a sliver therefore runs out of blocks below its quota, whatever else fills the host.  The blocks stay
+allocated when files inside are deleted.  With overcommit, images stay sparse.
 
-A disk that is deleted is out of the way at once, under another name; unmounting takes the kernel a dozen turns of its own
-threads, which busy slivers hold up, and is done beside other work.
+A deleted disk is renamed immediately and unmounted in the background: unmounting takes the kernel a dozen turns of its own
+threads, which busy slivers delay.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["DiskError", "Disks"]
 
 log = logging.getLogger("nodepool.nodemanager.disks")
 
-#: A disk is never smaller: an ext4 file system needs some room for itself.
+#: Minimum size of a disk: an ext4 file system needs some space for itself.
 MINIMUM_KIB = 2048
 RESIZE_TIMEOUT = 300.0
 #: Directory with the remains of slivers.
@@ -52,7 +52,7 @@ _MS_NOATIME = 1024
 @dataclass(frozen=True)
 class Disk:
     image: str
-    """The file; mount source by way of a loop device."""
+    """The file, mounted through a loop device."""
     kib: int
     device: str = ""
     """The loop device while it is mounted, such as /dev/loop3."""
@@ -61,18 +61,18 @@ class Disk:
 class Disks:
     """The disks below one state directory: ``<state>/slivers/<name>/disk.img``.
 
-    :param sparse: images take room only as they are filled.
+    :param sparse: images use disk space only as they are filled.
     """
 
     def __init__(self, state_dir: str | os.PathLike[str], sparse: bool = False) -> None:
         self._sparse = sparse
-        #: Called when a disk that was deleted has given its room back.
+        #: Called when the space of a deleted disk is free again.
         self.freed: Callable[[], object] = lambda: None
         self._backing = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-disk")
         # As /proc/self/mountinfo spells it.
         self._state = Path(os.path.realpath(state_dir))
         self._templates = Templates(self._state / "disks")
-        #: What is left of deleted slivers and could not be removed.
+        #: Remains of deleted slivers that could not be removed.
         self._left: set[Path] = set()
 
     # --- the host ----------------------------------------------------------------------------------------------------
@@ -86,11 +86,11 @@ class Disks:
         return found
 
     def prepare(self, room: bool = True) -> None:
-        """Make copies of the template of the usual size, and finish or remove what an interrupted creation left.
+        """Create copies of the usual template, and finish or clean up interrupted creations.
 
-        :param room: there is room for copies.
+        :param room: there is enough disk space for copies.
         """
-        # Its thread is there from now on: slivers can be removed when the host has no more.
+        # Start its thread now: slivers can then be removed even when the host has no threads left.
         self._later(lambda: None)
         for left in self._removed():
             self._later(self._remove, left)
@@ -102,12 +102,12 @@ class Disks:
             self._later(self._templates.stock, DEFAULT_KIB)
 
     def stop(self) -> None:
-        """What is not finished in time, the next start does."""
+        """Stop the background thread; the next start finishes what is left."""
         self.tidy()
         self._backing.shutdown(wait=self.settle(), cancel_futures=True)
 
     def settle(self, timeout: float = SETTLE_TIMEOUT) -> bool:
-        """Wait until what is done beside other work is done, for at most so many seconds; whether it is."""
+        """Wait for background work, for at most `timeout` seconds; return whether it is finished."""
         try:
             self._backing.submit(lambda: None).result(timeout)
         except TimeoutError:
@@ -142,7 +142,7 @@ class Disks:
             self._later(self._back, name)
 
     def settle_in(self, name: str) -> None:
-        """The sliver runs: what its disk still lacks is done, beside other work."""
+        """Finish the disk of a running sliver in the background."""
         self._later(self._tame, name)
         self._back_soon(name)
         self._later(self._templates.stock)
@@ -150,11 +150,11 @@ class Disks:
     def _tame(self, name: str) -> None:
         device = self._device(name)
         if device is not None:
-            with contextlib.suppress(OSError), _loop(device) as loop:  # it may be gone
+            with contextlib.suppress(OSError), _loop(device) as loop:  # it may no longer exist
                 loop.small_requests()
 
     def _back(self, name: str) -> None:
-        """Take what the image still lacks of its size."""
+        """Allocate the missing blocks of the image."""
         try:
             descriptor = os.open(self.image(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (OSError, ValueError):
@@ -165,12 +165,8 @@ class Disks:
                 syscalls.fallocate(descriptor, 0, found.st_size)
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP:
-                return  # what was promised is counted, that must do
-            log.error(
-                "The disk of sliver %s cannot have all of its room on the host (%s): it may run full below its quota",
-                name,
-                error.strerror,
-            )
+                return  # overcommit: promised space is only counted
+            log.error("Disk space of sliver %s cannot be allocated (%s): it may run full below its quota", name, error.strerror)
         finally:
             os.close(descriptor)
 
@@ -195,13 +191,13 @@ class Disks:
                     self._templates.copy(kib, new)
                     break
                 except FileNotFoundError:
-                    # Made room for another size just now.
+                    # A template of another size has replaced it meanwhile.
                     if attempt == 2:
                         raise
                 except OSError as error:
                     if attempt == 2 or error.errno != errno.ENOSPC:
                         raise
-                    self.settle()  # there is room when those that were deleted are gone
+                    self.settle()  # deleted disks free their space
             new.replace(path)
         except OSError as error:
             raise DiskError(f"disk of sliver {name}: {error.strerror}", retry=error.errno in syscalls.SHORTAGE) from error
@@ -211,7 +207,7 @@ class Disks:
         return Disk(str(path), kib)
 
     def mount(self, name: str, target: str) -> None:
-        """Mount at an existing directory; nothing to do if it is there already. Raises DiskError."""
+        """Mount the disk at an existing directory unless it is mounted there. Raises DiskError."""
         target = os.path.realpath(target)
         if any(place == target for place, _device, _root in _mounts()):
             return
@@ -246,8 +242,10 @@ class Disks:
 
     @staticmethod
     def _await_release(name: str, path: Path) -> None:
-        """A disk that was unmounted is in use until the last namespace lets go of it: one of a sliver that is being made has all
-        mounts of the host for a moment. There is no event for it; two file systems over one image would destroy it.
+        """Wait until no namespace uses an unmounted disk. Raises DiskError.
+
+        A sliver that is being created has all mounts of the host for a moment. The kernel reports no event for the release, and
+        two file systems over one image would destroy it.
         """
         deadline = time.monotonic() + RELEASE_TIMEOUT
         while users := loopdev.over(path):
@@ -260,7 +258,7 @@ class Disks:
             time.sleep(0.01)
 
     def resize(self, name: str, kib: int) -> None:
-        """A new quota, in KiB, at once. What is in use is never cut off.
+        """Set a new quota in KiB immediately; data in use is never cut off.
 
         :raises DiskError: more is in use already, or there is no such disk.
         """
@@ -268,7 +266,7 @@ class Disks:
         if not path.exists():
             raise DiskError(f"sliver {name} has no disk")
         if kib < MINIMUM_KIB:
-            raise DiskError(f"nm_disk_quota: {kib} KiB is less than {MINIMUM_KIB}, the least a disk can have")
+            raise DiskError(f"nm_disk_quota: {kib} KiB is less than {MINIMUM_KIB}, the minimum size of a disk")
         if kib == self._quota(name):
             return
         target = self._target(name)
@@ -288,7 +286,7 @@ class Disks:
                     with _loop(device) as loop:
                         loop.refresh()
                     _grow(target, path.stat().st_size)
-            # ext4 cannot shrink while it is mounted: the room between quota and size is reserved instead.
+            # ext4 cannot shrink while it is mounted: the space between quota and size is reserved instead.
             quota = self._quota_file(name)
             new = quota.with_suffix(".new")
             new.write_text(f"{kib}\n")
@@ -352,7 +350,7 @@ class Disks:
         return (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
 
     def destroy(self, name: str) -> None:
-        """Unmount and unlink; what is not there is fine. Raises DiskError."""
+        """Unmount and unlink the disk if it exists. Raises DiskError."""
         path = self.image(name)
         try:
             for target in self._targets(name):
@@ -367,7 +365,7 @@ class Disks:
             raise DiskError(f"disk of sliver {name}: cannot remove it: {error.strerror}", retry=True) from error
 
     def discard(self, name: str) -> None:
-        """The directory of a sliver with its disk goes: out of the way now, removed soon. Raises OSError."""
+        """Rename the directory of a sliver with its disk now and remove it soon. Raises OSError."""
         directory = self.image(name).parent
         removed = self._state / REMOVED / f"{name}.{time.time_ns()}"
         removed.parent.mkdir(mode=0o700, exist_ok=True)
@@ -382,7 +380,7 @@ class Disks:
         except FileNotFoundError:
             pass
         except OSError as error:
-            log.error("What is left of a deleted sliver cannot be removed, it is tried again: %s", error)
+            log.error("Remains of a deleted sliver cannot be removed, retrying later: %s", error)
             self._left.add(directory)
         self.freed()
 

@@ -1,9 +1,10 @@
-"""Room on the file system of the state directory: what may be promised, and a ballast for the day when it is full.
+"""Disk space of the state directory: free space that may be promised, and a ballast.
 
-Others of the host may fill the file system to the last byte and inode.  What the daemon needs to go on and to delete slivers
-(a log of the database, a few directory entries) is in a ballast, which is given up then, and made again when there is room.
+Other programs of the host may fill the file system to the last byte and inode.  The daemon keeps a ballast with the space that
+it needs to continue and to delete slivers (a database log, a few directory entries).  The ballast is released when the file
+system is full, and created again when space is free.
 
-The disk of a sliver has a ballast, too, for a job may fill it: what the next start writes there takes that place.
+The disk of a sliver also has a ballast, for the files that the next start writes: a job may fill the disk.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ RESERVE_MOST = 2048 * MIB
 BALLAST = 64 * MIB
 #: Files of the ballast without content: inodes.
 SPARE = 32
-#: Files of the ballast of a sliver's disk, and the bytes of each: a start needs a directory for each overlay, and writes files
-#: anew before the old ones go.
+#: Files of the ballast of a sliver's disk, and the bytes of each: a start needs a directory for each overlay, and writes new
+#: files before the old ones are deleted.
 DISK_FILES, DISK_PIECE = 16, 16384
 #: Bytes and inodes below which the file system counts as full.
 LEAST = 8 * MIB
@@ -32,7 +33,7 @@ LEAST_INODES = 4
 
 
 def give_up(directory: Path) -> bool:
-    """Remove the files of a directory; whether there were any. What cannot be removed stays."""
+    """Remove the files of a directory that can be removed; return whether there were any."""
     given = False
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(directory)):
@@ -42,7 +43,7 @@ def give_up(directory: Path) -> bool:
 
 
 def keep_on_disk(directory: Path) -> None:
-    """Make the ballast of a sliver's disk, or as much of it as there is room for."""
+    """Create the ballast of a sliver's disk, as far as there is free space."""
     with contextlib.suppress(OSError):
         directory.mkdir(mode=0o700, exist_ok=True)
         for number in range(DISK_FILES):
@@ -54,9 +55,9 @@ def keep_on_disk(directory: Path) -> None:
 
 
 class Room:
-    """All methods may be called from any thread.
+    """Free space and ballast of the state directory. Thread-safe.
 
-    :param overcommit: how many times the room may be promised.
+    :param overcommit: factor by which more space may be promised than exists.
     """
 
     def __init__(self, directory: str | os.PathLike[str], overcommit: float = 1.0) -> None:
@@ -65,26 +66,26 @@ class Room:
         self.overcommit = overcommit
         self._lock = threading.Lock()
         self._said = False
-        #: The whole ballast is there.
+        #: The whole ballast exists.
         self._complete = False
 
     def _state(self) -> os.statvfs_result:
         return os.statvfs(self._directory)
 
     def reserve(self) -> int:
-        """Bytes."""
+        """Return the bytes that are kept free."""
         state = self._state()
         return min(RESERVE_MOST, state.f_blocks * state.f_frsize // RESERVE_PARTS)
 
     def free(self) -> int:
-        """Bytes that files may take without touching the reserve; below 0: it is touched already."""
+        """Return the bytes that files may use besides the reserve; negative: it is in use."""
         state = self._state()
         return state.f_bavail * state.f_frsize - self.reserve()
 
     def total(self, taken: int) -> int:
-        """Bytes that slivers may have in all.
+        """Return the bytes that slivers may have in total.
 
-        :param taken: what their disks occupy already; to be found out before this is called, so that a disk that is just made
+        :param taken: bytes that their disks occupy already; determine them before the call, so that a disk that is just created
             never counts twice.
         """
         return max(0, int((self.free() + taken) * self.overcommit))
@@ -93,11 +94,11 @@ class Room:
 
     def _is_full(self) -> bool:
         state = self._state()
-        # Of what it keeps for root, a file system gives no part to others. Some tell no inodes: they make them when needed.
+        # The part that a file system keeps for root is not counted. Some report no inodes: they create them on demand.
         return state.f_bavail * state.f_frsize < LEAST or (state.f_files > 0 and state.f_favail < LEAST_INODES)
 
     def ensure(self) -> None:
-        """To be called before something that must succeed is written: on a full file system the ballast goes."""
+        """Release the ballast if the file system is full; call it before vital writes."""
         if not self._is_full():
             return
         with self._lock:
@@ -105,19 +106,19 @@ class Room:
             if not self._said:
                 self._said = True
                 log.error("The file system of %s is full. Slivers run and can be deleted; remove what fills it", self._directory)
-            # Templates of disks are made again when they are needed.
+            # Disk templates are created again when needed.
             for directory in (self._ballast, self._directory / "disks"):
                 if give_up(directory):
                     return
 
     def keep(self) -> None:
-        """Make the ballast, or as much of it as there is room for; to be called when room may have become free."""
+        """Create the ballast as far as there is space; call it when space may have become free."""
         with self._lock, contextlib.suppress(OSError):
             if self._complete or self._is_full():
                 return
             if self._said:
                 self._said = False
-                log.warning("The file system of %s has room again", self._directory)
+                log.warning("The file system of %s has free space again", self._directory)
             self._ballast.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(self._ballast / "room", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

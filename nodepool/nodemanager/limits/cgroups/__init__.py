@@ -1,17 +1,17 @@
-"""The cgroups of slivers: each controller is used where this host has it (NM-B.4, NM-C.3).
+"""CPU, memory and process limits of slivers in the host's cgroups (NM-B.4, NM-C.3).
 
-Our tree, in every hierarchy that holds a controller we need::
+Groups that are created in every hierarchy with a controller we need::
 
-    nodepool-nm/                     weight: what is guaranteed, and best effort as much as one other group of the host
+    nodepool-nm/                     weight: the guarantees, plus as much as one other group of the host for best effort
         <name>.sliver/               slivers with a guarantee: weight ~ guarantee
-        besteffort/                  weight ~ its part of what is not guaranteed to others
+        besteffort/                  weight ~ its share of the CPU that is not guaranteed to others
             <name>.sliver/           weight ~ nm_cpu_share, times 8 for those that use little (:mod:`cpu_pace`)
-    nodepool-nm-daemon/              the daemon and its helper (controller ``cpu``): logins and calls work beside busy slivers
+    nodepool-nm-daemon/              the daemon and its helper (controller ``cpu``): calls work while slivers are busy
 
-Best effort must not outrank the host's own services; see :mod:`cgroup_weights`. A guarantee only adds: who would get more by its
-nm_cpu_share weighs as much as that gives.
+Best effort must not outrank the host's own services; see :mod:`cgroup_weights`. A guarantee never reduces what a sliver gets: a
+sliver whose nm_cpu_share entitles it to more gets the larger weight.
 
-Hierarchies without the controller ``cpu`` know no such difference: there all slivers are directly below our root.
+Hierarchies without the controller ``cpu`` do not use weights: all slivers are directly below our root there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 
 
 def admit(existing: Iterable[int], new: int, reserve: int = HOST_RESERVE) -> bool:
-    """Whether a guarantee fits beside the others; all in per mille of the host's CPU."""
+    """Return whether a guarantee fits with the existing ones (all in per mille of the CPU)."""
     return new >= 0 and sum(existing) + new <= 1000 - reserve
 
 
@@ -98,7 +98,7 @@ class Cgroups:
         return self._processors
 
     def capacity(self) -> dict[str, int]:
-        """Per mille of CPU and whole cores: all, and what is given away."""
+        """Return total and assigned CPU (per mille) and whole cores."""
         with self._lock:
             return {
                 "cpu": 1000,
@@ -110,7 +110,7 @@ class Cgroups:
     # --- our tree ----------------------------------------------------------------------------------------------------
 
     def prepare(self, host_reserve: int = HOST_RESERVE) -> None:
-        """Make our part of each hierarchy; what is there is kept. Raises CgroupError."""
+        """Create our part of each hierarchy, keeping existing groups. Raises CgroupError."""
         with self._lock:
             self._reserve = host_reserve
             try:
@@ -118,7 +118,7 @@ class Cgroups:
                     self._prepare(place)
             except OSError as error:
                 raise CgroupError(
-                    f"cgroups: cannot make the group {self._root_name} ({error}); run as root, or let systemd "
+                    f"cgroups: cannot create the group {self._root_name} ({error}); run as root, or let systemd "
                     "delegate a group (Delegate=yes)"
                 ) from error
             if self._quick < 0:
@@ -157,7 +157,7 @@ class Cgroups:
         _FILES[place.kind].made(group)
 
     def _load(self) -> None:
-        """What slivers that are there already were given."""
+        """Load the guarantees, shares and cores of existing slivers."""
         self._guarantees.clear()
         self._shares.clear()
         place = self._where.get("cpu")
@@ -209,7 +209,7 @@ class Cgroups:
         return parents[0 if guarantee > 0 else -1] / (check_name(name) + SUFFIX)
 
     def create(self, name: str, rspec: Mapping[str, Any]) -> list[str]:
-        """Groups with all limits, one per hierarchy; what is there is kept.
+        """Create the groups with all limits, one per hierarchy, keeping existing ones.
 
         :raises CgroupError: a limit cannot be set.
         """
@@ -222,7 +222,7 @@ class Cgroups:
             return [str(path) for place in self._places for path in self._existing(place, name)]
 
     def apply(self, name: str, rspec: Mapping[str, Any]) -> None:
-        """Other limits, at once, for the processes that run too.
+        """Apply other limits immediately, also to running processes.
 
         :raises CgroupError: no such sliver; more memory in use than the new limit; too few cores.
         """
@@ -290,7 +290,7 @@ class Cgroups:
                 with contextlib.suppress(ProcessLookupError):
                     write(new / "cgroup.procs", pid)
             if time.monotonic() > deadline:
-                raise CgroupError(f"{old}: processes come faster than they can be moved", retry=True)
+                raise CgroupError(f"{old}: processes start faster than they can be moved", retry=True)
         self._rmdir(place, old, deadline)
 
     def rebalance(self, specs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -385,11 +385,11 @@ class Cgroups:
         return [str(path / "cgroup.procs") for place in places for path in self._existing(place, name)[:1]]
 
     def expect_moves(self) -> None:
-        """Processes are going to be moved soon; returns at once."""
+        """Prepare for processes that are moved soon; return immediately."""
         if self._quick >= 0:
             return
         for place in self._places[-1:]:
-            with contextlib.suppress(RuntimeError):  # the host has no thread left: it takes longer
+            with contextlib.suppress(RuntimeError):  # no thread available: the moves take longer
                 threading.Thread(target=make_moves_quick, args=(place,), name="Thread-nm-cgroups", daemon=True).start()
 
     def attach(self, name: str, pid: int) -> None:
@@ -409,7 +409,7 @@ class Cgroups:
         return newer if newer is not None and "freezer" in newer.controllers else self._where.get("freezer")
 
     def freeze(self, name: str, frozen: bool) -> None:
-        """Returns when all processes stand still, or may go on. Raises CgroupError."""
+        """Freeze or thaw all processes and wait until that is done. Raises CgroupError."""
         place = self._freezer()
         if place is None:
             raise CgroupError("this host has no cgroup freezer")
@@ -424,9 +424,9 @@ class Cgroups:
             raise CgroupError(f"sliver {name} cannot be frozen: {error.strerror}") from error
 
     def kill(self, name: str, deadline: float = 10.0) -> None:
-        """Kill all processes and wait until they are gone, for at most `deadline` seconds.
+        """Kill all processes and wait until they have ended, for at most `deadline` seconds.
 
-        :raises CgroupError: some are still there.
+        :raises CgroupError: some processes still exist.
         """
         cgroup_kill.kill(
             lambda: [(place, group) for place in self._places for group in self._existing(place, name)],
@@ -490,7 +490,7 @@ class Cgroups:
         """The daemon ends: without slivers nothing of ours stays behind."""
         if self._pace is not None:
             self._pace.stop()
-            with self._lock:  # there is no one left to see when those with a guarantee use less than that
+            with self._lock:  # nothing measures anymore whether guarantees are used
                 self._heavy = self._heavy - self._weights.keys()
                 self._balance()
         if self._quick >= 0:
@@ -515,7 +515,7 @@ class Cgroups:
         return sorted({name for place in self._places for name, _ in self._groups(place)})
 
     def usage(self, name: str) -> dict[str, int]:
-        """cpu_usec, memory_bytes, memory_peak, pids, oom_kills; what is unknown is absent."""
+        """Return cpu_usec, memory_bytes, memory_peak, pids, oom_kills; unknown ones are absent."""
         found: dict[str, int] = {}
         for place in self._places:
             for group in self._existing(place, name)[:1]:

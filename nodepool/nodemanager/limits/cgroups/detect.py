@@ -18,9 +18,9 @@ FREEZER_KERNEL = (5, 2)
 
 
 def detect_places(newer_too: bool = True) -> list[Place]:
-    """The hierarchies that are mounted. The newer generation's freezer is preferred: what it holds can still be killed.
+    """Return the mounted hierarchies.
 
-    Without `newer_too` only version 1 is looked at.
+    Version 2's freezer is preferred: frozen processes can still be killed. Without `newer_too` only version 1 is considered.
     """
     places: list[Place] = []
     newer: Place | None = None
@@ -80,7 +80,7 @@ def problems(controllers: Mapping[str, str | None]) -> list[Problem]:
             Problem(
                 "network buffers",
                 False,
-                "nm_mem_limit does not count buffers of UDP sockets with cgroup version 1, and those of TCP come on top of it "
+                "with cgroup version 1, nm_mem_limit does not include buffers of UDP sockets, and those of TCP are added to it "
                 "(a quarter at most): a sliver can use more memory than its limit; boot with version 2",
             )
         )
@@ -101,12 +101,12 @@ def _release() -> tuple[int, ...]:
 
 
 def keep_moves_quick() -> int:
-    """Have the kernel keep moves between cgroups quick (favordynmods) as long as the descriptor returned is open; -1: it cannot.
+    """Open a descriptor that keeps moves between cgroups quick (favordynmods), or return -1.
 
-    Else each move waits for all processors, and for every process of the host that is in the middle of a fork: a sliver that
-    does nothing but fork, with little CPU, holds up the making and deleting of all others for seconds.  The setting is one of the
-    host; it is held by an empty hierarchy of our own that is mounted nowhere, so that no option of others is changed, and
-    that goes when the daemon ends in whatever way.  It costs each fork a memory barrier.
+    Otherwise each move waits for all processors, and for every process of the host that is in the middle of a fork: a sliver
+    that only forks, with little CPU, delays the creation and deletion of all others by seconds.  The setting applies to the
+    whole host. It is held by an empty hierarchy of our own that is mounted nowhere: no option of others is changed, and the
+    setting ends with the daemon, even if it is killed.  It costs each fork a memory barrier.
 
     All node managers of a host share the hierarchy: container runtimes mount every hierarchy of the kernel into a new container,
     and fail if one of them is removed meanwhile.
@@ -118,9 +118,10 @@ def keep_moves_quick() -> int:
 
 
 def make_moves_quick(place: Place) -> None:
-    """The first move of a process in a while makes the kernel wait for all processors, up to 15 ms; moves soon after are quick.
+    """Move this process to its own group, so that the moves that follow soon are quick.
 
-    This process "moves" to the group in which it is. Done beside other work, the wait is out of the way of other moves.
+    The first move of a process in a while makes the kernel wait for all processors, up to 15 ms. Call it from a separate
+    thread.
     """
     with contextlib.suppress(OSError):
         (own_group(place.mount, place.controllers if place.kind == "v1" else ()) / "cgroup.procs").write_text(str(os.getpid()))

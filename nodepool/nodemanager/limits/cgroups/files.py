@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 class CgroupError(BackendError):
-    """A limit cannot be set or a group not be made; the text says what is in the way."""
+    """A limit cannot be set or a group cannot be created; the text contains the reason."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Place:
     mount: Path
     controllers: frozenset[str]
     base: Path
-    """Where our tree begins: the root of the hierarchy, or the group that was delegated to the daemon."""
+    """Parent of our groups: the root of the hierarchy or the group delegated to the daemon."""
 
 
 def read(path: Path) -> str:
@@ -35,7 +35,7 @@ def read(path: Path) -> str:
 
 
 def write(path: Path, value: object) -> None:
-    """Raises OSError: cgroup files take one write as one request."""
+    """Write the value in one system call, as cgroup files require. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, str(value).encode())
@@ -85,7 +85,7 @@ def walk(directory: Path) -> Iterator[Path]:
 
 
 def processes(directory: Path) -> list[int]:
-    """Ids of processes in the group and below; 0, a process of a namespace we cannot see, is left out."""
+    """Return the process ids in the group and below, except 0 (of a hidden namespace)."""
     found = []
     for group in walk(directory):
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ def processes(directory: Path) -> list[int]:
 
 
 def quota(per_mille: int, processors: int) -> tuple[int, int]:
-    """Microseconds of CPU time per period, for a cap in per mille of the host. The kernel takes 1 ms at least."""
+    """Return quota and period (microseconds) for a cap in per mille of the host, min. 1 ms."""
     period = 100_000
     while per_mille * processors * period // 1000 < 2000 and period < 1_000_000:
         period = min(period * 2, 1_000_000)

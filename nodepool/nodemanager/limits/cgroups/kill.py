@@ -19,11 +19,11 @@ _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 
 
 def kill(find: Callable[[], Sequence[tuple[Place, Path]]], thaw: Callable[[], None], name: str, timeout: float) -> None:
-    """Kill all processes and wait until they are gone, for at most `timeout` seconds.
+    """Kill all processes and wait until they have ended, for at most `timeout` seconds.
 
-    :param find: the groups of the sliver that there are.
-    :param thaw: lets those go on that the older freezer holds: they cannot even die.
-    :raises CgroupError: some are still there.
+    :param find: returns the existing groups of the sliver.
+    :param thaw: thaws processes that version 1's freezer holds: they cannot die while frozen.
+    :raises CgroupError: some processes still exist.
     """
     end = time.monotonic() + timeout
     while True:
@@ -34,7 +34,7 @@ def kill(find: Callable[[], Sequence[tuple[Place, Path]]], thaw: Callable[[], No
             _signal({pid for _, group in groups for pid in processes(group)}, groups)
         for place, group in whole or groups[:1]:
             _FILES[place.kind].wait_empty(group, min(AGAIN, end - time.monotonic()))
-        # A process that was about to join may be in some hierarchies only.
+        # A process that is joining may be in some hierarchies only.
         rest = {pid for _, group in groups for pid in processes(group)}
         if not rest:
             return
@@ -45,7 +45,7 @@ def kill(find: Callable[[], Sequence[tuple[Place, Path]]], thaw: Callable[[], No
 
 
 def _signal(pids: Iterable[int], groups: Sequence[tuple[Place, Path]]) -> None:
-    """SIGKILL; each process is looked at again once a descriptor holds it, so that a number used anew is safe."""
+    """Send SIGKILL; each process is rechecked once a descriptor holds it (reused ids)."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, OSError):
             pidfd = os.pidfd_open(pid)

@@ -1,13 +1,13 @@
-"""Who used little CPU of late goes before those who use all they can get (NM-B.4).
+"""Favor slivers that have used little CPU recently (NM-B.4).
 
-Weights alone say who gets how much in the long run; how long one waits for a turn is another matter.  With the scheduler of
-Linux a sliver that forks without end keeps others of the same weight from running for seconds (6.18, two processors), and one
-of endless loops doubles the time of each short piece of work beside it.  So slivers that use more than half of their fair part
-while processors are short weigh what their nm_cpu_share says, and all others :data:`FAVOUR` times that.  None gets less than
-the fair part by it: who is favoured uses at most half of its own, and those who are not keep their proportions.  So do slivers
-with a guarantee, and all others together: a guarantee is a part of the CPU, not the right to delay others.
+Weights alone decide the long-term shares, but not how long a task waits for its turn.  With the scheduler of Linux 6.18 and two
+processors, a sliver that forks endlessly keeps others of the same weight from running for seconds, and one of endless loops
+doubles the time of each short task of the others.  Therefore slivers that use more than half of their fair share while
+processors are short have the weight of their nm_cpu_share, and all others :data:`FAVOUR` times that.  No sliver gets less than
+its fair share: a favored sliver uses at most half of its own, and the others keep their proportions.  The same applies among
+slivers with a guarantee, and to all others together: a guarantee is a share of the CPU, not the right to delay others.
 
-Looks only while tasks wait for a processor: the kernel tells (pressure stall information).
+Usage is measured only while tasks wait for a processor, which the kernel reports (pressure stall information).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 log = logging.getLogger("nodepool.nodemanager.cpu")
 
 FAVOUR = 8
-#: Of the fair part: above the first a sliver is no longer favoured, below the second it is again.
+#: Shares of the fair share: above the first a sliver is no longer favored, below the second it is favored again.
 HEAVY, LIGHT = 0.5, 0.25
-#: Seconds between the first two looks and between any other two, while processors are short and until they have not been for
-#: some time.
+#: Seconds between the first two measurements and between all later ones while processors are short, and the seconds without
+#: shortage after which measuring stops.
 FIRST, PERIOD, CALM = 0.05, 0.2, 2.0
 PRESSURE = "/proc/pressure/cpu"
-#: Microseconds that some task had to wait, of so many.
+#: Microseconds that some task had to wait, and the window in which they are counted.
 TRIGGER = b"some 50000 500000"
-#: Cores; who uses less does not compete.
+#: Cores; a sliver that uses less does not compete.
 IDLE = 0.01
 
 
@@ -101,7 +101,7 @@ class CpuPace:
 
     @staticmethod
     def _pressure() -> int | None:
-        """Urgent data when tasks have waited for processors; None where the kernel does not tell, and looks never end."""
+        """Open a descriptor that has urgent data after tasks waited for CPU; None: not supported."""
         try:
             descriptor = os.open(PRESSURE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -114,7 +114,7 @@ class CpuPace:
         return descriptor
 
     def _until_calm(self, poller: select.poll, pressure: int | None) -> bool:
-        """Look again and again until no task has waited for some time. Whether the daemon stops."""
+        """Measure until no task has waited for CALM seconds. Return whether the daemon stops."""
         seen: Mapping[str, int] = {}
         used: dict[str, float] = {}
         looked = short = time.monotonic()
@@ -142,7 +142,7 @@ class CpuPace:
                     {name for name, amount in used.items() if amount > IDLE},
                 )
             except Exception:
-                log.exception("Cannot look at what CPU time slivers use:")
+                log.exception("Measuring the CPU time of slivers failed:")
         try:
             self._tell(set(), None)
         except Exception:

@@ -12,14 +12,14 @@ from pathlib import Path
 from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read, write
 
 FREEZE_TIMEOUT = 5.0
-#: Buffers of TCP connections come on top of the memory limit: at most this part of it, but this many bytes at least.
+#: Buffers of TCP connections are allowed in addition to the memory limit: at most this part of it, at least this many bytes.
 TCP_PART, TCP_LEAST = 4, 16 * MIB
-#: cpu.shares per unit of v2's cpu.weight: 1024 is the weight of everything without one of its own, as 100 is there.
+#: cpu.shares per unit of version 2's cpu.weight: the default weights are 1024 and 100.
 _SHARES = 10.24
 
 
 def made(group: Path) -> None:
-    """After mkdir: a cpuset takes no process before it has CPUs and memory nodes."""
+    """Initialize a new group: a cpuset accepts no process before it has CPUs and memory nodes."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (group / name).exists() and not read(group / name):
             write(group / name, read(group.parent / name))
@@ -47,7 +47,7 @@ def cpu_limit(group: Path, per_mille: int, processors: int) -> None:
         write(group / "cpu.cfs_quota_us", -1)
         return
     amount, period = quota(per_mille, processors)
-    # A quota that is in force with another period for a moment may be less than the kernel takes.
+    # The old quota with the new period may for a moment be below the kernel's minimum.
     write(group / "cpu.cfs_quota_us", -1)
     write(group / "cpu.cfs_period_us", period)
     write(group / "cpu.cfs_quota_us", amount)
@@ -66,7 +66,7 @@ def get_cpus(group: Path) -> str:
 
 
 def memory(group: Path, limit: int, guaranteed: int) -> None:
-    """MiB; 0: none. There is no guarantee here: `guaranteed` is what reclaim spares while it can.
+    """Set limit and guarantee in MiB; 0: none. Reclaim spares `guaranteed` as long as it can.
 
     :raises CgroupError: more is in use and cannot be reclaimed.
     """
@@ -116,7 +116,7 @@ def freeze(group: Path, frozen: bool) -> None:
     wanted = "FROZEN" if frozen else "THAWED"
     deadline = time.monotonic() + FREEZE_TIMEOUT
     write(group / "freezer.state", wanted)
-    # This generation does not report its end; each look also makes it go on.
+    # Version 1 does not notify us of the end of freezing; each read also advances it.
     while read(group / "freezer.state") != wanted:
         if time.monotonic() > deadline:
             if frozen:
@@ -158,7 +158,7 @@ def kill(group: Path) -> bool:
 
 
 def wait_empty(group: Path, timeout: float) -> None:
-    """This generation does not report it: a short nap, then the caller looks again."""
+    """Sleep for at most 2 ms before the caller checks again: version 1 reports no changes."""
     time.sleep(min(0.002, max(0.0, timeout)))
 
 

@@ -153,7 +153,7 @@ def wait_empty(group: Path, timeout: float) -> None:
 
 
 def delegate(group: Path, controllers: Iterable[str]) -> None:
-    """Let the groups below have these controllers; those that the kernel refuses are left out."""
+    """Enable controllers for the groups below, skipping those that the kernel refuses."""
     for name in sorted(controllers):
         with contextlib.suppress(OSError):
             write(group / "cgroup.subtree_control", f"+{name}")

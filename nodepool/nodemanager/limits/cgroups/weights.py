@@ -1,4 +1,4 @@
-"""Who gets how much CPU when all are busy: slivers with a guarantee, best effort, the host's own services, the daemon itself.
+"""CPU weights of guaranteed and best effort slivers, the host's services and the daemon.
 
 Weights are in units of version 2, where 100 is the weight of everything without one of its own.
 """
@@ -19,7 +19,7 @@ from nodepool.nodemanager.limits.cgroups.pace import FAVOUR
 
 ROOT_NAME = "nodepool-nm"
 BESTEFFORT = "besteffort"
-#: Stands for all slivers without a guarantee, as one beside those that have one; no sliver has this name.
+#: Stands for all slivers without a guarantee together; no sliver has this name.
 REST = ""
 #: A dot cannot be in a sliver's name, so that no sliver is mixed up with a file of the kernel or with another group.
 SUFFIX = ".sliver"
@@ -35,7 +35,7 @@ _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 
 
 def division(guaranteed: int, reserve: int, beside: int = 100) -> tuple[int, int]:
-    """What the host's own services and best effort are sure of when all are busy (per mille), beside what is guaranteed.
+    """Return the minimum shares of the host's services and best effort, in per mille.
 
     :param beside: weight of the host's other groups; best effort weighs as much as one of them, 100.
     """
@@ -69,7 +69,7 @@ def balance(
     weights: dict[str, int] = {}
     for name, guarantee in guarantees.items():
         weight = guarantee * 10
-        if competing:  # with best effort: who would get more by its share weighs so much
+        if competing:  # with best effort: a sliver whose share entitles it to more gets that
             everybody = sum((counted if name in counted else shares).values())
             more = max(0, besteffort * 10 * shares.get(name, 0) // everybody - weight)
             weight += more

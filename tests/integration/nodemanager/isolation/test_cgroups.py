@@ -494,7 +494,7 @@ def test_cores(bench: Bench) -> None:
     alice, bob = (os.sched_getaffinity(process.pid) for process in processes.values())
     assert len(alice) == 1
     assert bob == everything - alice
-    with pytest.raises(CgroupError, match="one stays for everybody else"):
+    with pytest.raises(CgroupError, match="one stays for everything else"):
         bench.cgroups.apply("bob", {"nm_cpu_cores": bench.cgroups.cpu_count() - 1})
     bench.cgroups.apply("alice", {"nm_cpu_cores": "1b"})
     assert os.sched_getaffinity(processes["alice"].pid) == everything

@@ -179,7 +179,7 @@ def test_siblings_and_memory_nodes() -> None:
 def test_one_core_stays() -> None:
     cores = eight()
     cores.reserve("alice", 5, False)
-    with pytest.raises(CgroupError, match="2 can be had"):
+    with pytest.raises(CgroupError, match="2 available"):
         cores.reserve("bob", 3, False)
     cores.reserve("bob", 2, False)
     assert len(cores.placement(None)[0]) == 1
@@ -219,7 +219,7 @@ def test_names_that_are_none_make_no_path(tree: pathlib.Path, name: str) -> None
     groups = service(tree)
     groups.prepare(50)
     for call in (groups.remove, groups.kill, groups.procs_files, lambda bad: groups.create(bad, {})):
-        with pytest.raises(ValueError, match="is no name"):
+        with pytest.raises(ValueError, match="is not a name"):
             call(name)
 
 
