@@ -33,13 +33,14 @@ def run(
     error: type[BackendError] = BackendError,
     retry: bool = False,
 ) -> str:
-    """Run a program with `text` as its input; its output. Its arguments are logged: secrets belong into the text.
+    """Run a program with `text` as its input and return its output.
 
-    :param timeout: seconds; then it is killed.
-    :param what: what runs, for messages.
-    :param error: what is raised when it cannot be run, fails or takes too long.
-    :param retry: it may succeed later when it has failed; one that took too long, or for which the host lacked something, always
-        may.
+    The arguments are logged: pass secrets in the text.
+
+    :param timeout: seconds, after which the program is killed.
+    :param what: name of the program for messages.
+    :param error: the exception to raise when it cannot be run, fails or times out.
+    :param retry: a failure may be temporary; timeouts and shortages on the host always are.
     """
     log.debug("Run: %s", shlex.join(argv))
     try:
@@ -56,6 +57,6 @@ def run(
 
 
 def _shorten(said: str) -> str:
-    """In one line; some programs tell the reason first, others last."""
+    """Return the text in one line without its middle: the reason may be at either end."""
     line = " ".join(said.split())
     return line if len(line) <= SAID else f"{line[: SAID // 2]} ... {line[-SAID // 2 :]}"

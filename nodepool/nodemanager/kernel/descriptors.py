@@ -10,12 +10,12 @@ from collections.abc import Iterable
 log = logging.getLogger("nodepool.nodemanager")
 
 _TERMINALS = "/proc/sys/kernel/pty/max"
-#: What the kernel takes at most (NR_UNIX98_PTY_MAX).
+#: Maximum of the kernel (NR_UNIX98_PTY_MAX).
 MOST_TERMINALS = 1 << 20
 
 
 def raise_limit() -> None:
-    """As many as this process may have; the usual 1024 are there for programs that cannot count further."""
+    """Raise the soft limit of open files of this process to its hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return
@@ -26,10 +26,10 @@ def raise_limit() -> None:
 
 
 def raise_terminals() -> None:
-    """Let the host have as many terminals as the kernel can count.
+    """Allow as many terminals on the host as the kernel supports.
 
-    A sliver that mounts a devpts of its own has no limit there but its memory and its descriptors; with the usual 4096 of the
-    host, one sliver could take those of all others.
+    A sliver that mounts a devpts of its own is limited there only by its memory and descriptors: with the default of 4096 per
+    host, one sliver could use up the terminals of all others.
     """
     try:
         with open(_TERMINALS, "r+") as file:
@@ -41,7 +41,7 @@ def raise_terminals() -> None:
 
 
 def readable(descriptors: Iterable[int], timeout: float) -> set[int]:
-    """Those that can be read from, or whose other end is gone, within so many seconds; whatever their numbers are."""
+    """Return the descriptors that become readable or are closed within `timeout` seconds."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -21,8 +21,8 @@ _LO_FLAGS_AUTOCLEAR = 4
 _LO_FLAGS_DIRECT_IO = 16
 _LOOP_CONFIG_SIZE = 304
 _LOOP_INFO_SIZE = 232
-#: Requests that one device may have under way, of so many KiB: who writes all the time holds up others for moments only. More of
-#: them are no faster; those of 1.25 MiB are, by a tenth, but beside them others wait half as long again.
+#: Number and size (KiB) of the requests that one device may have in flight: a busy writer delays others only briefly. More
+#: requests are no faster; requests of 1.25 MiB are faster by a tenth, but make others wait half as long again.
 REQUESTS, REQUEST_KIB = 8, 128
 _lock = threading.Lock()
 
@@ -50,7 +50,7 @@ class Loop:
         """
         config = bytearray(_LOOP_CONFIG_SIZE)
         struct.pack_into("=II", config, 0, backing, BLOCK)
-        # struct loop_info64 begins at 8; its lo_flags at 52.
+        # struct loop_info64 starts at offset 8; its lo_flags at 52.
         struct.pack_into("=I", config, 8 + 52, _LO_FLAGS_AUTOCLEAR | _LO_FLAGS_DIRECT_IO)
         fcntl.ioctl(self._descriptor, _LOOP_CONFIGURE, bytes(config))
         with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ class Loop:
         return Path("/sys/block", os.path.basename(self.path), "queue", name)
 
     def small_requests(self) -> None:
-        """The kernel stops the device for some 15 ms to change this; it stays so for the next that use the device."""
+        """Reduce the request size for as long as the device exists; it stops for about 15 ms."""
         setting = self._setting("max_sectors_kb")
         with contextlib.suppress(OSError):
             if int(setting.read_text()) != REQUEST_KIB:
@@ -86,12 +86,12 @@ class Loop:
 
 
 def over(path: Path) -> list[str]:
-    """The loop devices whose file this is, whoever holds them. Raises OSError: there is no such file."""
+    """Return the loop devices with this file, of any owner. Raises OSError: no such file."""
     inode, found = os.stat(path).st_ino, []
     for place in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):  # just freed
             if place.read_text() == f"{path}\n":
-                # Another container may have a file of the same name. Not for writing: udev would look at the device after it.
+                # Another container may have a file of the same name. Read-only: after a writer, udev would probe the device.
                 with Loop.open(int(place.parts[3].removeprefix("loop")), os.O_RDONLY) as device:
                     if device.inode() == inode:
                         found.append(device.path)
@@ -106,7 +106,7 @@ def attach(path: Path) -> Loop:
         try:
             deadline = time.monotonic() + 10.0
             while True:
-                # Between asking for a free number and taking it, another process may take it.
+                # Another process may take the free number between these two calls.
                 with _lock:
                     number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
                     device = Loop.open(number)

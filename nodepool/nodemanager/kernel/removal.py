@@ -9,13 +9,13 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Remove a directory with everything in it, however deep it is.
+    """Remove a directory with everything in it, at any depth.
 
-    Directories inside are moved up to the top before they are emptied: with neither recursion nor
-    a path that grows, no depth is too large, and a crash in between does no harm. Links are not
+    Directories inside are moved up to the top before they are emptied: this needs neither recursion nor
+    a growing path, and a crash in between does no harm. Links are not
     followed, and other file systems are not entered. A failure does not stop the rest.
 
-    :raises FileNotFoundError: there is no such directory.
+    :raises FileNotFoundError: the directory does not exist.
     :raises OSError: something could not be removed; the first such error.
     """
     top = os.open(path, _DIRECTORY)

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Collection
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# The lock of the interpreter is kept: after a raw clone the child goes on in the middle of this call.
+# The interpreter lock is kept: after a raw clone the child continues in the middle of this call.
 _libc_locked = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc_locked.syscall.restype = ctypes.c_long
@@ -57,7 +57,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP,
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECBIT_NO_SETUID_FIXUP = 4
 
-#: What is said when processes, memory, a device, descriptors or room on a disk may be there again later.
+#: Errors of calls that may succeed later, when processes, memory, a device, descriptors or disk space are free.
 SHORTAGE = frozenset((errno.EAGAIN, errno.ENOMEM, errno.EBUSY, errno.ENFILE, errno.EMFILE, errno.ENOSPC))
 
 
@@ -158,7 +158,7 @@ def _context_messages(context: int) -> str:
 
 
 def fallocate(descriptor: int, start: int, length: int, keep_size: bool = False) -> None:
-    """Take room for a part of a file. Raises OSError; EOPNOTSUPP: this file system cannot."""
+    """Allocate blocks for a part of a file. Raises OSError; EOPNOTSUPP: not supported here."""
     _checked(
         "fallocate",
         _libc.fallocate(
@@ -212,7 +212,7 @@ def _namespaces(flags: int) -> str:
 
 
 def setns(descriptor: int, flags: int) -> None:
-    """setns(2); with a pidfd several namespaces at once."""
+    """setns(2); with a pidfd, several namespaces in one call."""
     _checked(f"setns {flags:#x}", _libc.setns(ctypes.c_int(descriptor), ctypes.c_int(flags)))
 
 
@@ -231,7 +231,7 @@ def set_name(name: str) -> None:
 
 
 def own_keyring() -> None:
-    """A new, empty session keyring; the inherited one holds keys of the user who started the daemon."""
+    """Join a new, empty session keyring: the inherited one has keys of the daemon's user."""
     _call("keyctl", _KEYCTL[machine()], 1, None)  # KEYCTL_JOIN_SESSION_KEYRING
 
 
@@ -245,11 +245,11 @@ def close_from(first: int, keep: tuple[int, ...] = ()) -> None:
 
 
 def keep_capabilities(kept: Collection[int], meanwhile: Callable[[], None]) -> None:
-    """Take all other capabilities from this process, and out of reach of every later exec.
+    """Drop all other capabilities of this process, also for every later exec.
 
-    :param meanwhile: called when later execs are bound and this process still has them.
+    :param meanwhile: called when later execs are restricted and this process still has the capabilities.
     """
-    # Up to the first that this kernel does not know; /proc may be the sliver's, and lie.
+    # Stop at the first one unknown to this kernel; /proc may be the sliver's and cannot be trusted.
     for capability in range(64):
         if capability not in kept:
             try:
@@ -266,7 +266,7 @@ def keep_capabilities(kept: Collection[int], meanwhile: Callable[[], None]) -> N
 
 def file_user(user: int, group: int) -> None:
     """Access files as this user and group from now on. Anybody but 0 is without root's capabilities over files meanwhile."""
-    # Neither tells of an error but by what it was before.
+    # Both report errors only through the previous id that they return.
     _libc.setfsgid(ctypes.c_uint32(group))
     _libc.setfsuid(ctypes.c_uint32(user))
     if _libc.setfsuid(ctypes.c_uint32(2**32 - 1)) != user:
@@ -313,7 +313,7 @@ def start_time(pid: int) -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    """Of its main thread; none where this kernel does not tell."""
+    """Return the children of its main thread; empty if this kernel does not list them."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
             return [int(word) for word in file.read().split()]

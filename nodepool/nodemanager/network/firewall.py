@@ -1,6 +1,7 @@
-"""What may pass between slivers, this host and the rest of the world: one nftables table in two families (NM-C.4).
+"""Firewall for slivers: one nftables table in two families (NM-C.4).
 
-No rule names a sliver, so the tables stay as they are while slivers come and go: the devices of all begin with "nm".
+It controls the traffic between slivers, this host and other networks.
+No rule names a sliver: the rules match device names that start with "nm", and need no change per sliver.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ log = logging.getLogger("nodepool.nodemanager.firewall")
 
 API_PORT, DNS_PORT = 812, 53
 FORWARD = "net/ipv4/ip_forward"
-#: Where clouds tell their machines secrets, and addresses of the host itself: never, whatever `reach` says.
+#: Metadata services of clouds, which hold secrets, and addresses of the host itself: always blocked, whatever `reach` says.
 FORBIDDEN = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "168.63.129.16/32", "100.100.100.200/32", "192.0.0.0/24")
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
-#: Seconds after which a sliver may have begun as many connections as it may have at one time.
+#: Seconds in which a sliver may start as many connections as it may have open.
 STARTS = 64
 #: A packet that a sliver sent through a bridge has this bit in its mark until it leaves the host.
 BRIDGED = 0x1000
@@ -86,15 +87,16 @@ def connected() -> list[str]:
 
 
 def ruleset(table: str, config: NodeManagerConfig, strangers: bool) -> str:
-    """The table, which replaces itself as a whole. A source is right when the route back to it leads through the device that
-    the packet came from.
+    """Return the table, which replaces itself as a whole.
 
-    :param strangers: this host was no router before: what comes from and goes to others is not forwarded.
+    A source address is valid if the route back to it uses the device that the packet came from.
+
+    :param strangers: this host was no router before: do not forward packets from or to others.
     """
     subnet = str(ipaddress.ip_network(config.subnet, strict=False))
-    # Ended connections are not counted, but keep their places for two minutes.
+    # Closed connections are not counted, but occupy their entries for two minutes.
     starts = max(1, config.connections // STARTS)
-    # Frames of one bridge pass here, too, when the host filters bridges as if it routed between their ports.
+    # Frames within one bridge pass here, too, if the host filters bridged frames (br_netfilter).
     bridges = 'meta iifkind "bridge" meta oifkind "bridge" return' if _on(_BRIDGES_FILTERED) else ""
     return f"""
 table bridge {table} {{}}
@@ -182,12 +184,12 @@ class Firewall:
         self._loaded = ""
 
     def load(self, forward: bool) -> None:
-        """Put the rules in force that fit the host as it is now; `forward`: it is to route for slivers.
+        """Load the rules that fit the host now; `forward`: the host has to route for slivers.
 
-        That it was no router before is told by the rules themselves, which live exactly as long as the setting does: neither
-        a killed daemon nor a restarted host gets it wrong.
+        The rules themselves record that the host was no router before. They live exactly as long as the setting does, also if
+        the daemon is killed or the host restarts.
 
-        :raises NetworkError: the kernel refuses.
+        :raises NetworkError: the kernel refuses the rules.
         """
         known = _STRANGERS in self._loaded if self._loaded else any(map(_has_strangers, _tables()))
         switch = forward and not _on(Path("/proc/sys", FORWARD))
@@ -199,7 +201,7 @@ class Firewall:
             sysctl(FORWARD, 1)
 
     def remove(self) -> None:
-        """Take the rules away; a host that was no router is none again, unless another daemon needs it. Raises NetworkError."""
+        """Remove the rules, and stop routing if only our daemons needed it. Raises NetworkError."""
         if commands.find("nft") is None:
             return
         tables = _tables()
@@ -225,5 +227,5 @@ def _tables() -> list[str]:
 def _has_strangers(table: str) -> bool:
     try:
         return _STRANGERS in run("nft", ["list", "table", "inet", table])
-    except NetworkError:  # gone meanwhile
+    except NetworkError:  # deleted meanwhile
         return False

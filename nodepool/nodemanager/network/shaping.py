@@ -16,7 +16,7 @@ from typing import Any
 from nodepool.nodemanager.network.tools import NetworkError, batch, run
 from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC, UNLIMITED_RATE
 
-#: Smallest rate in bit/s that tc takes.
+#: Smallest rate in bit/s that tc accepts.
 LEAST_RATE = 8
 #: Of the node's cap, in per cent: what a minimum can be at most.
 MINIMUM_PERCENT = 25
@@ -42,7 +42,7 @@ class Rates:
 
 
 def rates(rspec: Mapping[str, Any], cap: int) -> Rates:
-    """What a sliver gets below a node cap: minima are clipped to a quarter of it, and a minimum never exceeds its maximum."""
+    """Return the rates of a sliver: a minimum is at most its maximum and 1/4 of the cap."""
     given = {**DEFAULT_RSPEC, **rspec}
 
     def pair(low: str, high: str, limit: int) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def queue(rate: int) -> int:
 
 
 def burst(rate: int) -> int:
-    """Bytes that may go at once: 4 ms of the rate, so that a timer that comes late costs nothing."""
+    """Return the burst in bytes: 4 ms of the rate, so that a late timer costs no throughput."""
     return min(_LARGEST_QUEUE, max(2_000, rate // 8 // 250))
 
 
@@ -87,7 +87,7 @@ def index_of(classid: str) -> tuple[int, bool] | None:
 
 
 def routable(exempt: Iterable[str]) -> list[str]:
-    """IPv4 destinations that can be told apart; addresses of this host itself never come here."""
+    """Return the IPv4 destinations that a filter can match, without this host's loopback."""
     found = []
     for text in exempt:
         try:
@@ -112,7 +112,7 @@ class Shaper:
         self._specs: dict[int, Mapping[str, Any]] = {}
 
     def prepare(self) -> None:
-        """Make ifb and root classes; what is there is kept. Raises NetworkError."""
+        """Create ifb and root classes, keeping existing ones. Raises NetworkError."""
         with self._lock:
             batch("ip", [f"link add {self.device} type ifb"], force=True)
             batch("ip", [f"link set {self.device} txqueuelen 1000 up"])
@@ -130,7 +130,7 @@ class Shaper:
         ]
 
     def node_cap(self, bits_per_second: int, exempt: Iterable[str], active: bool) -> None:
-        """The node's cap and the destinations it is not for; `active`: the ifb is there. Raises NetworkError."""
+        """Set cap and exempt destinations; `active`: the ifb exists. Raises NetworkError."""
         with self._lock:
             wanted = routable(exempt)
             changed_cap, changed_exempt = bits_per_second != self._cap, wanted != self._exempt
@@ -159,7 +159,7 @@ class Shaper:
         ]
 
     def _filters(self, index: int, veth: str) -> list[str]:
-        """By the device that a packet came in through: no sliver can pretend to be another. Two priorities per sliver."""
+        """Return filters by input device, which no sliver can fake; two priorities per sliver."""
         start = f"filter add dev {self.device} parent 1: protocol"
         plain, exempt = class_of(index), class_of(index, True)
         return [
@@ -182,7 +182,7 @@ class Shaper:
         return [f"qdisc replace dev {veth} root tbf rate {maximum}bit burst {burst} limit {queue(maximum)}"]
 
     def add(self, index: int, veth: str, rspec: Mapping[str, Any]) -> None:
-        """Limit what passes the device of a sliver, both ways. Raises NetworkError."""
+        """Limit the traffic of a sliver's device in both directions. Raises NetworkError."""
         with self._lock:
             batch(
                 "tc",
@@ -202,7 +202,7 @@ class Shaper:
         return self._download(veth, max(LEAST_RATE, maximum)) if maximum < UNLIMITED_RATE else []
 
     def apply(self, index: int, veth: str, rspec: Mapping[str, Any]) -> None:
-        """Other rates, at once. Raises NetworkError."""
+        """Apply other rates immediately. Raises NetworkError."""
         with self._lock:
             if index in self._specs and self._specs[index] == dict(rspec):
                 return

@@ -13,13 +13,14 @@ _ENVIRONMENT = {"PATH": commands.PATH, "LC_ALL": "C"}
 
 
 class NetworkError(BackendError):
-    """The network of a sliver cannot be made or changed; the text names the request and what the kernel said."""
+    """A network cannot be created or changed; the text has the request and the reason."""
 
 
 def run(name: str, arguments: Sequence[str], text: str = "", inside: int | None = None) -> str:
-    """Run a tool with `text` as its input; `inside`: a process in whose network namespace. Returns its output.
+    """Run a tool with `text` as its input and return its output.
 
-    :raises NetworkError: it is missing, fails, or takes too long.
+    :param inside: a process in whose network namespace the tool runs.
+    :raises NetworkError: it is missing, fails, or times out.
     """
     path = commands.find(name)
     if path is None:

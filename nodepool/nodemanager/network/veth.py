@@ -1,7 +1,7 @@
 """Outbound network of slivers: a veth pair each, with address translation or on a bridge (NM-C.4).
 
-Everything of a sliver hangs on its veth: the kernel removes that with the sliver's network namespace, and its alias tells the
-next daemon whose it is.
+All network settings of a sliver depend on its veth: the kernel removes the device with the sliver's network namespace, and its
+alias identifies the sliver to the next daemon.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INSIDE = "eth0"
 REMOVE_TIMEOUT = 60.0
 _VETH = re.compile(r"nm(\d+)-[0-9a-z]+\Z")
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,15}\Z")
-#: Without an address of its own the sliver has no IPv6 neighbours; nat knows no IPv6 anyway.
+#: Without a link-local address the sliver has no IPv6 neighbors; nat does not support IPv6 anyway.
 _NO_LINK_LOCAL = (f"link set {INSIDE} addrgenmode none",) if os.path.isdir("/proc/sys/net/ipv6") else ()
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -57,7 +57,7 @@ def addresses(subnet: str, index: int) -> tuple[str, str]:
     network = ipaddress.ip_network(subnet, strict=False)
     first = int(network.network_address) + 4 * index
     if index < 1 or first + 3 > int(network.broadcast_address):
-        raise NetworkError(f"network.subnet: {subnet} has no room for index {index}; give a larger one")
+        raise NetworkError(f"network.subnet: {subnet} is too small for index {index}; configure a larger one")
     return str(ipaddress.ip_address(first + 1)), str(ipaddress.ip_address(first + 2))
 
 
@@ -83,13 +83,13 @@ class Network:
         self.shaper = Shaper(f"nm{self.tag}ifb", config.network_cap, config.exempt_ips)
         self._lock = threading.RLock()
         self._shared: set[str] = set()
-        #: Networks that are being made.
+        #: Number of networks that are being created.
         self._making = 0
         self._stamp = 0
         #: name -> (veth, index)
         self._known: dict[str, tuple[str, int]] = {}
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
-        #: index -> removal that goes on
+        #: index -> running removal
         self._removals: dict[int, tuple[str, concurrent.futures.Future[None]]] = {}
         #: index -> name and veth of a removal that has failed
         self._left: dict[int, tuple[str, str]] = {}
@@ -97,12 +97,12 @@ class Network:
     # --- the host ----------------------------------------------------------------------------------------------------
 
     def problems(self) -> list[Problem]:
-        """What is missing for the networks "nat" and "bridge"; "none" needs nothing."""
+        """Return what is missing for the networks "nat" and "bridge"; "none" needs nothing."""
         found = []
         for name, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux"), ("nft", "nftables")):
             if commands.find(name) is None:
                 what = "bandwidth limits" if name == "tc" else "networks nat and bridge"
-                found.append(Problem(what, False, f"{name} is missing: install {package}; network none works without"))
+                found.append(Problem(what, False, f"{name} is missing: install {package}; network none works without it"))
         if found or os.geteuid() != 0:
             return found
         checks = (
@@ -148,9 +148,9 @@ class Network:
         return found
 
     def prepare(self) -> None:
-        """Find what an earlier daemon made; the host is changed only when a sliver wants a network."""
+        """Find what an earlier daemon created; the host is not changed before a sliver needs it."""
         with self._lock:
-            # Its thread is there from now on: slivers can be removed when the host has no more.
+            # Start its thread now: slivers can then be removed even when the host has no threads left.
             self._beside().submit(lambda: None)
             self._known = {name: (veth, index) for name, veth, index in self._scan()}
             try:
@@ -182,7 +182,7 @@ class Network:
         self.shaper.node_cap(bits_per_second, exempt_ips, "shaping" in self._shared)
 
     def stop(self) -> None:
-        """Removals that go on are finished; without slivers nothing of ours stays behind."""
+        """Finish running removals; remove everything of ours if there are no slivers."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
@@ -235,10 +235,10 @@ class Network:
             return NetInfo("")
         bridge = mode.partition(":")[2] if mode.startswith("bridge:") else None
         if mode != "nat" and not bridge:
-            raise NetworkError(f"network {mode!r}: none, nat or bridge:<device> is wanted")
+            raise NetworkError(f"network {mode!r}: must be none, nat or bridge:<device>")
         if bridge is not None and (not _DEVICE.match(bridge) or not (CLASS_NET / bridge / "bridge").is_dir()):
             raise NetworkError(
-                f"network {mode!r}: this host has no bridge of that name; make it first (ip link add NAME type bridge)"
+                f"network {mode!r}: this host has no bridge of that name; create it first (ip link add NAME type bridge)"
             )
         with self._lock:
             self._making += 1
@@ -268,7 +268,7 @@ class Network:
             )
             if bridge is None:
                 sysctl(f"net/ipv6/conf/{veth}/disable_ipv6", 1)
-                # Senders outside the /30 make no neighbours: the kernel's table is one for all network namespaces.
+                # Senders outside the /30 add no neighbors: the kernel's table is shared by all network namespaces.
                 sysctl(f"net/ipv4/conf/{veth}/arp_ignore", 2)
             self.shaper.add(index, veth, rspec)
             # Only now anything passes.
@@ -311,8 +311,10 @@ class Network:
         return info
 
     def _join(self, veth: str, bridge: str, mac: str) -> None:
-        """Make the device a port where only its own hardware address comes in, so that no sliver can pose as its neighbours
-        or as the gateway of the bridge; and which exchanges nothing with the ports of other slivers, unless they may.
+        """Add the device to the bridge as a port that accepts only its own hardware address.
+
+        No sliver can then pose as its neighbors or as the gateway. The ports of slivers are isolated from each other unless
+        `isolated` is off.
 
         :raises NetworkError: it cannot join the bridge.
         """
@@ -332,14 +334,14 @@ class Network:
         return next(((veth, index) for other, veth, index in self._scan() if other == name), None)
 
     def apply(self, name: str, rspec: Mapping[str, Any]) -> None:
-        """Other rates, at once; a sliver without a network has none. Raises NetworkError."""
+        """Apply other rates immediately, if the sliver has a network. Raises NetworkError."""
         place = self._place(name)
         if place is not None:
             self._share("shaping")
             self.shaper.apply(place[1], place[0], rspec)
 
     def usage(self, name: str) -> dict[str, int]:
-        """Bytes that passed the sliver's device since it was made: net_tx_bytes sent, net_rx_bytes received."""
+        """Return net_tx_bytes (sent) and net_rx_bytes (received) since the device was created."""
         place = self._place(name)
         if place is None:
             return {}
@@ -360,7 +362,7 @@ class Network:
             return {name: found[index] for name, (_, index) in self._known.items() if index in found}
 
     def destroy(self, name: str, info: Any = None) -> None:
-        """Begin to remove the device; what is not there is fine. The kernel takes its time; it is not waited for."""
+        """Start to remove the device if it exists; the kernel finishes in the background."""
         place = self._place(check_name(name))
         with self._lock:
             known = self._known.pop(name, None)
@@ -417,7 +419,7 @@ class Network:
                 log.warning("The network of sliver %s cannot be removed, it is tried again: %s", name, done.exception())
 
     def _finish(self, index: int) -> None:
-        """Wait until what had this index before is gone. Raises NetworkError."""
+        """Wait until the previous device of this index is removed. Raises NetworkError."""
         with self._lock:
             if index in self._left:
                 self._begin_removal(*self._left[index], index)
@@ -427,7 +429,7 @@ class Network:
                 removal[1].result(REMOVE_TIMEOUT)
             except concurrent.futures.TimeoutError:
                 raise NetworkError(
-                    f"the device that had index {index} before is not gone after {REMOVE_TIMEOUT:g} s", retry=True
+                    f"the device that had index {index} before still exists after {REMOVE_TIMEOUT:g} s", retry=True
                 ) from None
 
     def found(self) -> list[str]:
@@ -438,6 +440,6 @@ class Network:
 
 
 def _new_mac() -> str:
-    """A hardware address of the kind that is managed locally."""
+    """Return a random, locally administered hardware address."""
     first, *rest = os.urandom(6)
     return ":".join(f"{byte:02x}" for byte in (first & 0xFC | 0x02, *rest))
