@@ -1,1 +1,1 @@
-"""Records of slivers: what they say, where they are kept, what is lent."""
+"""Records of slivers: their content, their storage and their loans."""

@@ -1,4 +1,4 @@
-"""A copy of what is known of each living sliver, for the day when the database is lost (NM-A.11)."""
+"""A copy of each living sliver's record, in case the database is lost (NM-A.11)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Copies:
             os.unlink(self._path(key))
 
     def restore(self, database: Database) -> None:
-        """Put all copies into a new database; what is wrong with one is logged, the others count."""
+        """Add all copies to a new database; invalid ones are logged and skipped."""
         for name in sorted(os.listdir(self._directory)):
             path = os.path.join(self._directory, name)
             if not name.endswith(".json"):

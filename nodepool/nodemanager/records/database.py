@@ -31,11 +31,11 @@ CREATE TABLE used_tickets (jti TEXT PRIMARY KEY, expiry REAL NOT NULL);
 """
 #: Seconds that a statement waits for another process that has the file.
 BUSY_TIMEOUT = 5.0
-#: Source of records whose own source is not configured any more: the next source to deliver them takes them over.
+#: Source of records whose own source is no longer configured: the next source that delivers them adopts them.
 ABANDONED = "abandoned"
-#: Of what a host adds to a record, that which ends with the record: loans, and whether it was made and runs.
+#: The host's values that end with the record: loans, and whether the sliver is created and running.
 _OF_ONE_LIFE = ("loans", "created", "running")
-#: What SQLite says of a file that is damaged; all else (no space, no right, a failing disk) moves nothing.
+#: What SQLite says of a file that is damaged; in all other cases (no space, no permission, a failing disk) the file is kept.
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 
 
@@ -44,7 +44,7 @@ class DatabaseError(Exception):
 
 
 class Record:
-    """A stored record with what is known about its delivery."""
+    """A stored record and the state of its delivery."""
 
     __slots__ = ("content", "expiry", "key", "serial", "source", "timestamp")
 
@@ -63,9 +63,10 @@ class Record:
 
 
 class Database:
-    """Thread-safe; one connection, one lock.  ``now`` (Unix seconds) is injected.
+    """Database of records and of what this host adds. Thread-safe; one connection, one lock.
 
-    :param make_room: called before anything is written: on a full file system it gives up what is kept for that.
+    :param now: returns Unix seconds.
+    :param make_room: called before each write: on a full file system it releases the ballast.
     """
 
     def __init__(self, path: str, now: Callable[[], float] = time.time, make_room: Callable[[], object] = lambda: None) -> None:
@@ -81,9 +82,11 @@ class Database:
     # -- opening
 
     def open(self) -> None:
-        """Open or create; a damaged file is moved aside, since the sources and the living slivers tell it again.
+        """Open or create the file. A damaged one is renamed.
 
-        :raises DatabaseError: no file can be made, or it is sound but not ours to use.
+        The sources and the living slivers provide its content again.
+
+        :raises DatabaseError: the file cannot be created, or is intact but unusable for us.
         """
         self._make_room()
         try:
@@ -102,7 +105,7 @@ class Database:
                 self._open()
             except (sqlite3.Error, OSError) as again:
                 self.close()
-                raise DatabaseError(f"cannot make the database {self.path}: {again}; check directory and rights") from again
+                raise DatabaseError(f"cannot create database {self.path}: {again}; check directory and permissions") from again
 
     def _open(self) -> None:
         new = not os.path.exists(self.path) or os.path.getsize(self.path) == 0
@@ -130,7 +133,7 @@ class Database:
             raise sqlite3.DatabaseError(result)
         for key, text in connection.execute("SELECT record_key, json FROM records UNION ALL SELECT record_key, json FROM local"):
             if not isinstance(json.loads(text), dict):
-                raise ValueError(f"entry {key} is no dictionary")
+                raise ValueError(f"entry {key} is not a dictionary")
 
     def _move_aside(self, error: Exception) -> None:
         aside = f"{self.path}.corrupt-{int(self._now())}"
@@ -156,8 +159,10 @@ class Database:
 
     @contextmanager
     def _transaction(self, lasting: bool = True) -> Iterator[sqlite3.Cursor]:
-        """:param lasting: also through a loss of power; the end of the process loses nothing in any case.  Part of a larger one:
-        as that. Nothing is there without all that was written before it.
+        """Run the block in a transaction, which may be a part of a larger one.
+
+        :param lasting: survives a loss of power; the end of the process loses nothing in any case.  A part of a larger
+            transaction is as lasting as the larger one. Writes are never reordered.
         """
         with self._lock:
             if self._connection is None:
@@ -182,7 +187,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what is written in the block."""
+        """Write everything in the block or nothing."""
         with self._transaction():
             yield
 
@@ -232,7 +237,7 @@ class Database:
             return cursor.rowcount == 1
 
     def delete(self, key: str) -> None:
-        """What this host keeps to take the sliver apart stays, see :meth:`delete_local`; loans go with the record."""
+        """Delete a record and its loans, but not what its removal needs (:meth:`delete_local`)."""
         with self._transaction() as cursor:
             cursor.execute("DELETE FROM records WHERE record_key = ?", (key,))
             if self.local(key):
@@ -246,7 +251,7 @@ class Database:
             return keys
 
     def texts(self, prefix: str) -> list[tuple[str, str | None]]:
-        """JSON texts of the records whose key begins so, each with that of what this host adds."""
+        """Return the JSON texts of records with that key prefix, each with the host's own values."""
         return self._rows(
             "SELECT records.json, local.json FROM records LEFT JOIN local USING (record_key) "
             "WHERE substr(record_key, 1, ?) = ? ORDER BY record_key",
@@ -286,15 +291,15 @@ class Database:
         return [key for (key,) in self._rows("SELECT record_key FROM local WHERE json_extract(json, ?) IS NOT NULL", f"$.{name}")]
 
     def update_local(self, key: str, **values: object) -> dict[str, Any]:
-        """Set these values (None removes one); returns all.
+        """Set these values (None removes one); return all.
 
-        By itself it does not outlive a loss of power: what it describes does not run on after one.
+        A write of its own may be lost with the power: what it describes does not run on after that.
         """
         with self._transaction(lasting=False) as cursor:
             before = self.local(key)
             content = {name: value for name, value in {**before, **values}.items() if value is not None}
             if content == before:
-                return content  # what a caller repeats costs no write
+                return content  # unchanged: no write
             cursor.execute("INSERT OR REPLACE INTO local VALUES (?, ?)", (key, json.dumps(content)))
             return content
 

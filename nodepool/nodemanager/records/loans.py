@@ -21,7 +21,7 @@ def validate(given: object) -> list[Loan]:
     :raises LoanError: it is malformed.
     """
     if not isinstance(given, (list, tuple)):
-        raise LoanError("loans: a list of [recipient, resource, amount] is wanted")
+        raise LoanError("loans: must be a list of [recipient, resource, amount]")
     if len(given) == 3 and isinstance(given[0], str) and isinstance(given[1], str):
         given = [given]
     if len(given) > MAX_LOANS:
@@ -29,7 +29,7 @@ def validate(given: object) -> list[Loan]:
     result: list[Loan] = []
     for number, item in enumerate(given, 1):
         if not isinstance(item, (list, tuple)) or len(item) != 3:
-            raise LoanError(f"loan {number}: exactly [recipient, resource, amount] is wanted")
+            raise LoanError(f"loan {number}: must be exactly [recipient, resource, amount]")
         recipient, resource, amount = item
         if not isinstance(recipient, str) or not isinstance(resource, str):
             raise LoanError(f"loan {number}: recipient and resource must be texts")
@@ -42,9 +42,10 @@ def validate(given: object) -> list[Loan]:
 
 
 def effective(slivers: Mapping[str, tuple[Mapping[str, int], Sequence[Loan]]]) -> dict[str, dict[str, int]]:
-    """RSpecs after all loans; only what the authority granted can be lent, and never below the lender's floor.
+    """Return the RSpecs after all loans.
 
-    Where 0 means "no limit", a recipient without limit gets nothing: a loan must not put a limit on anybody.
+    Only what the authority granted can be lent, and a lender keeps its floor.
+    Where 0 means "no limit", a recipient without limit gets nothing: a loan must not limit the recipient.
 
     :param slivers: name -> (complete RSpec as granted, loans in the order given).
     """
@@ -54,7 +55,7 @@ def effective(slivers: Mapping[str, tuple[Mapping[str, int], Sequence[Loan]]]) -
         for recipient, resource, amount in loans:
             available = left.get(resource, 0) - FLOORS.get(resource, 0)
             if recipient not in result or not 0 < amount <= available:
-                continue  # in force again by itself when the recipient appears or the grant grows
+                continue  # applied again when the recipient appears or the grant grows
             if resource in UNLIMITED_AT_ZERO and not slivers[recipient][0].get(resource, 0):
                 continue
             left[resource] -= amount

@@ -1,7 +1,7 @@
-"""Taking over what authorities deliver, and dropping what they drop (NM-A.6 with its fixes, B.2, C.6).
+"""Merge the updates of authorities into the database (NM-A.6 with its fixes, B.2, C.6).
 
-Every source has updates of its own with a rising serial number.  A complete update says what exists at that source;
-a partial one adds or changes.  Nothing of one source is swept by another.
+Every source numbers its own updates with a rising serial.  A complete update lists everything that exists at that source;
+a partial one adds or changes.  No update deletes records of another source.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class Changes:
 
     changed: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
-    #: Key (or place in the update) -> why it was not taken.
+    #: Key (or position in the update) -> why the record was refused.
     refused: dict[str, str] = field(default_factory=dict)
-    #: A complete update was taken: everything is to be applied once more.
+    #: A complete update was accepted: everything is to be applied once more.
     complete: bool = False
 
 
 def deliver(
     database: Database, source: str, serial: float | None, given: Iterable[Any], complete: bool, now: float | None = None
 ) -> Changes:
-    """Take over an update.
+    """Merge an update of a source into the database.
 
     Records replace those of the same source as a whole, if their timestamp is not older.  A record that cannot be
-    used is refused alone; in a complete update its predecessor stays.  One that has expired does not exist.  An update
+    used is refused alone; in a complete update its predecessor stays.  An expired record does not exist.  An update
     older than the last complete one of its source is refused as a whole.
 
-    :param serial: rises with every update of the source, if that has such a number; no clock, as clocks step back.
-    :param complete: what is not in it does not exist at the source any more.
+    :param serial: rises with every update of the source, if it sends one; not a clock, as clocks can step back.
+    :param complete: what the update does not contain no longer exists at the source.
     :param now: Unix seconds.
     """
     changes = Changes()
@@ -75,7 +75,7 @@ def _take(
     except records.RecordError as error:
         changes.refused[str(place)] = str(error)
         log.error("Record %s of %s is refused: %s", place, source, error)
-        # It is there, only wrong: what it named before stays as it was.
+        # The record exists but is invalid: its predecessor stays.
         if isinstance(item, dict):
             account = item.get("account_type")
             seen.add(records.record_key(str(account), str(item.get("name"))) if account else str(item.get("record_key")))
@@ -114,7 +114,7 @@ def _take(
 
 
 def expire(database: Database, now: float) -> Changes:
-    """Drop what has expired; on a timer of its own, whatever the sources do."""
+    """Delete expired records; called by a timer, independent of the sources."""
     changes = Changes()
     with database.transaction():
         for record in database.expired(now):

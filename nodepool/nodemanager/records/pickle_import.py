@@ -1,6 +1,6 @@
-"""Taking over the pickle in which the original kept its database (NM-A.11, NM-B.2, NM-C.5).
+"""Import the pickled database of the original node manager (NM-A.11, NM-B.2, NM-C.5).
 
-An explicit offline command only: the daemon never reads a pickle.  No class of the pickle is made, so that nothing in it
+Only by an explicit offline command: the daemon never reads a pickle.  No class of the pickle is instantiated: nothing in it
 can run.
 """
 
@@ -39,7 +39,7 @@ class ImportFailed(Exception):
 @dataclass
 class Imported:
     taken: list[str] = field(default_factory=list)
-    #: Key -> why it was left out.
+    #: Key -> why the record was skipped.
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -68,10 +68,9 @@ def load(data: bytes) -> Any:
 
 
 def import_pickle(database: Database, path: str) -> Imported:
-    """Put the records of a dump, with their loans, into an open database that is used by no other process.
+    """Copy the records of a dump and their loans into a database that no other process uses.
 
-    They belong to no source: the one that delivers them next has them, as if it always had.  What is in the database
-    already stays as it is.
+    They belong to no source until the next source that delivers them adopts them.  Records that exist already are kept.
 
     :raises ImportFailed: the file cannot be read or used; nothing is changed.
     """
@@ -81,7 +80,7 @@ def import_pickle(database: Database, path: str) -> Imported:
     except OSError as error:
         raise ImportFailed(f"cannot read {path}: {error.strerror}") from error
     if not isinstance(content, Mapping):
-        raise ImportFailed("it is no dictionary of records")
+        raise ImportFailed("the content is not a dictionary of records")
     result = Imported()
     with database.transaction():
         for name, given in content.items():
@@ -92,7 +91,7 @@ def import_pickle(database: Database, path: str) -> Imported:
 def _one(database: Database, name: str, given: object, result: Imported) -> None:
     try:
         if not isinstance(given, Mapping):
-            raise records.RecordError("it is no dictionary")
+            raise records.RecordError("the record is not a dictionary")
         record = records.parse_record(_modern(given))
         made = loans.validate(given.get("loans", given.get("_loans")) or [])
     except (records.RecordError, loans.LoanError) as error:

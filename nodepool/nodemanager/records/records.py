@@ -46,19 +46,21 @@ def record_key(account_type: str, name: str) -> str:
 
 
 def clean_keys(text: object) -> str:
-    """SSH public keys, one per line; options before a key are refused, as they could run programs.
+    """Return the SSH public keys, one per line.
 
-    :raises RecordError: a line is no public key.
+    Options before a key are refused, as they could run programs.
+
+    :raises RecordError: a line is not a public key.
     """
     if not isinstance(text, str):
-        raise RecordError("ssh_keys: a text with one public key per line is wanted")
+        raise RecordError("ssh_keys: must be a text with one public key per line")
     if len(text) > MAX_KEYS:
         raise RecordError(f"ssh_keys: more than {MAX_KEYS} characters")
     lines = [line.strip() for line in text.splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
     for number, line in enumerate(keys, 1):
         if not _KEY_LINE.fullmatch(line):
-            raise RecordError(f"ssh_keys: line {number} is no public key ({line[:30]!r}...)")
+            raise RecordError(f"ssh_keys: line {number} is not a public key ({line[:30]!r}...)")
     return "\n".join(keys)
 
 
@@ -70,7 +72,7 @@ def decode_initscript(text: object) -> bytes | None:
     if text in (None, ""):
         return None
     if not isinstance(text, str):
-        raise RecordError("initscript: base64 text is wanted")
+        raise RecordError("initscript: must be base64 text")
     try:
         script = base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -81,15 +83,15 @@ def decode_initscript(text: object) -> bytes | None:
 
 
 def number(record: Mapping[str, Any], field: str) -> float | None:
-    """A time in seconds, or None when it is not given.
+    """Return the time in seconds, or None when it is missing.
 
-    :raises RecordError: it is no number.
+    :raises RecordError: it is not a number.
     """
     value = record.get(field)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e15:
-        raise RecordError(f"{field}: seconds are wanted, not {value!r}"[:200])
+        raise RecordError(f"{field}: must be seconds, not {value!r}"[:200])
     return float(value)
 
 
@@ -104,7 +106,7 @@ def parse_record(given: object) -> dict[str, Any]:
     try:
         size = len(json.dumps(record))
     except (TypeError, ValueError, RecursionError) as error:
-        raise RecordError(f"a record must be made of plain values: {error}") from None
+        raise RecordError(f"a record may contain JSON values only: {error}") from None
     if size > MAX_RECORD:
         raise RecordError(f"a record may have at most {MAX_RECORD} bytes")
     _plain(record)
@@ -150,7 +152,7 @@ def _account(record: dict[str, Any], account_type: object) -> dict[str, Any]:
     if account_type == DELEGATE:
         return record
     if not isinstance(record.get("rspec") or {}, Mapping):
-        raise RecordError("rspec: a dictionary of resources is wanted")
+        raise RecordError("rspec: must be a dictionary of resources")
     record["rspec"] = rspec.validate(record.get("rspec") or {})
     decode_initscript(record.get("initscript"))
     for field, pattern, default in (
@@ -170,16 +172,16 @@ def _account(record: dict[str, Any], account_type: object) -> dict[str, Any]:
         raise RecordError(f"privileges: {error}") from None
     kind, _, path = record["image"].partition(":")
     if kind in ("dir", "tar") and (posixpath.normpath(path) in ("/", "//") or ".." in path.split("/")):
-        raise RecordError("image: the root directory, or a path with .., is not possible")
+        raise RecordError("image: must not be the root directory or a path with ..")
     if not isinstance(record.get("metadata") or {}, Mapping):
-        raise RecordError("metadata: a dictionary is wanted")
+        raise RecordError("metadata: must be a dictionary")
     record["delegations"] = _delegations(record.get("delegations") or [])
     return record
 
 
 def _delegations(given: object) -> list[list[str]]:
     if not isinstance(given, (list, tuple)):
-        raise RecordError("delegations: a list of (caller, method) is wanted")
+        raise RecordError("delegations: must be a list of (caller, method)")
     result = []
     for item in given:
         if not isinstance(item, (list, tuple)) or len(item) != 2 or not all(isinstance(part, str) for part in item):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
-#: No resource is larger: what the kernel and SQLite take as a number.
+#: Maximum of every resource: the largest number for the kernel and SQLite.
 MAXIMUM = 2**62
 #: "Not limited", where 0 would mean "nothing at all".
 UNLIMITED_RATE = 10**12
@@ -49,7 +49,7 @@ _RESOURCES = (
         maximum=1000,
         unlimited_at_zero=True,
     ),
-    Resource("nm_cpu_cores", 0, "whole cores of its own; 0: none", maximum=4096),
+    Resource("nm_cpu_cores", 0, "dedicated whole cores; 0: none", maximum=4096),
     Resource("nm_mem_limit", 0, "MiB; 0: none", True, 64, maximum=2**40, unlimited_at_zero=True),
     Resource("nm_mem_guaranteed", 0, "MiB; 0: none", maximum=2**40),
     Resource("nm_pids_max", 1024, "processes and threads", True, 32, minimum=1, maximum=4_194_304),
@@ -102,16 +102,16 @@ def check_name(name: object) -> str:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         shown = repr(name) if isinstance(name, str) and len(name) < 80 and name.isprintable() else "that"
-        raise ValueError(f"{shown} is no name: a lower-case letter, then up to 62 of a-z 0-9 _ -")
+        raise ValueError(f"{shown} is not a name: use a lower-case letter, then up to 62 of a-z 0-9 _ -")
     return name
 
 
 def _amount(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise RSpecError(f"{name}: a whole number is wanted, not {type(value).__name__}")
+        raise RSpecError(f"{name}: must be a whole number, not {type(value).__name__}")
     if isinstance(value, str):
         if not _WHOLE.fullmatch(value.strip()):
-            raise RSpecError(f"{name}: a whole number is wanted, not {value[:40]!r}")
+            raise RSpecError(f"{name}: must be a whole number, not {value[:40]!r}")
         return int(value)
     return value
 
@@ -153,10 +153,12 @@ def _amounts(given: Mapping[str, Any]) -> dict[str, int]:
 
 
 def overlay(defaults: Mapping[str, int], given: Mapping[str, Any]) -> dict[str, int]:
-    """What is given, and defaults for what is not; a guaranteed rate that one of them has above the other's ceiling is cut.
+    """Return the given amounts completed with defaults.
+
+    A guaranteed rate from one of them is reduced to the other's ceiling.
 
     :param defaults: validated.
-    :raises RSpecError: an unknown resource or an impossible amount.
+    :raises RSpecError: an unknown resource or an invalid amount.
     """
     own = _amounts(given)
     result = {**defaults, **own}

@@ -1,1 +1,1 @@
-"""Root trees of slivers and the images they come from."""
+"""Root trees of slivers and the images that they are built from."""

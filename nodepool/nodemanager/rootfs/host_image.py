@@ -1,4 +1,4 @@
-"""The root tree of the image `host`: the machine's own /usr under an /etc, /var, /root and /home built afresh.
+"""Root tree of the image `host`: the host's /usr with new /etc, /var, /root and /home.
 
 Only what is on the lists here is copied, only when everybody may read it, and never a line with credentials in an address
 (NM-C.2: never the host's shadow, keys, home directories or application data).
@@ -300,7 +300,7 @@ def _build_var(var: Path, packages: bool) -> None:
 
 
 def copy_public(source: Path, target: Path, without_credentials: bool = False) -> None:
-    """Copy a file or tree: links as links, regular files that everybody may read; the rest is left out."""
+    """Copy links, directories and regular files that everybody may read; skip the rest."""
     try:
         found = os.lstat(source)
     except OSError:
@@ -337,9 +337,9 @@ def _own(target: Path, found: os.stat_result) -> None:
 
 
 def build_mask(source: Path, mask: Path) -> None:
-    """A layer that hides from /usr the directories of local settings, and what not everybody may read.
+    """Create a layer that hides local settings and files that are not public from /usr.
 
-    The latter could not be read in any case (native_setup.only_public); hidden, it is not in the way of packages that are
+    Slivers could not read the latter in any case (native_setup.only_public); hidden, they do not block packages that are
     installed inside.
     """
     mask.mkdir()

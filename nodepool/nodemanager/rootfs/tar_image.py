@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 _MAX_DEPTH = 128
 #: Bytes of the headers of a member (long names, attributes, maps of holes), and of what all members share.
 _MAX_HEADER = 1 << 20
-#: What a member takes on the disk, besides its content.
+#: Disk space of a member in addition to its content.
 _BLOCK = 4096
 _COMPRESSED: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
     b"\x1f\x8b": lambda file: cast(IO[bytes], gzip.GzipFile(fileobj=file)),
@@ -62,7 +62,7 @@ def extract(source: Path, target: Path, limits: Limits | None = None) -> None:
             finally:
                 os.close(root)
     except (tarfile.TarError, EOFError, RecursionError) as error:
-        raise TarError(f"{source} is no good tar file: {error}") from error
+        raise TarError(f"{source} is not a valid tar file: {error}") from error
     except TarError as error:
         raise TarError(f"{source}: {error}") from error
 
@@ -113,10 +113,10 @@ def parts_of(name: str) -> list[str]:
 
 
 def _content(member: tarfile.TarInfo) -> list[tuple[int, int]]:
-    """Return the parts of a file that are no holes, as offset and size."""
+    """Return the parts of a file that are not holes, as offset and size."""
     if not member.issparse():
         return [(0, member.size)]
-    # The type hints of Python say bytes.
+    # The type hints of Python are wrong here.
     found: list[tuple[int, int]] = list(cast(Any, member.sparse) or ())
     end = 0
     for offset, size in found:
@@ -163,9 +163,9 @@ class _Extraction:
         if parts[0] == "dev" and (len(parts) > 1 and not member.isdir()):
             return  # slivers get a /dev of their own
         if member.ischr() or member.isblk():
-            raise TarError(f"member {member.name!r}: device node (only allowed, and left out, below dev/)")
+            raise TarError(f"member {member.name!r}: device node (only allowed, and ignored, below dev/)")
         if not (member.isreg() or member.isdir() or member.issym() or member.islnk() or member.isfifo()):
-            raise TarError(f"member {member.name!r}: unknown kind {member.type!r}")
+            raise TarError(f"member {member.name!r}: unknown type {member.type!r}")
         if member.size < 0:
             raise TarError(f"member {member.name!r}: size {member.size}")
         self._count(_BLOCK)
@@ -235,7 +235,7 @@ class _Extraction:
         source = self._directory(target[:-1])
         try:
             if not stat.S_ISREG(os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode):
-                raise TarError(f"member {member.name!r}: hard link to {member.linkname!r}, which is no regular file")
+                raise TarError(f"member {member.name!r}: hard link to {member.linkname!r}, which is not a regular file")
             os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         finally:
             os.close(source)
@@ -256,7 +256,7 @@ class _Extraction:
             self._ids_ok(member)
             if self.keep_owner:
                 os.fchown(descriptor, member.uid, member.gid)
-            os.fchmod(descriptor, stat.S_IMODE(member.mode))  # after the owner: changing that takes setuid away
+            os.fchmod(descriptor, stat.S_IMODE(member.mode))  # after the owner: chown clears setuid
         finally:
             os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""Where root trees come from: templates shared read-only by all slivers of an image (NM-C.2).
+"""Templates of root trees, shared read-only by all slivers of an image (NM-C.2).
 
 Layout below the state directory (0700, root):
   templates/<key>/         a finished template; <key>.new while it is being built, removed by the next start
@@ -32,9 +32,9 @@ _NEEDED = ("bin/sh", "usr/bin/sh")
 
 
 def check_sliver_name(name: str) -> str:
-    """The name itself. Raises BackendError for what must not become a path."""
+    """Return the name. Raises BackendError if it must not become a path."""
     if not NAME.match(name):
-        raise BackendError(f"{name!r} is no sliver name (a small letter, then small letters, digits, '_' or '-'; at most 63)")
+        raise BackendError(f"{name!r} is not a sliver name (a lower-case letter, then up to 62 of a-z, 0-9, '_' or '-')")
     return name
 
 
@@ -54,11 +54,11 @@ class RootStore:
         self.directory = Path(state_dir) / "templates"
         self.images = Path(state_dir) / "images"
         self.limits = limits or tar_image.Limits()
-        #: Bytes that a new tree may take.
+        #: Bytes that a new tree may use.
         self.room: Callable[[], int] = lambda: self.limits.size
 
     def tree(self, image: str, sliver: str) -> RootTree:
-        """The tree of an image, counted as used by the sliver from now on. Builds what is missing. Raises BackendError."""
+        """Return the tree of an image, building it if needed, and count the sliver as user."""
         check_sliver_name(sliver)
         if image == "host":
             template = self._template(f"host-{host_image.digest()}", host_image.build, sliver, "image host")
@@ -70,7 +70,7 @@ class RootStore:
             return RootTree("", {"root": [self._directory(rest)]})
         if separator and kind == "image":
             if not IMAGE_NAME.match(rest):
-                raise BackendError(f"image {image!r}: {rest!r} is no image name")
+                raise BackendError(f"image {image!r}: {rest!r} is not a valid image name")
             return self._tar(self.images / f"{rest}.tar", sliver)
         if separator and kind == "tar":
             return self._tar(Path(rest), sliver)
@@ -114,7 +114,7 @@ class RootStore:
         mark, known = self._remembered(path)
         if known is not None:
             return known
-        # Who wants the same file waits for this one, others do not.
+        # Only requests for the same file wait for each other.
         with self._locked(f"sum-{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"):
             mark, known = self._remembered(path)
             if known is not None:
@@ -173,7 +173,7 @@ class RootStore:
 
     def _template(self, key: str, build: Callable[[Path], None], sliver: str, what: str) -> Path:
         template = self.directory / key
-        # What is there already only gets another user: no wait for what is built, of this or another image.
+        # An existing template only gets another user: no wait for builds of this or another image.
         with self._locked(key, shared=True):
             if template.is_dir():
                 (template / "refs" / sliver).touch()
@@ -202,7 +202,7 @@ class RootStore:
         return RootTree(key, {"root": [str(template / "root")]})
 
     def release(self, sliver: str) -> None:
-        """The sliver is gone; templates stay until pruned, for the next one of the same image."""
+        """Record that the sliver is deleted; its templates stay until pruned, for later slivers."""
         check_sliver_name(sliver)
         for reference in self.directory.glob(f"*/refs/{sliver}"):
             reference.unlink(missing_ok=True)
@@ -256,7 +256,7 @@ class RootStore:
 
 
 def _check_tree(path: Path, what: str) -> None:
-    """It looks like a root tree: a shell, and no links where the system's file systems are mounted."""
+    """Check that it is a root tree with a shell and mount points. Raises BackendError."""
     for name in ("proc", "sys", "dev", "run"):
         if os.path.lexists(path / name) and (os.path.islink(path / name) or not os.path.isdir(path / name)):
             raise BackendError(f"{what}: /{name} must be a directory")
@@ -265,6 +265,6 @@ def _check_tree(path: Path, what: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a tree as far as possible; what is left is removed with the next one."""
+    """Remove a tree as far as possible; the rest is removed with the next one."""
     with contextlib.suppress(OSError):
         remove_tree(path)

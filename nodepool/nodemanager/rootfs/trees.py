@@ -1,4 +1,4 @@
-"""Root trees are made before a sliver waits for them, and are removed when they have not been used for a while."""
+"""Create root trees before a sliver needs them, and remove unused ones after a while."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from nodepool.nodemanager.outcomes import BackendError
 
 log = logging.getLogger("nodepool.nodemanager")
 
-#: Stands for a sliver while a root tree is made for the next one.
+#: Stands for a sliver while a root tree is created in advance.
 PREPARING = "preparing"
-#: Seconds that a root tree stays for the next sliver.
+#: Seconds that an unused root tree is kept for the next sliver.
 TEMPLATE_IDLE = 86400.0
 
 
 class Trees:
-    """Those of the backend; one without makes none.
+    """Root trees of the backend, if it has any.
 
-    :param room: bytes that a new one may take.
-    :param made: called when there is another one.
+    :param room: bytes that a new one may use.
+    :param made: called when one was created.
     """
 
     def __init__(self, backend: object, room: Callable[[], int], made: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ class Trees:
         self.prepared = False
 
     def prepare(self, image: str) -> None:
-        """Make the tree of an image. Raises BackendError."""
+        """Create the tree of an image. Raises BackendError."""
         if self._roots is not None:
             self._roots.room = self._room
             self._roots.tree(image, PREPARING)
@@ -42,7 +42,7 @@ class Trees:
         try:
             self.prepare("host")
         except (BackendError, OSError) as error:
-            log.warning("Slivers of image host cannot be made: %s", error)
+            log.warning("Slivers of image host cannot be created: %s", error)
         self.prepared = True
 
     def prune(self, alive: Callable[[], set[str]]) -> None:

@@ -28,7 +28,7 @@ class ImageError(Exception):
 
 
 class Images:
-    """Files ``<name>.tar`` in a directory of our own; complete, or not there.
+    """Complete files ``<name>.tar`` in a directory of our own.
 
     :param stored: called with the name of a new image; an exception refuses it.
     :param room: bytes that are not promised to slivers.
@@ -47,21 +47,21 @@ class Images:
                     os.unlink(os.path.join(directory, name))
 
     def path(self, name: str) -> str:
-        """Where the image is, or will be.
+        """Return the path of the image, whether it exists or not.
 
-        :raises ImageError: that is no name.
+        :raises ImageError: the name is not valid.
         """
         if not _NAME.fullmatch(name):
-            raise ImageError("an image name has letters, digits and _ . - only, at most 128")
+            raise ImageError("an image name may have at most 128 letters, digits and _ . -")
         return os.path.join(self.directory, name + _SUFFIX)
 
     def names(self) -> list[str]:
         return sorted(n[: -len(_SUFFIX)] for n in os.listdir(self.directory) if n.endswith(_SUFFIX) and not n.startswith("."))
 
     def problem(self, image: str) -> str | None:
-        """Why no sliver can be made from this image; None when one can."""
+        """Return why no sliver can be created from this image; None when one can."""
         kind, _, what = image.partition(":")
-        if kind in ("host", "oci"):  # what a registry has, only the backend can find out
+        if kind in ("host", "oci"):  # only the backend can check a registry
             return None
         if kind == "image":
             try:
@@ -89,7 +89,7 @@ class Images:
         digest = hashlib.sha256()
         try:
             with new_file(path) as stream:
-                # Taken now: the upload may take long, and the room is promised to slivers meanwhile.
+                # Allocated now: the upload may take long, and the space could be promised to slivers meanwhile.
                 os.posix_fallocate(stream.fileno(), 0, length)
                 left = length
                 while left:
@@ -109,8 +109,8 @@ class Images:
         except Exception as error:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            raise ImageError(f"no root tree can be made of image {name}: {error}") from error
-        log.info("Image %s is here: %s MiB, SHA-256 %s", name, length >> 20, found)
+            raise ImageError(f"cannot create a root tree from image {name}: {error}") from error
+        log.info("Image %s uploaded: %s MiB, SHA-256 %s", name, length >> 20, found)
         return found
 
     def open(self, name: str) -> BinaryIO:
@@ -124,10 +124,10 @@ class Images:
             raise ImageError(f"cannot read image {name}: {error.strerror}") from error
 
     def delete(self, name: str) -> bool:
-        """Slivers made from it go on; False when there is none."""
+        """Delete the image; return False if it does not exist. Its slivers keep running."""
         try:
             os.unlink(self.path(name))
         except FileNotFoundError:
             return False
-        log.info("Image %s is deleted", name)
+        log.info("Image %s deleted", name)
         return True

@@ -198,9 +198,9 @@ def test_ids_of_a_lost_sliver_are_not_given_away(machine: Machine, sliver: Slive
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "A", "", "a" * 64, "x\ny", ".", "a b"])
 def test_bad_names(machine: Machine, name: str) -> None:
-    with pytest.raises(BackendError, match="no sliver name"):
+    with pytest.raises(BackendError, match="not a sliver name"):
         machine.sliver(name)
-    with pytest.raises(BackendError, match="no sliver name"):
+    with pytest.raises(BackendError, match="not a sliver name"):
         machine.backend.destroy(name, 1, None)
 
 
@@ -454,7 +454,7 @@ def test_images(machine: Machine, state: pathlib.Path, tmp_path: pathlib.Path, k
         ("dir:/no/such", "no such directory"),
         ("dir:relative", "must be absolute"),
         ("dir:/", "use image host"),
-        ("image:../x", "no image name"),
+        ("image:../x", "not a valid image name"),
         ("floppy", "there are: host, dir:"),
         ("dir:/etc", "not a root tree"),
     ],

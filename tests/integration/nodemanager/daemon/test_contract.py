@@ -540,7 +540,7 @@ def test_hostile_images(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
                     member.type, member.linkname, member.size = form, target, 4 if form == tarfile.REGTYPE else 0
                     tar.addfile(member, io.BytesIO(b"evil") if member.size else None)
             stream.seek(0)
-            with pytest.raises(RpcFault, match=f"no root tree can be made of image evil-{kind}: .*member"):
+            with pytest.raises(RpcFault, match=f"cannot create a root tree from image evil-{kind}: .*member"):
                 nm.client.put_image(f"evil-{kind}", stream)
         assert nm.client.images() == []
         with pytest.raises(RpcFault, match=f"no image evil-{kind}"):

@@ -184,10 +184,10 @@ def test_over_committed_guarantee(nm: NmDaemon) -> None:
         ({"rspec": {"nm_cpu": 1}}, "unknown resource 'nm_cpu'"),
         ({"image": "dir:/does/not/exist"}, "no directory /does/not/exist"),
         ({"image": "image:absent"}, "no image absent"),
-        ({"name": "../x"}, "is no name"),
+        ({"name": "../x"}, "is not a name"),
         ({"network": "x y"}, "network"),
         ({"initscript": "%%"}, "not base64"),
-        ({"ssh_keys": 'command="x" ssh-rsa AAAA'}, "no public key"),
+        ({"ssh_keys": 'command="x" ssh-rsa AAAA'}, "is not a public key"),
     ],
 )
 def test_bad_records(nm: NmDaemon, record: dict[str, object], text: str) -> None:
@@ -196,7 +196,7 @@ def test_bad_records(nm: NmDaemon, record: dict[str, object], text: str) -> None
     assert nm.client.call("ListSlivers") == []
 
 
-@pytest.mark.spec("NM-A.7, NM-A.8: the README's loan: own name left out, a bare triple; limits move at once")
+@pytest.mark.spec("NM-A.7, NM-A.8: the README's loan: own name omitted, a bare triple; limits move at once")
 def test_loan_from_inside(nm: NmDaemon) -> None:
     nm.put("princeton_sirius", rspec={"nm_cpu_guaranteed_share": 300})
     nm.put("princeton_eisentest")

@@ -250,7 +250,7 @@ def test_delegates_of_the_configuration(node: MemoryNode) -> None:
     assert made(snoop) == ["delegate_del_snoop"]
     assert made() == []
     for wrong, text in (
-        ({"name": "a b"}, "is no name"),
+        ({"name": "a b"}, "is not a name"),
         ({"name": "a", "ssh-keys": "junk"}, "ssh_keys"),
         ({"name": "a", "methods": ["Fly"]}, "Fly: no such method"),
     ):

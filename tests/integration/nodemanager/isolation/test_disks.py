@@ -392,9 +392,9 @@ def test_too_small_is_refused(bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "A"])
 def test_names_that_are_none_make_no_path(bench: Bench, name: str) -> None:
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         bench.disks.create(name, 65536)
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         bench.disks.destroy(name)
 
 

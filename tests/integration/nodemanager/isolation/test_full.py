@@ -299,7 +299,7 @@ def test_an_upload_leaves_what_is_promised(nm: NmDaemon, tmp_path: pathlib.Path)
     left = nm.client.call("GetCapacity")["disk_free"]
     # Room for the file, not for its tree as well.
     nm.put("large", rspec={"nm_disk_quota": left - 90 * 1024})
-    with open(tmp_path / "image.tar", "rb") as file, pytest.raises(RpcFault, match=r"no root tree can be made.*larger than"):
+    with open(tmp_path / "image.tar", "rb") as file, pytest.raises(RpcFault, match=r"cannot create a root tree.*larger than"):
         nm.client.put_image("image", file)
     assert nm.client.call("GetCapacity")["images"] == []
     nm.put("more", rspec={"nm_disk_quota": 40 * 1024})

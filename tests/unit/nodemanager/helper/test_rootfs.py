@@ -124,7 +124,7 @@ def test_owners_are_kept(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
         (lambda out: [link("h", f"{out}/file", True)], "absolute path"),
         (lambda out: [link("h", "../outside/file", True)], "'..' in its path"),
         (lambda out: [link("h", "nothing/here", True)], "No such file"),
-        (lambda out: [link("s", "/"), link("h", "s", True)], "no regular file"),
+        (lambda out: [link("s", "/"), link("h", "s", True)], "not a regular file"),
         (lambda out: [member("odd", type=b"7x"[:1])], ""),
         (lambda out: [member("x" * 5000, b"1")], "impossible name"),
         (lambda out: [link("x", "y" * 5000)], "impossible target"),
@@ -472,7 +472,7 @@ def test_privileges() -> None:
     for wrong in ("ping", ["root"], [7], [["ping"]], None, {"ping": 1}):
         with pytest.raises(ValueError, match="apt, debug, docker"):
             privileges.check(wrong)
-    with pytest.raises(records.RecordError, match="privileges: 'root' is no privilege; there are apt"):
+    with pytest.raises(records.RecordError, match="privileges: 'root' is not a privilege; known ones are apt"):
         records.parse_record({"account_type": "sliver", "name": "a", "privileges": ["root"]})
 
 
@@ -493,7 +493,7 @@ def test_a_host_on_which_no_tree_can_be_made_says_so(caplog: pytest.LogCaptureFi
     trees = Trees(Backend(), lambda: 0, lambda: None)  # type: ignore[arg-type]
     trees.prepare_host()
     assert trees.prepared
-    assert "Slivers of image host cannot be made: [Errno 28] No space left on device" in caplog.text
+    assert "Slivers of image host cannot be created: [Errno 28] No space left on device" in caplog.text
 
 
 def header(name: bytes, kind: bytes, size: int, fields: bytes = b"", extra: bytes = b"") -> bytes:

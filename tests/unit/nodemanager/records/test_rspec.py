@@ -93,5 +93,5 @@ def test_names(name: str) -> None:
     "name", ["", "a/b", "../a", "a\n", "\na", "a\0", "A", "1a", ".", "a" * 64, "a b", "\u00e4", None, 7, ["a"]]
 )
 def test_names_with_slashes_and_newlines(name: Any) -> None:
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         rspec.check_name(name)

@@ -95,7 +95,7 @@ def test_jws(pair: tuple[bytes, str], once: Used) -> None:
 @pytest.mark.spec("NM-C.6: a ticket contains slivers only")
 @pytest.mark.parametrize(
     ("records", "text"),
-    [([sliver("a"), delegate("d")], "slivers only"), ([], "no slivers"), ([sliver("a/b")], "is no name")],
+    [([sliver("a"), delegate("d")], "slivers only"), ([], "no slivers"), ([sliver("a/b")], "is not a name")],
     ids=["delegate", "nothing", "name"],
 )
 def test_nothing_is_signed_that_would_be_refused(
@@ -141,7 +141,7 @@ def test_jws_refused(pair: tuple[bytes, str], once: Used) -> None:
     refused(made(slivers=[]), "no slivers")
     refused(made(slivers=[delegate("d")]), "slivers only")
     refused(made(slivers=[{"record_key": "bwcap", "account_type": "bwcap"}]), "slivers only")
-    refused(made(slivers=[sliver("a/b")]), "is no name")
+    refused(made(slivers=[sliver("a/b")]), "is not a name")
     refused(made(jti="x" * 999), "usable id")
     for field in ("exp", "iat", "jti", "aud", "iss"):
         left = {k: v for k, v in claims().items() if k != field}
@@ -175,7 +175,7 @@ def test_sign_refuses(rsa: tuple[bytes, str], pair: tuple[bytes, str]) -> None:
         tickets.sign([sliver("a")], rsa[0], "auth", "here")
     with pytest.raises(TicketError, match="private key"):
         tickets.sign([sliver("a")], b"junk", "auth", "here")
-    with pytest.raises(TicketError, match="is no name"):
+    with pytest.raises(TicketError, match="is not a name"):
         tickets.sign([sliver("a/b")], pair[0], "auth", "here")
     with pytest.raises(TicketError, match="seconds"):
         tickets.sign([sliver("a")], pair[0], "auth", "here", lifetime=0)
