@@ -1,9 +1,10 @@
-"""The helper that forks: one small process with a single thread, because the daemon has many and those must never fork.
+"""The helper: a small single-threaded process that forks for the threaded daemon.
 
-It is a server of workers: each request gets a forked worker that reads the request from a socket of its own, does the work
-(namespaces, mounts, process 1, a process inside a sliver) and answers there. So requests run side by side, a crash in
-one harms no other, and a worker that hangs ends itself by SIGALRM at the deadline. The helper ends when the daemon's
-end of its socket closes; slivers live on (NM-C.7).
+The daemon itself must not fork, because it has many threads. The helper
+is a server of workers: each request gets a forked worker that reads the request from its own socket, does the work
+(namespaces, mounts, process 1, a process inside a sliver) and answers there. Requests therefore run concurrently, a crash in
+one does not affect others, and a worker that hangs is ended by SIGALRM at the deadline. The helper ends when the daemon's
+end of its socket closes; slivers keep running (NM-C.7).
 
 Processes of slivers are adopted by the helper, which reaps them and sends their exit status to their spawners.
 """
@@ -31,7 +32,7 @@ from nodepool.nodemanager.helper.frames import receive_frame, send_frame
 from nodepool.nodemanager.helper.operation import Operation, StepError, is_shortage
 from nodepool.nodemanager.kernel import syscalls
 
-#: Milliseconds without anything to do after which a worker for the next request is made.
+#: Idle milliseconds after which a worker for the next request is forked.
 SPARE_DELAY = 20
 OPERATION_MODULES = (
     "nodepool.nodemanager.helper.operations",
@@ -54,7 +55,7 @@ class _Server:
         self.watched: dict[int, socket.socket] = {}
         self.ended: dict[int, int] = {}
         self.poller = select.poll()
-        #: A worker that waits for the next request: a fork takes some ms. It is made when there is nothing else to do.
+        #: A worker that waits for the next request: a fork takes some ms. It is forked while the helper is idle.
         self.spare: _Spare | None = None
         self.spare_due = True
 
@@ -124,7 +125,7 @@ class _Server:
         return report
 
     def _make_spare(self) -> None:
-        """Without memory, processes or descriptors there is none: the next request forks for itself, and tells."""
+        """Fork a spare worker; after a failure the next request forks for itself and reports it."""
         self.spare_due = False
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -208,7 +209,7 @@ def _worker(wait: Callable[[], socket.socket | None], operations: dict[str, Oper
     """Life of a worker; never returns."""
     code = 1
     try:
-        # Sockets of other requests must not come near a sliver.
+        # Sockets of other requests must not leak into a sliver.
         syscalls.close_from(3, (kept.fileno(), report))
         for number in (signal.SIGCHLD, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
@@ -220,7 +221,7 @@ def _worker(wait: Callable[[], socket.socket | None], operations: dict[str, Oper
 
 
 def _serve(connection: socket.socket, operations: dict[str, Operation], report: int) -> int:
-    """Carry out the request that comes; the exit status."""
+    """Execute the request that arrives; return the exit status."""
     try:
         signal.alarm(30)
         frame = receive_frame(connection)
@@ -245,7 +246,7 @@ def _serve(connection: socket.socket, operations: dict[str, Operation], report: 
                 text = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
             send_frame(connection, {"error": f"{request['operation']}: {text}", "retry": is_shortage(error)})
     except BrokenPipeError:
-        pass  # the daemon is gone; what was made is found by its next start
+        pass  # the daemon has ended; its next start finds what was created
     except BaseException as error:
         with contextlib.suppress(OSError):
             send_frame(connection, {"error": f"defect in the helper: {type(error).__name__}: {error}"})
@@ -253,9 +254,9 @@ def _serve(connection: socket.socket, operations: dict[str, Operation], report: 
 
 
 def _plain_victim() -> None:
-    """What comes of this process is an ordinary choice of the kernel short of memory, however the daemon is protected.
+    """Make this process an ordinary candidate when the kernel is short of memory.
 
-    Written with CAP_SYS_RESOURCE it is also the least that the sliver's root can ask for.
+    The daemon may be protected. Written with CAP_SYS_RESOURCE, the value is also the minimum for the sliver's root.
     """
     with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
         file.write(str(max(0, int(file.read()))))
@@ -288,7 +289,7 @@ def main(descriptor: int) -> None:
     with contextlib.suppress(OSError, KeyError):
         seccomp.build(syscalls.machine(), frozenset())  # once, for all workers
     seal()
-    gc.freeze()  # workers must not copy memory only to look through it
+    gc.freeze()  # a garbage collection in a worker would copy memory pages
     connection = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     _Server(connection, operations).run()

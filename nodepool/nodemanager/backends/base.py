@@ -1,4 +1,4 @@
-"""What a backend of slivers is asked to do, and what it answers with (NM-C.2)."""
+"""Interface between the node manager and its backends of slivers (NM-C.2)."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class SliverSpec:
     image: str
     """"host", "dir:/path", "tar:/path", "image:<name>" (uploaded: <state>/images/<name>.tar), "oci:<reference>" (podman)."""
     rspec: Mapping[str, Any]
-    """Effective."""
+    """After defaults and loans."""
     ssh_keys: str | None = ""
-    """Newline-joined public keys for `username` and root; None: those that are there stay, as does the size of the disk."""
+    """Newline-joined public keys for `username` and root. None: keep the existing keys and the size of the disk."""
     initscript: bytes | None = None
     network: str = "none"
     """"none", "nat" or "bridge:<interface>"."""
     username: str = "root"
     hostname: str = ""
     api_socket: str | None = None
-    """Path on the host. A directory is mounted at /run/nodepool inside (a socket made anew by the next daemon is then
-    seen at once); a socket is mounted at /run/nodepool/nodemanager.api and goes stale when it is replaced."""
+    """Path on the host. A directory is mounted at /run/nodepool inside: the socket of the next daemon is then visible
+    immediately. A socket is mounted at /run/nodepool/nodemanager.api and goes stale when it is replaced."""
     privileges: tuple[str, ...] = ()
     """Names, see :mod:`nodepool.nodemanager.confinement.privileges`."""
 
 
 class Spawned(Protocol):
-    """A process inside a sliver. Close it: that drops the descriptors, the process goes on."""
+    """A process inside a sliver. Closing it drops the descriptors; the process keeps running."""
 
     pid: int
     """In the daemon's pid namespace."""
@@ -86,7 +86,7 @@ class Starting(Protocol):
         ...
 
     def go_on(self, more: Mapping[str, Any] | None = None, descriptor: int | None = None) -> None:
-        """What the worker waits for is there: more of the request; closes the descriptor."""
+        """Send the rest of the request that the worker waits for; closes the descriptor."""
         ...
 
     def answer(self) -> tuple[dict[str, Any], list[int], Any]:
@@ -188,13 +188,13 @@ class Services:
 
 
 class Backend(ABC):
-    """A way of making slivers. All calls for one name come one after another; calls for different names come in parallel."""
+    """Creates and controls slivers. Calls for one name are sequential, others run in parallel."""
 
     name: str
     default_username: str = "root"
-    """Who logs in when the record does not say."""
+    """Login user of records without one."""
     shares_socket: bool = True
-    """Whether the kernel tells callers inside from the daemon's own user: only then they may have its Unix socket."""
+    """Whether the kernel can distinguish callers inside from the daemon's own user: required for sharing its Unix socket."""
 
     #: What a label may ask for here.
     privileges: frozenset[str] = frozenset(PRIVILEGES) - {"systemd"}
@@ -211,7 +211,7 @@ class Backend(ABC):
 
     @abstractmethod
     def check(self) -> list[Problem]:
-        """What this host lacks; empty when all is there."""
+        """Return what this host lacks; empty when nothing is missing."""
 
     @abstractmethod
     def create(self, spec: SliverSpec) -> Handle:
@@ -219,11 +219,11 @@ class Backend(ABC):
 
     @abstractmethod
     def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
-        """Keys, init script or limits changed: at once, without a restart."""
+        """Apply changed keys, init script or limits immediately, without a restart."""
 
     @abstractmethod
     def stop(self, spec: SliverSpec, handle: Handle) -> Handle:
-        """All processes gone, the tree stays."""
+        """End all processes; keep the tree."""
 
     @abstractmethod
     def start(self, spec: SliverSpec, handle: Handle) -> Handle:
@@ -239,11 +239,11 @@ class Backend(ABC):
 
     @abstractmethod
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
-        """Idempotent, always in the order of C.7; goes on where a crash ended it."""
+        """Remove the sliver in the order of C.7. Idempotent; continues after a crash."""
 
     @abstractmethod
     def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
-        """cpu_usec, memory_bytes, memory_peak, pids, disk_bytes, net_tx_bytes, net_rx_bytes; what is unknown is absent."""
+        """Return cpu_usec, memory_bytes, memory_peak, pids, disk_bytes and net_*_bytes, if known."""
 
     @abstractmethod
     def spawn(
@@ -264,10 +264,10 @@ class Backend(ABC):
 
     @abstractmethod
     def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Starting:
-        """Begin a process as :meth:`spawn` does whose stdin and stdout are a connection of the host (sshd -i).
+        """Start a process as :meth:`spawn` does, with a connection as stdin and stdout (sshd -i).
 
-        The connection itself must not be open inside, since root inside could connect it anew in the host's network: its
-        bytes are carried. The caller may close it at once. Raises BackendError.
+        The connection itself must not be open inside, since root inside could reconnect it in the host's network: its
+        bytes are relayed. The caller may close it immediately. Raises BackendError.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""For backends that let a program of the host make the container: the root tree is mounted where that program finds it."""
+"""Backends in which another program creates the container, from a mounted root tree."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class MountedTreeBackend(NativeBackend):
         """The container has ended: what its program still knows of it goes. Raises BackendError."""
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
-        self.directory(name)  # refuses what is no name
+        self.directory(name)  # refuses invalid names
         self._kill(name, self._index(name) or index, handle)
         self._drop_network(name, handle)
         self._forget(name)

@@ -67,7 +67,7 @@ class NativeBackend(Backend):
                 Problem(
                     "root directory",
                     True,
-                    "this process runs in a chroot, where no sliver can get a root of its own; run it where / is a mount point",
+                    "this process runs in a chroot, where slivers cannot change their root; run it where / is a mount point",
                 )
             ]
         release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
@@ -141,7 +141,7 @@ class NativeBackend(Backend):
         directory = self.directory(spec.name)
         directory.mkdir(mode=0o700, exist_ok=True)
         self._claim(spec.name, spec.index)
-        # A sliver that runs without a record of it: made by a daemon that was killed before it could note it.
+        # A sliver without a record of it was created by a daemon that was killed before it stored the record.
         if not self._gone(spec.name, spec.index):
             self._kill(spec.name, spec.index, None)
         tree = self._tree(spec)
@@ -190,7 +190,7 @@ class NativeBackend(Backend):
         room.give_up(self._ballast(spec.name))
 
     def _limit(self, spec: SliverSpec, handle: Handle) -> Handle:
-        """Its cgroups; its disk is there, for they limit what it reads and writes."""
+        """Create the cgroups of the sliver, after its disk, whose I/O they limit."""
         if self.services.cgroups is None:
             return handle
         return {**handle, "cgroups": self.services.cgroups.create(spec.name, spec.rspec)}
@@ -216,7 +216,7 @@ class NativeBackend(Backend):
             *self._network_files(spec),
             file_entry("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
         ]
-        # Its namespaces are made beside the disk, of which they know nothing: it is handed in. Then its tree, beside the cgroups.
+        # The namespaces are created while the disk is prepared, then the tree while the cgroups are created.
         begun = self.services.zygote.begin(self.operation, request, timeout=MAKE_TIMEOUT)
         try:
             self._ensure_disk(spec)
@@ -258,11 +258,11 @@ class NativeBackend(Backend):
         self._initscript(spec, handle)
 
     def _extra(self, spec: SliverSpec) -> dict[str, Any]:
-        """For other backends of this kind: more for the worker that makes the sliver."""
+        """Return additional fields for the worker that creates the sliver, in derived backends."""
         return {}
 
     def _host_key(self, name: str) -> tuple[bytes, str]:
-        """The sliver's host key: kept on the host's side too, so that a tree made anew keeps its identity for its users."""
+        """Return the host key, which is also kept on the host: a new tree keeps its identity."""
         path = self.directory(name) / "host_key"
         with contextlib.suppress(FileNotFoundError):
             private, _, public = path.read_bytes().partition(b"\n\n")
@@ -311,11 +311,11 @@ class NativeBackend(Backend):
                     console.write(f"init script: {error}\n".encode())
 
     def _console_path(self, name: str) -> Path:
-        """On the sliver's own disk, so that its quota holds; beside its trees, so that no name inside leads to it."""
+        """Return a path on the sliver's disk, for its quota, but outside its visible trees."""
         return self._writable(name) / "console"
 
     def _ballast(self, name: str) -> Path:
-        """Beside the trees, as the console: nothing inside can reach it."""
+        """Return the path of the ballast, which nothing inside can reach (like the console)."""
         return self._writable(name) / "ballast"
 
     # --- while it lives ----------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ class NativeBackend(Backend):
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and syscalls.uid_range(int(entry)) == wanted]
 
     def _kill(self, name: str, index: int, handle: Handle | None) -> None:
-        """All processes gone, or BackendError."""
+        """End all processes, or raise BackendError."""
         deadline = time.monotonic() + KILL_TIMEOUT
         if handle and self._alive(handle):
             self._kill_first(handle, deadline)
@@ -447,7 +447,7 @@ class NativeBackend(Backend):
 
     @staticmethod
     def _kill_all(members: Callable[[], list[int]], name: str) -> None:
-        """Kill until there are none; each is looked at again once a descriptor holds it."""
+        """Kill until there are no processes; each is rechecked once a descriptor holds it."""
         deadline = time.monotonic() + KILL_TIMEOUT
         while found := members():
             if time.monotonic() > deadline:
@@ -483,7 +483,7 @@ class NativeBackend(Backend):
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         directory = self.directory(name)
-        # What was written down when it was made is right; the caller may have had to give it a number to delete it.
+        # The number stored at the creation is right; the caller may have had to assign one for the deletion.
         self._kill(name, self._index(name) or index, handle)
         self._drop_network(name, handle)
         if self.services.cgroups is not None:
@@ -493,7 +493,7 @@ class NativeBackend(Backend):
                 self.services.disks.discard(name)
             except FileNotFoundError:
                 pass
-            except OSError:  # not even room for another name
+            except OSError:  # no space even for a rename
                 self.services.disks.destroy(name)
         if directory.is_dir():
             if os.path.ismount(directory / "mnt"):

@@ -1,10 +1,10 @@
 """Slivers with systemd inside, by systemd-nspawn under systemd of the host (NM-C.2).
 
-What `check` says and the command lines are tested everywhere. Slivers themselves need a host whose process 1 is systemd and
-cgroup v2: tests/integration/nodemanager/backends/test_nspawn.py makes them in a virtual machine (tools/vm).
+The results of `check` and the command lines are tested everywhere. Slivers themselves need a host whose process 1 is systemd
+and cgroup v2: tests/integration/nodemanager/backends/test_nspawn.py creates them in a virtual machine (tools/vm).
 
-Root trees, disk quota and networks are those of backend `native`. The cgroup is systemd's, so limits are properties of the
-sliver's unit; programs inside are started by way of the namespaces of its process 1, and moved into its unit's cgroup.
+Root trees, disk quota and networks are those of backend `native`. The cgroup belongs to systemd: limits are properties of the
+sliver's unit. Programs inside are started through the namespaces of its process 1 and moved into its unit's cgroup.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def properties(rspec: Mapping[str, Any], cores: int) -> list[str]:
 
 
 def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, cores: int) -> list[str]:
-    """The command that starts a sliver as a unit of its own: it goes on when the daemon ends."""
+    """Return the command that starts a sliver as its own unit, which outlives the daemon."""
     argv = [
         "systemd-run",
         "--quiet",
@@ -54,7 +54,7 @@ def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, c
         "--property=KillMode=mixed",
         "--property=TimeoutStopSec=5",
         f"--property=TimeoutStartSec={START_TIMEOUT:g}",
-        # Its lock files would lie beside the trees of slivers.
+        # Its lock files would be next to the trees of slivers.
         "--setenv=SYSTEMD_NSPAWN_LOCK=0",
         *(f"--property={text}" for text in properties(spec.rspec, cores)),
         "--",
@@ -78,12 +78,12 @@ def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, c
     if spec.api_socket:
         target = "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
         argv.append(f"--bind-ro={spec.api_socket}:{target}")
-    # The image's own /etc/hostname would come after --hostname.
+    # The image's own /etc/hostname would override --hostname.
     return [*argv, f"systemd.hostname={spec.hostname or spec.name}"]
 
 
 def limits_argv(machine: str, rspec: Mapping[str, Any], cores: int) -> list[str]:
-    """The command that changes limits at once."""
+    """Return the command that changes limits immediately."""
     return ["systemctl", "set-property", "--runtime", f"{machine}.service", *properties(rspec, cores)]
 
 
@@ -94,7 +94,7 @@ class NspawnBackend(MountedTreeBackend):
     privileges = frozenset(PRIVILEGES)
 
     def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
-        # systemd owns the cgroups of its units: ours would only be in the way.
+        # systemd owns the cgroups of its units: ours would conflict.
         super().__init__(state_dir, replace(services, cgroups=None))
         self._cores = os.cpu_count() or 1
 
@@ -133,7 +133,7 @@ class NspawnBackend(MountedTreeBackend):
         return super()._tree(spec)
 
     def _procs(self, name: str) -> list[str]:
-        """A leaf that systemd inside always has: cgroups that pass on controllers take no processes."""
+        """Return the leaf that holds processes: cgroups that pass on controllers have none."""
         for leaf in ("payload/init.scope", "payload"):
             path = self._cgroup(name) / leaf / "cgroup.procs"
             if path.exists():
@@ -149,7 +149,7 @@ class NspawnBackend(MountedTreeBackend):
         shown = self._run_command(["machinectl", "show", "--property=Leader", "--value", machine]).strip()
         started = syscalls.start_time(int(shown)) if shown.isdigit() else None
         if started is None:
-            raise BackendError(f"machine {machine} ended at once; is there systemd in {spec.image}?")
+            raise BackendError(f"machine {machine} ended immediately; check that {spec.image} contains systemd")
         handle = {
             **handle,
             "pid": int(shown),

@@ -1,7 +1,7 @@
 """Slivers as containers of podman, also from OCI images (NM-C.2).
 
-Podman makes the namespaces and process 1, and shows the slivers to its users (`podman ps`, `podman exec`). Root trees with
-disk quota, limits, networks and programs inside are those of backend `native`: the container is made without podman's own
+Podman creates the namespaces and process 1, and shows the slivers to its users (`podman ps`, `podman exec`). Root trees with
+disk quota, limits, networks and programs inside are those of backend `native`: the container is created without podman's own
 cgroups and network, and its process 1 is treated as that of any sliver.
 """
 
@@ -34,7 +34,7 @@ UNIFIED = "/sys/fs/cgroup/unified"
 
 
 def command(unified: str = UNIFIED) -> list[str]:
-    """How podman is called. crun refuses hosts where cgroup v2 has controllers beside v1; it need not see that."""
+    """Return the podman command; crun refuses hybrid hosts, so it must not see cgroup v2."""
     try:
         hybrid = bool(Path(unified, "cgroup.controllers").read_text().strip())
     except OSError:
@@ -111,7 +111,7 @@ class PodmanBackend(MountedTreeBackend):
     # --- podman ------------------------------------------------------------------------------------------------------
 
     def _podman(self, *arguments: str, timeout: float = COMMAND_TIMEOUT) -> str:
-        """Its output. Raises BackendError with what it said."""
+        """Run podman and return its output. Raises BackendError with its messages."""
         return commands.run([*command(), *arguments], timeout, f"podman {arguments[0]}", retry=True)
 
     def _container(self, name: str) -> str:
@@ -126,9 +126,9 @@ class PodmanBackend(MountedTreeBackend):
         return self._oci(reference, spec.name) if kind == "oci" else super()._tree(spec)
 
     def _oci(self, reference: str, sliver: str) -> RootTree:
-        """The tree of an OCI image; what is here is taken, what is not comes from its registry."""
+        """Return the tree of a local OCI image, or pull it from its registry first."""
         if reference.startswith("-"):
-            raise BackendError(f"image oci:{reference}: this is no reference")
+            raise BackendError(f"image oci:{reference}: not a valid reference")
         try:
             self._podman("image", "exists", reference)
         except BackendError:
@@ -165,7 +165,7 @@ class PodmanBackend(MountedTreeBackend):
         pid = int(self._podman("container", "inspect", "--format", "{{.State.Pid}}", container).strip())
         started = syscalls.start_time(pid) if pid > 0 else None
         if started is None:
-            raise BackendError(f"the first process of container {container} ended at once; is there a /bin/sh in {spec.image}?")
+            raise BackendError(f"the first process of container {container} ended immediately; has {spec.image} a /bin/sh?")
         handle = {
             **handle,
             "pid": pid,
@@ -187,7 +187,7 @@ class PodmanBackend(MountedTreeBackend):
             raise BackendError(f"cannot limit container {handle['container']}: {error.strerror}", retry=True) from error
 
     def _gone(self, name: str, index: int) -> bool:
-        # A crash may have come between the start of process 1 and its move to our cgroups.
+        # A crash may have happened between the start of process 1 and its move to our cgroups.
         return super()._gone(name, index) and not self._members(index)
 
     def _kill(self, name: str, index: int, handle: Handle | None) -> None:

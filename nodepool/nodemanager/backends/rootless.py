@@ -24,7 +24,8 @@ class RootlessBackend(NativeBackend):
 
     name = "rootless"
     default_username = "zuul"
-    # Seen from outside, those inside are the daemon's own user, who may do everything. With api.tcp they have port 812 inside.
+    # From outside, processes inside run as the daemon's own user, who may do everything. With api.tcp they use port 812
+    # inside.
     shares_socket = False
     operation = "make_rootless"
     ids = 1

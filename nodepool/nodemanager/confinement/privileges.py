@@ -13,7 +13,7 @@ LEAST = frozenset((CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NE
 
 @dataclass(frozen=True)
 class Privilege:
-    #: For people: what works with it, and what it opens.
+    #: For humans: what works with it, and what it exposes.
     opens: str
     capabilities: frozenset[int] = frozenset()
     #: Other privileges that it includes.
@@ -38,7 +38,7 @@ PRIVILEGES: dict[str, Privilege] = {
     ),
     "debug": Privilege("debuggers reach processes of other users inside; core dumps (CAP_SYS_PTRACE)", frozenset((SYS_PTRACE,))),
     "docker": Privilege(
-        "containers inside, without cgroups of their own: a whole /proc and /sys beside the masked ones, sysctls "
+        "containers inside, without cgroups of their own: a complete /proc and /sys in addition to the masked ones, sysctls "
         "of the sliver's own network (CAP_SETPCAP), and what it includes",
         frozenset((SETPCAP,)),
         includes=("apt", "mount", "network-admin", "tcpdump"),
@@ -69,8 +69,8 @@ def check(names: object) -> list[str]:
     """
     known = ", ".join(sorted(PRIVILEGES))
     if not isinstance(names, (list, tuple)):
-        raise ValueError(f"a list of privileges is wanted; there are {known}")
+        raise ValueError(f"must be a list of privileges; known ones are {known}")
     unknown = [name for name in names if not isinstance(name, str) or name not in PRIVILEGES]
     if unknown:
-        raise ValueError(f"{str(unknown[0])[:40]!r} is no privilege; there are {known}")
+        raise ValueError(f"{str(unknown[0])[:40]!r} is not a privilege; known ones are {known}")
     return sorted(set(names))

@@ -1,9 +1,9 @@
-"""The filter on system calls of slivers: an allow-list, built here as classic BPF (NM-C.2, isolation).
+"""System call filter of slivers: an allow-list, compiled here to BPF (NM-C.2, isolation).
 
-Which calls, and why, is in :mod:`system_calls`; what more a label may ask for, in :mod:`privileges`.  Of some calls only certain
-arguments are let through: new namespaces only with the privilege (user namespaces never: they would give back the capabilities
-taken from the sliver), sockets only of the families and protocols that jobs use, since each other one is code of the kernel
-that a hostile program could try.
+The calls and reasons are in :mod:`system_calls`; additional calls that a label may ask for, in :mod:`privileges`.  Some calls
+are allowed with certain arguments only: new namespaces only with the privilege (user namespaces never: they would restore the
+capabilities that the sliver has lost), sockets only of the families and protocols that jobs use, since every other one is
+kernel code that a hostile program could attack.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _PROTOCOLS = (0, 1, 6, 17, 58, 262)
 _RAW = 3
 #: Of netlink: routes and addresses, sockets (ss), audit (which sudo and sshd try), devices (udev's library).
 _NETLINK_PROTOCOLS = (0, 4, 9, 15)
-#: More for who may administer the network: IPsec, packet filters, generic kinds.
+#: Additional families for network administration: IPsec, packet filters, generic families.
 _NETLINK_ADMINISTRATION = (6, 12, 16)
 #: TIOCSTI and TIOCLINUX type into a terminal of the host; TIOCSETD loads line disciplines.
 _TERMINAL_TRICKS = (0x5412, 0x541C, 0x5423)
-#: PER_LINUX, PER_LINUX32, both with UNAME26, and the question what it is. Not READ_IMPLIES_EXEC or old memory layouts.
+#: PER_LINUX, PER_LINUX32, both with UNAME26, and the query. Not READ_IMPLIES_EXEC or old memory layouts.
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
-#: SECCOMP_FILTER_FLAG_NEW_LISTENER: answers system calls of others, as no job needs.
+#: SECCOMP_FILTER_FLAG_NEW_LISTENER: answers system calls of other processes, which no job needs.
 _NEW_LISTENER = 8
 
 
@@ -71,12 +71,12 @@ def _argument(number: int) -> bytes:
 
 
 def _one_of(values: Iterable[int]) -> list[bytes]:
-    """Allow if what is loaded is one of these; else go on."""
+    """Return code that allows if the loaded value is one of these, and continues otherwise."""
     return [part for value in values for part in (_jump(_JEQ, value, 0, 1), _statement(_RETURN, _ALLOW))]
 
 
 def _none_of(bits: int, refusal: bytes) -> list[bytes]:
-    """Refuse if what is loaded has one of these bits; else allow."""
+    """Return code that refuses a loaded value with one of these bits, and allows others."""
     return [_jump(_JSET, bits, 0, 1), refusal, _statement(_RETURN, _ALLOW)]
 
 
@@ -106,7 +106,7 @@ def _sockets(given: Collection[str]) -> list[bytes]:
 
 
 def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
-    """Calls whose arguments are looked at -> what is then done; each ends in an answer."""
+    """Return the calls with checked arguments and the code for each, which ends in a verdict."""
     eperm = _refuse(errno.EPERM)
     spaces = syscalls.CLONE_NEWUSER if "mount" in given else _NAMESPACES
     return {
@@ -157,7 +157,7 @@ def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
     let_through = allowed(given)
     given = privileges.expand(given)
     program = [
-        # Calls of another kind (32 bit on 64) have other numbers: none of them is let through.
+        # Calls of another architecture (32 bit on 64) have other numbers: refuse all of them.
         _statement(_LOAD, _ARCH),
         _jump(_JEQ, _ARCHITECTURES[machine], 1, 0),
         _refuse(errno.ENOSYS),

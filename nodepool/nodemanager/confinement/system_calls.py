@@ -4,9 +4,9 @@ from __future__ import annotations
 
 Calls = dict[str, tuple[int | None, int | None]]
 
-#: What programs of jobs need, by what it is for. Whatever is not here is refused.
+#: Calls that programs of jobs need, by purpose. All others are refused.
 ALLOWED: dict[str, Calls] = {
-    # Files and memory of programs; what may be opened is for the tree and the rights of files to say.
+    # Files and memory of programs; the tree and file permissions decide what can be opened.
     "files": {
         "read": (0, 63),
         "write": (1, 64),
@@ -144,7 +144,7 @@ ALLOWED: dict[str, Calls] = {
         "inotify_add_watch": (254, 27),
         "inotify_rm_watch": (255, 28),
     },
-    # Sockets, whose kinds are checked below; addresses are those of the sliver's own network.
+    # Sockets, whose types are checked below; addresses are those of the sliver's own network.
     "network": {
         "connect": (42, 203),
         "accept": (43, 202),
@@ -334,7 +334,7 @@ ALLOWED: dict[str, Calls] = {
         "setdomainname": (171, 162),
     },
 }
-#: Answered with success, and nothing is done: it would write out all file systems of the host, and wait (syncfs is there).
+#: Answered with success without effect: it would write out all file systems of the host, and wait (use syncfs).
 WITHOUT_EFFECT: Calls = {"sync": (162, 81)}
 #: Needed for namespaces and mounts inside; with CAP_SYS_ADMIN in the sliver only.
 NAMESPACES: Calls = {"mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "setns": (308, 268)}
@@ -348,9 +348,9 @@ CONTAINERS: Calls = {
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
 }
-#: For debuggers that look into processes of other users.
+#: For debuggers that inspect processes of other users.
 DEBUG: Calls = {"kcmp": (312, 272), "pidfd_getfd": (438, 438)}
-#: Refused with EPERM, as by a kernel that finds the right missing; all others with ENOSYS, as by one that does not have them,
+#: Refused with EPERM, as by a kernel that finds a permission missing; all others with ENOSYS, as by a kernel without them,
 #: so that programs fall back to what is allowed (fsopen, clone3, io_uring, asynchronous I/O, memory policies, ...).
 FORBIDDEN: Calls = {
     "kexec_load": (246, 104),

@@ -1,1 +1,1 @@
-"""The single-threaded helper that forks for the daemon, and what it runs."""
+"""The single-threaded helper that forks for the daemon, and its operations."""

@@ -18,7 +18,7 @@ def send_frame(connection: socket.socket, value: Mapping[str, Any], descriptors:
     body = json.dumps(value).encode()
     data = struct.pack("=I", len(body)) + body
     sent = socket.send_fds(connection, [data], list(descriptors)) if descriptors else connection.send(data)
-    if sent < len(data):  # sending nothing fails too, when the other end has answered already and is gone
+    if sent < len(data):  # an empty send also fails if the other end has answered and closed
         connection.sendall(data[sent:])
 
 

@@ -68,7 +68,7 @@ def read_file(path: str, limit: int = MAX_TABLE) -> str:
 
 
 def accounts() -> dict[str, Account]:
-    """All accounts of the sliver; damaged lines are left out."""
+    """Return all accounts of the sliver; damaged lines are ignored."""
     found: dict[str, Account] = {}
     for line in read_file("/etc/passwd").splitlines():
         fields = line.split(":")
@@ -90,7 +90,7 @@ def groups_of(name: str) -> list[int]:
 
 
 def open_directory(path: str, uid: int = 0, gid: int = 0, mode: int = 0o755, make: bool = True) -> int:
-    """A directory without following links; missing ones are made with the given owner. Raises OSError."""
+    """Open a directory, following no links and creating missing ones for the owner. OSError."""
     current = _root()
     for part in [p for p in posixpath.normpath(path).split("/") if p]:
         try:
@@ -106,7 +106,7 @@ def open_directory(path: str, uid: int = 0, gid: int = 0, mode: int = 0o755, mak
         except OSError as error:
             if error.errno in syscalls.SHORTAGE:
                 raise
-            raise OSError(error.errno, f"{path}: {part!r} is no plain directory (a link or a file)") from error
+            raise OSError(error.errno, f"{path}: {part!r} is not a plain directory (a link or a file)") from error
         finally:
             os.close(current)
         current = following
@@ -114,7 +114,7 @@ def open_directory(path: str, uid: int = 0, gid: int = 0, mode: int = 0o755, mak
 
 
 def write_file(path: str, content: bytes, mode: int, uid: int = 0, gid: int = 0, directory_mode: int = 0o755) -> None:
-    """Write anew and rename into place; neither the file nor a directory on the way may be a link. Raises OSError."""
+    """Write a new file and rename it into place, following no links. Raises OSError."""
     parent, name = posixpath.split(posixpath.normpath(path))
     directory = open_directory(parent, uid, gid, directory_mode)
     temporary = f".{name}.nodepool"
@@ -140,9 +140,9 @@ def write_file(path: str, content: bytes, mode: int, uid: int = 0, gid: int = 0,
 
 
 def ensure_account(name: str, owner: int = 0) -> Account:
-    """The account, made with sudo rights and no password when the image has none of that name. Raises OSError.
+    """Return the account; create it with sudo rights and without password if it is missing.
 
-    `owner` is the owner of system files; without root inside it is the one id there is, and the account's.
+    `owner` is the owner of system files; without root inside it is the only id, also of the account. Raises OSError.
     """
     known = accounts()
     if name in known:
@@ -203,7 +203,7 @@ def furnish(request: Mapping[str, Any]) -> None:
     for path in request.get("directories", []):
         os.close(open_directory(path, owner, owner))
     for path in request.get("present", []):
-        # Programs complain when these are missing; what is in them is the sliver's own.
+        # Programs complain when these are missing; their content belongs to the sliver.
         if not os.path.lexists(path) and os.path.isdir(posixpath.dirname(path)):
             write_file(path, b"", 0o644, owner, owner)
     if request.get("hostname"):
@@ -218,7 +218,7 @@ def add_host(hostname: str, owner: int = 0) -> None:
 
 
 def limit(limits: Mapping[str, int]) -> None:
-    """Limits of this process and its children by name ("NPROC": 100); never above what is allowed already."""
+    """Set limits of this process and its children ("NPROC": 100), never above existing ones."""
     for name, value in limits.items():
         number = getattr(resource, f"RLIMIT_{name}")
         _soft, hard = resource.getrlimit(number)
@@ -227,10 +227,10 @@ def limit(limits: Mapping[str, int]) -> None:
 
 
 def ordinary_limits(core: bool = False) -> None:
-    """Limits as programs expect them, whatever the daemon has for itself.
+    """Set the limits that programs expect, independent of the daemon's own.
 
-    :param core: whether dumps of memory may be written. The host's pattern for them may name a program, which then runs
-        outside as root and reads what a sliver has made; a limit of 1 is the one at which the kernel does not start it.
+    :param core: whether core dumps may be written. The host's pattern for them may name a program, which then runs
+        outside as root and reads data of the sliver; with a limit of 1 the kernel does not start it.
     """
     limit({} if core else {"CORE": 1})
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -239,7 +239,7 @@ def ordinary_limits(core: bool = False) -> None:
 
 
 def confine(given: Collection[str]) -> None:
-    """Limits, capabilities and the filter of system calls, for this process and all that come of it.
+    """Apply limits, capabilities and the system call filter to this process and its children.
 
     :param given: privileges of the sliver.
     """
@@ -273,7 +273,7 @@ def reset_signals(ignore_children: bool = False) -> None:
 
 
 def become(user: str) -> Account:
-    """Take the identity of an account of the sliver; the home directory becomes the current one. Raises OSError."""
+    """Switch to an account of the sliver and to its home directory. Raises OSError."""
     account = accounts().get(user)
     if account is None:
         if user != "root":
@@ -305,7 +305,7 @@ def environment(account: Account, extra: Mapping[str, str] | None) -> dict[str, 
 
 
 def execute(argv: Sequence[str], env: Mapping[str, str]) -> None:
-    """Replace this process; names without a slash are looked up in PATH. Raises OSError."""
+    """Replace this process; names without a slash are searched in PATH. Raises OSError."""
     candidates = [argv[0]] if "/" in argv[0] else [posixpath.join(d, argv[0]) for d in PATH.split(":")]
     last: OSError = FileNotFoundError(errno.ENOENT, f"{argv[0]}: no such program in the sliver")
     for candidate in candidates:

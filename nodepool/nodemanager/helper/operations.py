@@ -26,7 +26,7 @@ _RETRY = b"+"
 
 
 def open_cgroups(files: Iterable[str]) -> dict[str, int]:
-    """The files of cgroups that take processes, open. Raises StepError."""
+    """Open the cgroup files that accept processes. Raises StepError."""
     opened: dict[str, int] = {}
     for path in files:
         try:
@@ -146,7 +146,7 @@ def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callabl
             os.setresuid(0, 0, 0)
         given = streams()
         null = inside.open_null()
-        # Out of the way first: descriptors may themselves be 0, 1 or 2.
+        # First move them to high numbers: descriptors may themselves be 0, 1 or 2.
         high = [os.dup(null if stream is None else stream) for stream in given]
         while min(high) < 3:
             high = [os.dup(stream) for stream in high]
@@ -176,7 +176,7 @@ def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callabl
 
 
 def relay_uid(request: dict[str, Any]) -> int:
-    """Who carries bytes for a sliver: its last user id, seen from the host; -1 where this process is no root of the host."""
+    """Return the host's id of the sliver's last user, who relays bytes; -1 if we are not root."""
     ids = syscalls.uid_range(int(request["pid"]))
     return -1 if os.geteuid() != 0 or ids is None else ids[0] + ids[1] - 1
 
@@ -220,7 +220,7 @@ def serve(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
     enter(request, sliver)
 
     def streams() -> list[int | None]:
-        # Made here: a pair belongs to the namespaces, and its ends tell the identity, of the process that makes it.
+        # Created here: the pair belongs to the namespaces of its creator and carries its identity.
         ours, theirs = socket.socketpair()
         socket.send_fds(control_inside, [b"e"], [theirs.fileno()])
         control_inside.close()

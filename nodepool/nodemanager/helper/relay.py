@@ -1,11 +1,11 @@
-"""What crosses the wall of a sliver: bytes, carried by a small process outside (NM-C.2, NM-C.4).
+"""Relay of bytes into and out of a sliver, by a small process outside (NM-C.2, NM-C.4).
 
-Nothing that belongs to the host is ever open inside, since root inside may take any descriptor of its sessions for other
-ends: a socket of the host's network, above all, can be connected anew, in the host's network and in the name of its owner.
-So a program inside gets one end of a pair of sockets that it has made itself, in its own namespaces, and this process carries
-the bytes between the other end and what is the host's. It is outside the sliver's namespaces, where nothing inside can name
-it, without any right of root, and in the sliver's cgroup, which pays for it. It is forked by a worker of the helper, so that
-it goes on when the daemon ends; it ends by itself with either end.
+Nothing that belongs to the host is ever open inside, since root inside may use any descriptor of its sessions for other
+purposes: a socket of the host's network, above all, can be reconnected, in the host's network and in the name of its owner.
+A program inside therefore gets one end of a socket pair that it has created itself, in its own namespaces, and this process
+relays the bytes between the other end and the host's descriptor. It is outside the sliver's namespaces, where nothing inside
+can name it, has no rights of root, and is in the sliver's cgroup, which is charged for it. It is forked by a worker of the
+helper: it outlives the daemon, and ends when either end is closed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from nodepool.nodemanager.helper.operation import StepError
 from nodepool.nodemanager.kernel import syscalls
 
 PIECE = 128 * 1024
-#: Seconds for a client to take what the ended program has left to say.
+#: Seconds for a client to read the last output of the ended program.
 LAST_WORDS = 30.0
-#: Bytes of output that are kept on disk; then it begins anew.
+#: Bytes of output that are kept on disk; then the file is overwritten.
 MAX_OUTPUT = 1 << 20
-#: From so many seconds of silence on the client is asked whether it is there still, so often, so many times.
+#: TCP keepalive: idle seconds before the first probe, seconds between probes, and unanswered probes until the end.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 30), (socket.TCP_KEEPCNT, 5))
 
 
@@ -90,7 +90,7 @@ class _Way:
         self.open = True
 
     def move(self) -> None:
-        """Take what there is and pass on what is taken. Raises OSError: an end has broken."""
+        """Read available data and write what can be written. Raises OSError: an end has broken."""
         if self.open and not self.left:
             try:
                 data = self.source.recv(PIECE)
@@ -146,8 +146,8 @@ def keep_output(pipe: int, file: int) -> None:
 
 
 def only_pipes(descriptors: Sequence[int]) -> None:
-    """Refuse to take along what is more than a pipe: files, devices and sockets lead back to the host. Raises StepError."""
+    """Raise StepError unless all are pipes: files, devices and sockets lead back to the host."""
     for descriptor in descriptors:
         kind = os.fstat(descriptor).st_mode
         if not stat.S_ISFIFO(kind):
-            raise StepError(f"only pipes can be taken into a sliver, nothing of kind {stat.S_IFMT(kind):o}")
+            raise StepError(f"only pipes can be passed into a sliver, not type {stat.S_IFMT(kind):o}")

@@ -1,4 +1,4 @@
-"""The daemon's handle of its helper, which makes slivers and starts programs in them; see :mod:`helper`."""
+"""The daemon's handle of its helper, which creates slivers and starts programs in them."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class SpawnedProcess:
         return self._exit
 
     def signal(self, number: int) -> None:
-        """Send a signal; a process that has ended is no error."""
+        """Send a signal; an ended process is not an error."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
-        """Drop the descriptors; the process goes on."""
+        """Drop the descriptors; the process keeps running."""
         self._events.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -94,7 +94,7 @@ class Pending:
         return self._connection.fileno()
 
     def answer(self) -> tuple[dict[str, Any], list[int], socket.socket]:
-        """Wait for it; the descriptors that came with it and the connection are the caller's. Raises BackendError."""
+        """Wait for the answer; the caller owns its descriptors and the connection. BackendError."""
         try:
             if not _readable(self.fileno(), self.deadline):
                 raise BackendError(f"{self._operation}: the helper gave no answer within {self._timeout:g} s", retry=True)
@@ -122,7 +122,7 @@ class Pending:
         return answer, received, self._connection
 
     def go_on(self, more: Mapping[str, Any] | None = None, descriptor: int | None = None) -> None:
-        """What the worker waits for is there; see `wait_for_daemon`. Closes the descriptor. Raises nothing: the answer tells."""
+        """Send the rest of the request (`wait_for_daemon`); close the descriptor. Never raises."""
         given = [] if descriptor is None else [descriptor]
         with contextlib.suppress(OSError):
             send_frame(self._connection, more or {}, given)
@@ -164,7 +164,7 @@ class Zygote:
         if self._socket is not None and self._process is not None and self._process.poll() is None:
             return self._socket
         if self._socket is not None:
-            log.warning("The helper that starts slivers ended by itself; starting it again")
+            log.warning("The helper that starts slivers ended unexpectedly; restarting it")
             self._socket.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -185,7 +185,7 @@ class Zygote:
         return ours
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the helper; workers under way finish, slivers live on."""
+        """Stop the helper; running workers finish, slivers keep running."""
         with self._lock:
             self._closed = True
             if self._socket is not None:
@@ -217,13 +217,13 @@ class Zygote:
     def begin(
         self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
     ) -> Pending:
-        """Begin an operation; returns at once. Raises BackendError."""
+        """Start an operation without waiting for it. Raises BackendError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
                 self._submit(theirs)
             ours.settimeout(timeout + 2.0)
-            with contextlib.suppress(BrokenPipeError):  # refused already: the answer is there, and tells why
+            with contextlib.suppress(BrokenPipeError):  # refused already: the answer has the reason
                 send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
         except OSError as error:
             ours.close()
@@ -236,7 +236,7 @@ class Zygote:
     def call(
         self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
     ) -> tuple[dict[str, Any], list[int]]:
-        """Run an operation; the answer and the descriptors that came with it (the caller closes them). Raises BackendError."""
+        """Run an operation; return the answer and its descriptors, which the caller closes."""
         answer, received, connection = self.begin(operation, arguments, descriptors, timeout).answer()
         connection.close()
         return answer, received

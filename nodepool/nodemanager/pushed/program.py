@@ -1,7 +1,8 @@
-"""The far end of ``backing-label``: the node manager on a machine that a launcher has for a while (NM-C.8).
+"""Runs the node manager on a machine that a launcher uses for a while (NM-C.8).
 
-A launcher logs in by SSH, stores the node manager as one zip file, and runs this module from it. What it writes and reads is
-one JSON object a line. Everything is below one directory, each daemon in a directory of its own (*place*) which goes with it.
+This is the remote end of ``backing-label``.
+A launcher logs in by SSH, stores the node manager as one zip file, and runs this module from it. Input and output are
+one JSON object per line. Everything is below one directory; each daemon has its own directory (*place*), deleted with it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.pushed import service
 from nodepool.process import background
 
-#: Begins each line for the launcher: shells may print something of their own.
+#: Prefix of each line for the launcher: shells may print something of their own.
 MARK = "nodepool:"
 #: Seconds.
 LOCK_TIMEOUT, ANSWER_TIMEOUT, CLEAR_TIMEOUT, STOP_TIMEOUT = 120.0, 30.0, 60.0, 20.0
@@ -63,7 +64,7 @@ class Place:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Raises PushError: another process keeps it for too long."""
-        # Beside the directory, which may go meanwhile.
+        # Next to the directory, which may be deleted meanwhile.
         with open(self.base / f".{self.name}.lock", "w") as file:
             try:
                 lock_file(file.fileno(), LOCK_TIMEOUT)
@@ -87,7 +88,7 @@ class Place:
         return None
 
     def answers(self, timeout: float) -> bool:
-        """Whether it answers within so many seconds."""
+        """Return whether the daemon answers within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         pause = threading.Event()
         while True:
@@ -109,7 +110,7 @@ class Place:
         replace_file(str(self.directory / name), text, mode, sync=False)
 
     def touch(self) -> None:
-        """The launcher is there."""
+        """Record that the launcher was connected just now."""
         with contextlib.suppress(OSError):
             self.contact_file.touch(0o600)
 
@@ -123,9 +124,9 @@ class Place:
         since = float(job.get("since") or 0)
         if self.directory.exists() and self.read("owner") != job["owner"]:
             if since < float(self.read("since") or 0):
-                # A launcher that has not heard of its loss must not take the machine away from who has it now.
+                # A launcher that does not know of its loss must not take the machine from its new owner.
                 raise PushError(f"the machine has been given to backing node {self.read('owner')} meanwhile")
-            self.clear()  # of a launcher that had this machine before and ended without clearing up
+            self.clear()  # of an earlier launcher that ended without cleaning up
         self.directory.mkdir(mode=0o711, exist_ok=True)
         self.write("since", str(since))
         self.write("owner", job["owner"])
@@ -151,7 +152,7 @@ class Place:
         api: dict[str, Any] = {"tcp": False}
         login = os.environ.get("SUDO_UID", "")
         if os.geteuid() == 0 and login.isdecimal() and login != "0":
-            # The SSH server connects to our socket as who has logged in; that account is root's equal already.
+            # The SSH server connects to our socket as the login user; that account is equal to root already.
             api["controller-uids"] = [int(login)]
         return {
             **options,
@@ -229,9 +230,9 @@ class Place:
             raise PushError(f"{self.directory} cannot be removed: {error}") from None
 
     def leave(self) -> None:
-        """Remove what no place needs any more, when this was the last."""
+        """Remove the shared files if this was the last daemon here."""
         with contextlib.suppress(OSError), open(self.base / ".lock", "w") as file:
-            # Shared by all that are at work here, this process included, which may make its own exclusive.
+            # Shared by all processes at work here, including this one, which may make its own lock exclusive.
             inherited = os.environ.get(service.LOCK_VARIABLE, "")
             lock_file(int(inherited) if inherited.isdecimal() else file.fileno())
             if not [entry for entry in os.listdir(self.base) if not entry.startswith(".") and entry != "code"]:
@@ -244,7 +245,8 @@ def hold(place: Place, job: dict[str, Any], code: str) -> None:
     again = False
     while True:
         with place.locked():
-            # Two launchers may be of different releases: who has started it last is right, else they would do so for ever.
+            # Two launchers may have different releases: the last one to start the daemon wins, or they would restart it
+            # forever.
             if not (again and place.pid() is not None and place.read("owner") == job["owner"] and place.answers(ANSWER_TIMEOUT)):
                 place.ensure(job, code)
             pid = place.pid()
@@ -275,7 +277,7 @@ def hold(place: Place, job: dict[str, Any], code: str) -> None:
 
 
 def serve(argv: list[str]) -> int:
-    """The daemon itself; ends for good when there are no slivers and no launcher has been here for the time in ``idle``."""
+    """Run the daemon; exit for good after the ``idle`` time without slivers and launchers."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args(argv).directory

@@ -1,4 +1,4 @@
-"""Running a pushed node manager: as a unit of systemd where that runs, else as a process of its own (NM-C.8)."""
+"""Runs a pushed node manager as a systemd unit if possible, or as a process (NM-C.8)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def command(directory: Path) -> list[str]:
 
 
 def unit(directory: Path, code: str) -> str:
-    """As etc/systemd/nodepool-nodemanager.service; of this boot only, as the launcher starts it anew after a reboot."""
+    """Return the unit, as etc/systemd/nodepool-nodemanager.service, for the current boot only."""
     argv = " ".join(f'"{part}"' for part in command(directory)).replace("%", "%%")
     environment = f"PYTHONPATH={code}".replace("%", "%%")
     return f"""\
@@ -221,9 +221,9 @@ def mounts_below(directory: Path) -> list[str]:
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a directory, never what is mounted in it.
+    """Remove a directory, but never the content of mounts in it.
 
-    A template that is being made when the daemon ends may go on for a moment.
+    A template that is being created when the daemon ends may continue for a moment.
 
     :raises OSError: something cannot be unmounted or removed.
     """
@@ -250,7 +250,7 @@ def _remove_tree(directory: Path) -> None:
         raise OSError(f"{left[0]} is still mounted")
 
     if os.geteuid() != 0:
-        # A user's slivers may have made directories that even their owner cannot enter.
+        # A user's slivers may have created directories that even their owner cannot enter.
         for parent, names, _ in os.walk(directory):
             for name in names:
                 path = os.path.join(parent, name)

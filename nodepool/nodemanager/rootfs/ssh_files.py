@@ -38,15 +38,17 @@ KEYGEN_TIMEOUT = 20.0
 
 
 def new_host_key() -> tuple[bytes, str]:
-    """A fresh ed25519 pair: private part as a file, public part as "ssh-ed25519 AAAA...". Takes well under a millisecond.
+    """Return a new ed25519 key pair: private key file, public "ssh-ed25519 AAAA...".
 
-    :raises OSError: it cannot be made; the text says what is missing.
+    Takes well under a millisecond.
+
+    :raises OSError: the pair cannot be created; the text says what is missing.
     """
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
-        # A daemon that was pushed to a machine brings no compiled package along (C.8).
+        # A daemon that was pushed to a machine has no compiled packages (C.8).
         return _keygen()
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
@@ -67,6 +69,6 @@ def _keygen() -> tuple[bytes, str]:
                 timeout=KEYGEN_TIMEOUT,
             )
         except subprocess.SubprocessError as error:
-            raise OSError(f"ssh-keygen cannot make a host key: {error}") from error
+            raise OSError(f"ssh-keygen cannot create a host key: {error}") from error
         with open(path, "rb") as private, open(f"{path}.pub", encoding="ascii") as public:
             return private.read(), " ".join(public.read().split()[:2])

@@ -1,7 +1,7 @@
-"""Making a sliver as root of the host (backend `native`): runs in a worker of the helper.
+"""Creates a sliver as root of the host (backend `native`); runs in a worker of the helper.
 
-Order and why: all mounts are made by the worker, in a mount namespace owned by the host, and process 1 then takes a copy of
-that namespace into its own user namespace. The kernel locks copied mounts and their flags: root inside cannot unmount the
+The worker creates all mounts in a mount namespace owned by the host. Then process 1 takes a copy of that namespace into its
+own user namespace. The kernel locks copied mounts and their flags: root inside cannot unmount the
 masks of /proc, nor make /sys writable, nor allow device nodes on the root again.
 """
 
@@ -70,8 +70,8 @@ PRIVATE = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
 TTY_GROUP = 5
 #: Terminals of one sliver, of the few thousand that a host has.
 TERMINALS = 256
-#: What one sliver may have of objects that the kernel counts by user namespace.  Each kind costs memory of the kernel of which
-#: only a part is charged to the cgroup (a network namespace: some 200 KiB), or is counted for all users of the host together.
+#: Limits per sliver of objects that the kernel counts by user namespace.  Each type uses kernel memory of which only a part is
+#: charged to the cgroup (a network namespace: about 200 KiB), or is counted for all users of the host together.
 OBJECTS = {
     "net_namespaces": 32,
     "mnt_namespaces": 256,
@@ -95,7 +95,7 @@ NEW = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | s
 
 
 def place(root: int, path: str, directory: bool = True, make: bool = True) -> int:
-    """What stands at a path of the tree, as an O_PATH descriptor; a link anywhere on the way is refused.
+    """Return an O_PATH descriptor of a path in the tree, refusing links on the path.
 
     Raises StepError, FileNotFoundError (only with `make` false).
     """
@@ -110,7 +110,7 @@ def place(root: int, path: str, directory: bool = True, make: bool = True) -> in
     except OSError as error:
         if error.errno in syscalls.SHORTAGE:
             raise
-        raise StepError(f"/{path} of the root tree is no plain directory (a link or a file): {error.strerror}") from error
+        raise StepError(f"/{path} of the root tree is not a plain directory (a link or a file): {error.strerror}") from error
 
 
 def attach(mount_fd: int, root: int, path: str, directory: bool = True, make: bool = True) -> None:
@@ -140,11 +140,11 @@ def overlay(layers: Sequence[str], upper: str, work: str) -> int:
 
 
 def only_public(layers: Sequence[str]) -> int:
-    """A detached, read-only overlay in which no one, not even root, reads what not everybody may read.
+    """Return a detached, read-only overlay that shows only files readable by everybody.
 
-    The kernel opens a file of a layer as the user who mounted the overlay, each time, after a check of the caller's own rights.
-    Here that is nobody, without the capabilities that override modes: it holds too for files that appear, or change their mode,
-    while slivers run. Each process of the host's other users may read the rest as well.
+    This applies even to root. The kernel opens a file of a layer as the user who mounted the overlay, each time, after a check
+    of the caller's own rights. Here that is nobody, without the capabilities that override modes: files that are created, or
+    change their mode, while slivers run are covered, too. Processes of the host's other users can read the rest as well.
     """
     os.setgroups([])
     syscalls.file_user(NOBODY, NOBODY)
@@ -281,7 +281,7 @@ def process_view(one: process_one.First) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # Before 6.17 the kernel takes the namespace of the process that asks: a child of this one.
+    # Before 6.17 the kernel uses the namespace of the calling process: a child of this one.
     ours, theirs = socket.socketpair()
     with ours, theirs:
         syscalls.setns(one.pidfd, syscalls.CLONE_NEWPID)
@@ -321,7 +321,7 @@ def mount_process_views(root: int, one: process_one.First, base: int, given: Col
 
 
 def cover(root: int, path: str, mask: str | None) -> None:
-    """Make a path read-only (mask None) or hide it; what this kernel does not have is left out."""
+    """Make a path read-only (mask None) or hide it; ignore paths that this kernel lacks."""
     try:
         target = syscalls.openat2(root, path, os.O_PATH, _SAFE)
     except OSError:
@@ -356,10 +356,10 @@ def write_maps(pid: int, base: int, count: int) -> None:
 
 @contextlib.contextmanager
 def as_owner(base: int) -> Iterator[None]:
-    """What this process makes meanwhile belongs to the sliver's first id, with all capabilities of root.
+    """Run the block as the sliver's first id, with all capabilities; it owns new objects.
 
     The kernel counts inotify instances, namespaces, message queues, pending signals and the like of a user namespace for its
-    owner as well: with root of the host as the owner of all, one sliver could use up the host's, and all slivers'.
+    owner as well: with root of the host as the owner of all, one sliver could use up the limits of the host and all slivers.
     """
     syscalls.prctl(syscalls.PR_SET_SECUREBITS, syscalls.SECBIT_NO_SETUID_FIXUP)
     os.setresgid(base, base, base)
@@ -378,7 +378,7 @@ def limit_objects(proc: int) -> None:
     :param proc: a /proc in which sysctls can be written; what stands at that path changes while the tree is built.
     """
     for name, value in OBJECTS.items():
-        # Kernels without this kind, and containers whose /proc is read-only: the limits of the host hold.
+        # Kernels without this limit, and containers whose /proc is read-only: the limits of the host apply.
         with contextlib.suppress(OSError):
             descriptor = os.open(f"sys/user/max_{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
             try:
@@ -388,7 +388,7 @@ def limit_objects(proc: int) -> None:
 
 
 def lock_in() -> None:
-    """Process 1 takes its own copy of the mounts and becomes root of the sliver."""
+    """Give process 1 its own copy of the mounts and make it root of the sliver."""
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP)
     os.setgroups([])
     os.setresgid(0, 0, 0)
@@ -422,7 +422,7 @@ def stand(request: dict[str, Any], one: process_one.First) -> None:
 
 
 def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """Make namespaces, tree and process 1. Answer: pid, start_time; with a pidfd."""
+    """Create namespaces, tree and process 1. Return pid and start_time; with a pidfd."""
     base, count = request["base"], request["count"]
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
@@ -431,7 +431,7 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     def after() -> None:
         lock_in()
         if "docker" in request["privileges"]:
-            # Its own part, and nothing in it is its to write; runtimes look for the file system there.
+            # Its own part, in which it may write nothing; container runtimes expect the file system there.
             syscalls.mount("cgroup2", "/sys/fs/cgroup", "cgroup2", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
         process_one.settle(request)
 
@@ -456,9 +456,9 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
 
 
 def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """Try what a sliver needs; answers with the first thing that fails.
+    """Try everything that a sliver needs; return the first failure.
 
-    The layer is on the file system of the state directory, all else in memory: no room on a disk is needed.
+    The layer is on the file system of the state directory, all else in memory: no disk space is needed.
     """
     base, scratch = request["base"], request["scratch"]
     syscalls.machine()

@@ -21,13 +21,13 @@ _FAILURE = "process 1 cannot start"
 
 @dataclass
 class First:
-    """A process 1 that was begun, as the worker that makes the sliver sees it."""
+    """A started process 1, as seen by the worker that creates the sliver."""
 
     pid: int
     pidfd: int
     gate: socket.socket
     outcome: int
-    """Read end of the pipe on which it tells what failed."""
+    """Read end of the pipe on which it reports failures."""
 
     def join(self, cgroups: Mapping[str, int]) -> None:
         """Let it move into its cgroups; their files were opened by root of the host, and are closed."""
@@ -37,14 +37,14 @@ class First:
             os.close(descriptor)
 
     def failed(self) -> None:
-        """Raises StepError if it has told already what it could not do."""
+        """Raise StepError if process 1 has already reported a failure."""
         poller = select.poll()
         poller.register(self.outcome, select.POLLIN)
         if poller.poll(0):
             finish(self.outcome, self.pid, _FAILURE)
 
     def go(self) -> None:
-        """Let it through the gate and wait until it sleeps. Raises StepError with what it could not do."""
+        """Release process 1 and wait until it sleeps. Raises StepError with its failure."""
         with contextlib.suppress(BrokenPipeError), self.gate:
             send_frame(self.gate, {})
         finish(self.outcome, self.pid, _FAILURE)

@@ -1,6 +1,7 @@
-"""Making a sliver as an ordinary user (backend `rootless`): process 1 builds all of it in a user namespace of one id.
+"""Creates a sliver as an ordinary user (backend `rootless`) in a user namespace of one id.
 
-There is no root inside: capabilities end at exec, because the id is not 0, and no_new_privs keeps them away.
+Process 1 builds all of it. There is no root inside: capabilities end at exec, because the id is not 0, and no_new_privs
+prevents new ones.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def write_maps(pid: int, uid: int, gid: int) -> None:
 
 
 def build(request: dict[str, Any]) -> None:
-    """The tree, and the way into it."""
+    """Build the root tree and enter it."""
     writable = request["writable"]
     for name in ("root", "root-work"):
         os.makedirs(os.path.join(writable, name), mode=0o755, exist_ok=True)
@@ -77,7 +78,7 @@ def build(request: dict[str, Any]) -> None:
 
 
 def build_devices(root: int) -> None:
-    """/dev: device nodes cannot be made here, so the host's are mounted one by one."""
+    """Build /dev: device nodes cannot be created here, the host's are mounted one by one."""
     dev = syscalls.new_mount("tmpfs", {"mode": "755", "size": "64k", "nr_inodes": "64"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
     for name in DEVICES:
         os.close(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=dev))
@@ -100,7 +101,7 @@ def build_devices(root: int) -> None:
 
 
 def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """Make namespaces, tree and process 1. Answer: pid, start_time; with a pidfd."""
+    """Create namespaces, tree and process 1. Return pid and start_time; with a pidfd."""
     uid, gid = os.getuid(), os.getgid()
 
     def after() -> None:
@@ -114,7 +115,7 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
         one = process_one.begin(NEW, request, lambda: None, after, {MARK: request["mark"]})
     except OSError as error:
         raise StepError(
-            f"this host does not let ordinary users make namespaces ({error.strerror}); see sysctl "
+            f"this host does not let ordinary users create namespaces ({error.strerror}); see sysctl "
             "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
             "kernel.apparmor_restrict_unprivileged_userns"
         ) from error

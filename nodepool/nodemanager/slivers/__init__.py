@@ -1,1 +1,1 @@
-"""Brings slivers to what their records want."""
+"""Reconciles slivers with their records."""

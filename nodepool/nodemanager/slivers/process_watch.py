@@ -1,4 +1,4 @@
-"""Notices at once when the first process of a sliver, or another one that matters, has ended (NM-C.7)."""
+"""Detects immediately when a watched process of a sliver has ended (NM-C.7)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("nodepool.nodemanager.watch")
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks since boot; None when there is no such process."""
+    """Return clock ticks since boot; None when the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -24,8 +24,8 @@ def start_time(pid: int) -> int | None:
 class ProcessWatch:
     """One thread that waits for the ends of many processes.
 
-    :param ended: called with the name, on that thread; must return at once.
-    :param what: of a sliver is watched, for the log.
+    :param ended: called with the name, on that thread; must return immediately.
+    :param what: the watched process of a sliver, for the log.
     """
 
     def __init__(self, ended: Callable[[str], None], what: str = "The first process") -> None:

@@ -1,7 +1,8 @@
-"""Brings slivers to what their records want: one small step after the other, right after any crash (NM-C.7).
+"""Reconciles slivers with their records (NM-C.7).
 
-What is wanted is in the database (records, and what this host adds to them); what is, in the backend.  An event only says
-which sliver to look at.
+Each step is small and safe to repeat after a crash.
+The desired state is in the database (records, and what this host adds to them), the actual state in the backend.  An event only
+names the sliver to check.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def key_of(name: str) -> str:
 
 @dataclass
 class Status:
-    """What is known of a sliver at present; in memory only."""
+    """Current knowledge about a sliver; in memory only."""
 
     state: str = CREATING
     error: str = ""
@@ -62,11 +63,11 @@ class Status:
 class Slivers:
     """The slivers of the host.
 
-    :param opened: called with (name, handle or None) when connections are to be let in, or refused; returns after how many
-        seconds it wants to be called again, or None.
+    :param opened: called with (name, handle or None) when connections are to be accepted, or refused; returns the number of
+        seconds after which it is to be called again, or None.
     :param usable: whether a number can be given to a new sliver; see :meth:`Database.allocate_index`.
     :param told: called with the name of a sliver whose state may have changed.
-    :param removed: called with its name when what a sliver took of the host is free again.
+    :param removed: called with its name when the resources of a deleted sliver are free again.
     :param api_socket: the directory on the host with the API's socket for the sliver of a name and number.
     """
 
@@ -114,7 +115,7 @@ class Slivers:
         self._reconciler.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """No sliver is touched any more; those that run go on."""
+        """Stop changing slivers; those that run keep running."""
         with self.changed:
             self._running = False
             self.changed.notify_all()
@@ -124,9 +125,10 @@ class Slivers:
     # -- looking
 
     def look_at(self, name: str, anew: bool = False) -> None:
-        """Bring it to what is wanted, soon.
+        """Reconcile the sliver soon.
 
-        :param anew: its record is another one: who waits for it waits for the next try, whatever became of the last one.
+        :param anew: its record was replaced: callers that wait for it wait for the next attempt, whatever the result of the
+            last.
         """
         if anew and self.status(name).state == FAILED:
             self._set(name, CREATING)
@@ -145,7 +147,7 @@ class Slivers:
             return self._status.get(name, Status(ABSENT))
 
     def wait(self, name: str, done: Callable[[Status], bool], timeout: float) -> Status | None:
-        """None when it takes longer (seconds)."""
+        """Wait until the status satisfies `done`; return None after `timeout` seconds."""
         with self.changed:
             if (
                 not self.changed.wait_for(lambda: not self._running or done(self._status.get(name, Status(ABSENT))), timeout)
@@ -155,7 +157,7 @@ class Slivers:
             return self._status.get(name, Status(ABSENT))
 
     def _set(self, name: str, state: str, error: str = "") -> None:
-        error = clean(error)  # it may name what is inside
+        error = clean(error)  # may contain names from inside
         with self.changed:
             before = self._status.get(name)
             if state == ABSENT:
@@ -168,7 +170,7 @@ class Slivers:
         if before is None or (before.state, before.error) != (state, error):
             log.info("Sliver %s: %s%s", name, state, f" ({error})" if error else "")
 
-    # -- what is wanted
+    # -- desired state
 
     def granted(self, record: Mapping[str, Any]) -> dict[str, int]:
         """The complete RSpec without loans."""
@@ -212,7 +214,7 @@ class Slivers:
         )
 
     def username(self, record: Mapping[str, Any]) -> str:
-        """Who logs in."""
+        """Return the login user."""
         return str(record.get("username") or self.backend.default_username)
 
     @staticmethod
@@ -251,7 +253,7 @@ class Slivers:
             if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SHORTAGE):
                 self._set(name, FAILED, f"this host: {str(error) or 'no memory left'}")
                 return RETRY
-            # Those who wait for the sliver are told; the queue logs it and tries again.
+            # Callers waiting for the sliver see the failure; the queue logs it and retries.
             self._set(name, FAILED, f"internal error: {type(error).__name__}: {error}")
             raise
 
@@ -285,7 +287,7 @@ class Slivers:
 
     def _create(self, name: str, key: str, spec: SliverSpec, everybody: Mapping[str, Mapping[str, int]]) -> Handle:
         self._set(name, CREATING)
-        with self._admitting:  # two that are made at the same time must not get the same room
+        with self._admitting:  # two that are created at the same time must not get the same capacity
             made = self._made() | self._being_made
             self._admit(name, spec.rspec, {other: rspec for other, rspec in everybody.items() if other in made})
             self._being_made.add(name)
@@ -327,20 +329,20 @@ class Slivers:
         try:
             return self.backend.start(spec, handle), ""
         except BackendError as error:
-            # Owners of keys get in again, whatever a job has made of the place where they are kept, or of its disk.
+            # Owners of keys can log in again, whatever a job did to the key files or to the disk.
             try:
                 return self.backend.start(dataclasses.replace(spec, ssh_keys=None), handle), str(error)
             except BackendError:
                 raise error from None
 
     def _configure(self, spec: SliverSpec, handle: Handle) -> tuple[Handle, str]:
-        """And what was left as it is: that a change is impossible ends no job, nor the sliver for those who use it."""
+        """Apply a changed record; return an error text instead of ending jobs or the sliver."""
         try:
             return self.backend.configure(spec, handle), ""
         except BackendError as error:
             return handle, str(error)
         except Exception as error:
-            log.exception("Sliver %s cannot be changed:", spec.name)
+            log.exception("Change of sliver %s failed:", spec.name)
             return handle, f"internal error: {type(error).__name__}: {error}"
 
     def _halt(
@@ -369,7 +371,7 @@ class Slivers:
         return None
 
     def _remove(self, name: str, key: str, local: Mapping[str, Any]) -> None:
-        """In an order that can go on after a crash at any point: the number goes last."""
+        """Remove the sliver in an order that survives crashes: its number is freed last."""
         self._set(name, DELETING)
         self._opened(name, None)
         with self._deleting:

@@ -15,9 +15,9 @@ log = logging.getLogger("nodepool.nodemanager.startup")
 
 
 class Startup:
-    """Slivers of a source wait for its first complete update, as that may drop or disable them; the others do not.
+    """Delays slivers until the first complete update of their source, which may drop them.
 
-    One that runs is left alone: its start script ran when it started.
+    A running sliver is not touched: its start script ran when it started.
     """
 
     def __init__(self, database: Database, slivers: Slivers, start: Callable[[str], None]) -> None:

@@ -44,7 +44,7 @@ class _Door:
     name: str
     listener: socket.socket
     handle: Handle
-    #: Accepted, in the order of their coming; no server is being started for them yet.
+    #: Accepted connections in the order of arrival; no server is being started for them yet.
     waiting: deque[socket.socket] = field(default_factory=deque)
     #: By descriptor.
     starting: dict[int, Starting] = field(default_factory=dict)
@@ -69,10 +69,10 @@ class _Door:
 
 
 class Gate:
-    """The doors of all slivers, and one thread.
+    """The SSH listeners of all slivers, served by one thread.
 
-    :param serve: begins the server of a connection (its descriptor) inside a sliver.
-    :param limit: connections at one time per sliver.
+    :param serve: starts the server of a connection (its descriptor) inside a sliver.
+    :param limit: simultaneous connections per sliver.
     """
 
     def __init__(self, address: str, first_port: int, last_port: int, serve: Serve, limit: int) -> None:
@@ -102,7 +102,7 @@ class Gate:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the doors; sessions go on."""
+        """Close the listeners; sessions continue."""
         self._running = False
         os.write(self._wake_write, b"x")
         self._thread.join(5)
@@ -245,12 +245,12 @@ class Gate:
             connection, peer = door.listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                # The listener stays ready: without a pause it would be asked at once again.
+                # The listener stays ready: without a pause this would be a busy loop.
                 log.error("Connections to slivers wait: %s", error.strerror)
                 poll = select.poll()
                 poll.register(self._wake_read, select.POLLIN)
                 poll.poll(SHORTAGE_WAIT * 1000)
-            return  # or it is gone again
+            return  # or the client is gone
         door.pace.use(1)
         if wait := door.pace.wait():
             door.closed_until = time.monotonic() + wait

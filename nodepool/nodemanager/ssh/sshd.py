@@ -1,6 +1,6 @@
-"""A real SSH server in each sliver that has an address of its own: ``ssh: {mode: sshd}`` (NM-C.4).
+"""An SSH server in each sliver that has its own address: ``ssh: {mode: sshd}`` (NM-C.4).
 
-Nothing is written down about servers: after a restart of the daemon those that run are found among the sliver's processes.
+The state of servers is not stored: after a restart the daemon finds them among the sliver's processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PORT = 22
 ARGV = ("/usr/sbin/sshd", "-D", "-e", "-f", CONFIG_PATH)
 #: Seconds for a server to listen.
 START_TIMEOUT = 5.0
-#: Seconds between two starts in one sliver: a server that ends at once must not keep the host busy.
+#: Seconds between two starts in one sliver: a server that ends immediately must not keep the host busy.
 RESTART_INTERVAL = 5.0
 CLASS_NET = Path("/sys/class/net")
 _LISTENING = b"Server listening on "
@@ -85,13 +85,13 @@ def own_address(pid: int, networks: Sequence[ipaddress.IPv4Network] = ()) -> str
 
 
 def sessions_of(server: int) -> int:
-    """Connections that a server serves, logged in or about to: it has a child for each.
+    """Return the number of connections of a server, including logins: it has a child for each.
 
-    Tables of connections would tell the same, but the kernel takes milliseconds for each sliver to make one.
+    Connection tables have the same information, but the kernel needs milliseconds per sliver to produce one.
     """
     try:
         return len(Path(f"/proc/{server}/task/{server}/children").read_bytes().split())
-    except OSError:  # it has ended, or this kernel does not tell
+    except OSError:  # it has ended, or this kernel does not list children
         return 0
 
 
@@ -116,7 +116,7 @@ class SshServers:
         self._watch.start()
 
     def stop(self) -> None:
-        """Servers go on."""
+        """Stop watching; servers keep running."""
         self._watch.stop()
 
     def ensure(self, name: str, handle: Handle) -> float | None:
@@ -182,12 +182,12 @@ class SshServers:
             finally:
                 process.close()
         finally:
-            # It may go on writing: that is not read, and it ignores the signal for broken pipes.
+            # It may keep writing: nobody reads that, and it ignores SIGPIPE.
             os.close(reading)
 
     @staticmethod
     def _listening(reading: int) -> str | None:
-        """Wait until the server says so; otherwise what it said instead."""
+        """Wait until the server listens; return its output instead if it does not."""
         deadline = time.monotonic() + START_TIMEOUT
         text = b""
         while _LISTENING not in text:

@@ -398,7 +398,7 @@ def test_planted_links(machine: Machine, sliver: Sliver) -> None:
     assert not host.exists()
     sliver.shell("rm -rf /home/zuul/.ssh; mkdir /etc/target; ln -s /etc/target /home/zuul/.ssh; chown -h zuul /home/zuul/.ssh")
     sliver.change(ssh_keys="ssh-ed25519 AAAA planted")
-    with pytest.raises(BackendError, match=r"\.ssh.* no plain directory"):
+    with pytest.raises(BackendError, match=r"\.ssh.* not a plain directory"):
         machine.backend.configure(sliver.spec, sliver.handle)
     assert sliver.shell("ls /etc/target").text == ""
     sliver.shell(
@@ -458,7 +458,7 @@ def test_link_made_before_a_restart(machine: Machine) -> None:
     sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
     upper = machine.backend.directory("s6") / "mnt/root"
     (upper / "run").symlink_to("/etc")
-    with pytest.raises(BackendError, match="no plain directory"):
+    with pytest.raises(BackendError, match="not a plain directory"):
         machine.backend.start(sliver.spec, sliver.handle)
     sliver.destroy()
 
