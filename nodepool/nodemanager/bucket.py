@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 
 class Bucket:
-    """``rate`` per second, of which ``saved`` may be saved up.  Who has some left may begin, whatever it will cost: the next one
-    waits until the debt is paid."""
+    """``rate`` per second, of which ``saved`` may be saved up.
+
+    A user with anything left may start, whatever it will cost: the next one waits until the debt is paid."""
 
     def __init__(self, rate: float, saved: float, now: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
@@ -24,7 +25,7 @@ class Bucket:
     def wait(self) -> float:
         """Seconds until it may be used; 0: now."""
         self._fill()
-        # A little above nothing, or after such a wait it might just not be there.
+        # Slightly more than 0, or rounding could leave too little after such a wait.
         return 0.0 if self._level > 0 else -self._level / self._rate + 0.001
 
     @property

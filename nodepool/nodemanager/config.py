@@ -21,7 +21,7 @@ DEFAULT_PATH = "/etc/nodepool/nodemanager.yaml"
 API_SERVER_PORT = 812
 #: MiB that the host keeps for itself when slivers get limits.
 MEMORY_RESERVE = 512
-#: MiB: between them is what a sliver gets that does not say how much memory it wants.
+#: MiB: bounds of the memory of a sliver that does not specify it.
 LEAST_MEMORY, MOST_MEMORY = 256, 2048
 TLS_PORT = 8120
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
@@ -31,7 +31,7 @@ _PORTS = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
 def _ports(value: object) -> tuple[int, int]:
     match = _PORTS.match(str(value))
     if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
-        raise vol.Invalid("a range of ports is wanted, such as 22000-22999")
+        raise vol.Invalid("must be a range of ports, such as 22000-22999")
     return int(match[1]), int(match[2])
 
 
@@ -40,7 +40,7 @@ def _port(value: object) -> int:
     if value is False:
         return -1
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 65536:
-        raise vol.Invalid("a port number is wanted, or false")
+        raise vol.Invalid("must be a port number or false")
     return value
 
 
@@ -163,7 +163,7 @@ class NodeManagerConfig:
     old_unix_socket: str | None = None
     #: What slivers are given instead: with the one above they could keep others out.
     sliver_sockets: str | None = None
-    #: Users of this machine who may do what launchers may.
+    #: Users of this machine with the rights of launchers.
     controller_uids: tuple[int, ...] = ()
     #: -1: none.
     tcp_port: int = API_SERVER_PORT
@@ -184,7 +184,7 @@ class NodeManagerConfig:
     sources: tuple[Mapping[str, Any], ...] = ()
     tickets: Mapping[str, Any] = field(default_factory=dict)
     delegates: tuple[Mapping[str, Any], ...] = ()
-    #: shared: all log in as one account; unix: each has one of its own (A.4).
+    #: shared: all delegates log in as one account; unix: each has its own (A.4).
     delegate_accounts: str = "shared"
     #: Which slices of slices.xml are ours; empty: see sources.node_id.
     node_id: str = ""
@@ -296,7 +296,7 @@ def total_memory() -> int:
 
 
 def default_memory(total: int) -> int:
-    """MiB of a sliver that says nothing: a quarter of the host at most, so that one job never takes the memory of all."""
+    """Return the default memory in MiB: at most a quarter of the host, shared by all jobs."""
     return max(LEAST_MEMORY, min(MOST_MEMORY, (total - MEMORY_RESERVE) // 4))
 
 
@@ -309,10 +309,10 @@ def _check(given: Mapping[str, Any], path: str) -> None:
 
     name = given.get("host-name")
     if name is not None and not _HOST.fullmatch(name):
-        raise ConfigurationError(f"{path}: host-name: {name!r} is no name of a host")
+        raise ConfigurationError(f"{path}: host-name: {name!r} is not a valid host name")
     network = given.get("network", {})
     if not records.NETWORK.fullmatch(network.get("default", "none")):
-        raise ConfigurationError(f"{path}: network.default: none, nat or bridge:INTERFACE is wanted, not {network['default']!r}")
+        raise ConfigurationError(f"{path}: network.default: must be none, nat or bridge:INTERFACE, not {network['default']!r}")
     for option, values in (
         ("exempt-ips", network.get("exempt-ips", [])),
         ("subnet", [network.get("subnet", "10.213.0.0/16")]),
@@ -327,13 +327,12 @@ def _check(given: Mapping[str, Any], path: str) -> None:
                 raise ConfigurationError(f"{path}: network.{option}: {error}") from None
     if given.get("id-base", 2_000_000) + (given.get("max-slivers", 1000) + 1) * 65536 > 2**32:
         raise ConfigurationError(
-            f"{path}: id-base: there is no room for {given.get('max-slivers', 1000)} slivers of 65536 ids; "
-            "lower id-base or max-slivers"
+            f"{path}: id-base: too high for {given.get('max-slivers', 1000)} slivers of 65536 ids; lower id-base or max-slivers"
         )
     tls = given.get("api", {}).get("tls")
     if tls is not None and not tls.get("controllers"):
         raise ConfigurationError(
-            f"{path}: api.tls.controllers: the names in the certificates of the launchers are wanted, "
+            f"{path}: api.tls.controllers: missing; list the names in the certificates of the launchers, "
             "such as [launcher1.example.org]; no other certificate of that CA has their rights"
         )
     for number, entry in enumerate(given.get("delegates", ())):

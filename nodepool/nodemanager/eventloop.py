@@ -16,9 +16,9 @@ from collections.abc import Callable
 log = logging.getLogger("nodepool.nodemanager.server")
 
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
-#: Threads of a kind that are there from the start.
+#: Threads that are started in advance.
 AHEAD = 4
-#: Seconds until another thread is tried when none could be had.
+#: Seconds until the next attempt to start a thread after a failure.
 SHORTAGE_WAIT = 1.0
 
 
@@ -34,7 +34,7 @@ class Waiter:
         self.due: float | None = None
 
     def ready(self) -> None:
-        """The descriptor is ready, or its other end is gone."""
+        """Handle a descriptor that is ready or whose other end is closed."""
 
     def late(self) -> None:
         """It is time."""
@@ -93,7 +93,7 @@ class EventLoop:
     # -- from the loop's thread
 
     def watch(self, waiter: Waiter, mask: int | None) -> None:
-        """What to be woken up for; 0: only when the other end is gone; None: nothing."""
+        """Set the events to wait for; 0: only the end of the connection; None: nothing."""
         if mask == waiter.mask:
             return
         if mask is None:
@@ -151,10 +151,10 @@ class EventLoop:
 
 
 class Workers:
-    """Threads that are made when they are needed, as long as there can be more.
+    """Threads that are started on demand, as long as there can be more.
 
-    They are made by a thread that does nothing else: without memory for the first step of a new one, Python lets the one who
-    starts it wait for ever (CPython issue 140746). Then those that are there do all of it.
+    One separate thread starts them: without memory for the first step of a new thread, Python lets the caller of start() wait
+    forever (CPython issue 140746). In that case the existing threads do all the work.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -171,7 +171,7 @@ class Workers:
         self._running = True
 
     def start(self) -> None:
-        """Some threads are there from now on. Raises RuntimeError: the host has none."""
+        """Start the first threads. Raises RuntimeError: the host has none available."""
         for _ in range(min(AHEAD, self._most)):
             with self._work:
                 self._threads += 1

@@ -1,4 +1,4 @@
-"""The host as a whole: what it has, what fits, and the services of its backends (NM-C.3, NM-C.8)."""
+"""Capacity of the host, admission of slivers, and services of backends (NM-C.3, NM-C.8)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_services(config: NodeManagerConfig, zygote: Zygote) -> Services:
 
 
 def group_name(state_dir: str) -> str:
-    """Of our cgroups: node managers with different directories do not get in each other's way."""
+    """Return the name of our cgroups, which differs between state directories."""
     if state_dir == "/var/lib/nodepool/nodemanager":
         return "nodepool-nm"
     return f"nodepool-nm-{hashlib.sha256(os.path.realpath(state_dir).encode()).hexdigest()[:10]}"
@@ -60,7 +60,7 @@ class Host:
         #: Without cgroups nothing is limited, so that nothing is promised to the one that has no limit.
         self._unlimited = total if services.cgroups is not None else 0
         self._accounts: Accounting | None = None
-        #: Sliver -> rates that it has now instead of its own.
+        #: Sliver -> rates that apply now instead of its own.
         self._cut: dict[str, dict[str, int]] = {}
 
     def prepare(self) -> None:
@@ -72,7 +72,7 @@ class Host:
             self._services.cgroups.shelter([os.getpid(), *helpers])  # type: ignore[attr-defined]
         if self._services.disks is not None:
             self._services.disks.freed = self._room.keep  # type: ignore[attr-defined]
-            # On a full file system what is left is for the database.
+            # On a full file system the remaining space is for the database.
             self._services.disks.prepare(self._room.free() > 0)  # type: ignore[attr-defined]
         if self._services.net is not None:
             self._services.net.prepare()  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ class Host:
                 self.cap(self._config.network_cap, self._config.exempt_ips)
 
     def rebalance(self, effective: Mapping[str, Mapping[str, int]]) -> None:
-        """Weights of the slivers that are there; they alone do not tell guarantees from shares."""
+        """Set the weights of existing slivers, which cannot be derived from the cgroups alone."""
         if self._services.cgroups is not None:
             there = set(self._services.cgroups.names())
             self._services.cgroups.rebalance(  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ class Host:
             )
 
     def tidy(self) -> None:
-        """To be called now and then: what was in the way of removing deleted slivers may be gone."""
+        """Retry removals that failed earlier; call it now and then."""
         self._room.keep()
         for service in (self._services.disks, self._services.net):
             if service is not None:
@@ -131,7 +131,7 @@ class Host:
                 )
 
     def account(self, effective: Mapping[str, Mapping[str, int]]) -> None:
-        """Count what slivers have sent today; who is past the daily limit gets less, until the day is over (B.4)."""
+        """Count what slivers sent today; reduce rates past the daily limit (B.4)."""
         net = self._services.net
         if net is None:
             return
@@ -168,9 +168,9 @@ class Host:
     # -- what fits
 
     def admit(self, name: str, rspec: Mapping[str, int], others: Mapping[str, Mapping[str, int]]) -> None:
-        """The last gate before a sliver is made, whatever source it is from.
+        """Check that a sliver of any source fits before it is created.
 
-        :raises BackendError: it does not fit beside those that exist; worth another try later.
+        :raises BackendError: it does not fit in addition to the existing ones; retry later.
         """
         try:
             self.check_fit(name, rspec, others)
@@ -178,9 +178,9 @@ class Host:
             raise BackendError(str(error), retry=True) from None
 
     def check_fit(self, name: str, wanted: Mapping[str, int], others: Mapping[str, Mapping[str, int]]) -> None:
-        """Whether a sliver fits beside the others.
+        """Check whether a sliver fits in addition to the others.
 
-        :raises NodeError: what is short, and by how much.
+        :raises NodeError: which resource is short, and by how much.
         """
         rest = [spec for other, spec in others.items() if other != name]
         if len(rest) >= self._config.max_slivers:
@@ -207,7 +207,7 @@ class Host:
         return sum(spec["nm_mem_limit"] or self._unlimited for spec in specs)
 
     def _disk(self, effective: Mapping[str, Mapping[str, int]]) -> tuple[int, int]:
-        """What slivers may have in all, and what is promised to these (KiB).  Without disks of their own nothing is promised."""
+        """Return disk space for slivers and the promised part (KiB; 0 without sliver disks)."""
         if self._services.disks is None:
             return self._room.total(0) // 1024, 0
         taken: dict[str, int] = self._services.disks.allocated()  # type: ignore[attr-defined]
@@ -215,12 +215,12 @@ class Host:
         return self._room.total(sum(taken.values())) // 1024, promised
 
     def left(self, effective: Mapping[str, Mapping[str, int]]) -> int:
-        """Bytes that others than slivers may take: what is not promised."""
+        """Return the bytes that are not promised to slivers."""
         disk, promised = self._disk(effective)
         return max(0, min(self._room.free(), (disk - promised) * 1024))
 
     def capacity(self, effective: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-        """Totals, and what is given away; memory in MiB, disk in KiB, CPU in per mille of the host."""
+        """Return totals and assigned amounts; memory in MiB, disk in KiB, CPU in per mille."""
         disk, promised = self._disk(effective)
         default = with_defaults(self._config.default_rspec)
         return {

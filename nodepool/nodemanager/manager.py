@@ -1,4 +1,4 @@
-"""NodeManager: makes, connects and stops all parts; what the API asks of the node (NM-A.2, NM-C.5 to NM-C.7)."""
+"""NodeManager: creates, connects and stops all parts (NM-A.2, NM-C.5 to NM-C.7)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from nodepool.nodemanager.ssh.sshd import SshServers
 #: Source of records that launchers and operators put.
 DRIVER_SOURCE = "driver"
 TICKET_SOURCE = "ticket"
-#: Seconds; the expiry timer looks at least so often.
+#: Maximum seconds between two checks of the expiry timer.
 EXPIRY_CHECK = 60.0
 #: Seconds that the start waits for a previous node manager to release the state directory.
 STATE_LOCK_TIMEOUT = 10.0
@@ -60,7 +60,7 @@ class NodeManager:
             try:
                 os.makedirs(directory, mode=0o755 if directory == config.run_dir else 0o700, exist_ok=True)
             except OSError as error:
-                raise ConfigurationError(f"cannot make directory {directory}: {error.strerror}") from error
+                raise ConfigurationError(f"cannot create directory {directory}: {error.strerror}") from error
         self._zygote = Zygote()
         self._zygote.start()
         try:
@@ -159,9 +159,9 @@ class NodeManager:
         self._running = True
         self.room.keep()
         self.database.open()
-        # Its thread is there from now on, whatever becomes of the host.
+        # Start its thread now: it is then available whatever happens to the host.
         self._listening.submit(lambda: None)
-        # What they log in with is below the run directory, which a reboot empties.
+        # Login keys are below the run directory, which a reboot empties.
         self.host.delegates_changed(self._delegate_records())
         self.host.prepare()
         self.gate.start()
@@ -183,7 +183,7 @@ class NodeManager:
             source.start()
 
     def stop(self) -> None:
-        """Stop the daemon; slivers and sessions go on."""
+        """Stop the daemon; slivers and sessions keep running."""
         if not self._running:
             self.host.stop(empty=False)
             self._zygote.stop()
@@ -229,7 +229,7 @@ class NodeManager:
             if self.sshd is None or not handle.get("address"):
                 self.gate.open(name, int(self.database.local(key_of(name))["index"]), handle)
         if self.servers is not None:
-            # Beside the work, one after the other: the API inside a sliver is not waited for.
+            # In a thread, sequentially: the work does not wait for the API inside a sliver.
             with contextlib.suppress(RuntimeError):  # stopping
                 self._listening.submit(self.servers.sliver_changed, name, handle)
         return again
@@ -259,7 +259,7 @@ class NodeManager:
     # -- records
 
     def deliver(self, source: str, serial: float | None, given: Iterable[Any], complete: bool) -> merge.Changes:
-        """Take over an update of a source, and bring about what follows from it."""
+        """Merge an update of a source and reconcile the slivers it changes."""
         with self._delivery:
             before = self.slivers.effective()
             changes = merge.deliver(self.database, source, serial, given, complete)
@@ -286,7 +286,7 @@ class NodeManager:
         self._announce()
 
     def _announce(self) -> None:
-        """What this host has given away has changed: sources that tell others do so."""
+        """Notify the sources that publish this host's capacity."""
         for source in self._sources:
             changed = getattr(source, "changed", None)
             if changed is not None:
@@ -342,7 +342,7 @@ class NodeManager:
             self._follow(merge.expire(self.database, time.time()), before)
 
     def _prune_templates(self) -> None:
-        """What is on this host without a record counts, too: it may use one."""
+        """Prune unused templates; slivers without a record may use one, too."""
         self.trees.prune(lambda: set(self.backend.found()) | self.slivers.names())
 
     # -- what the API asks
@@ -464,7 +464,7 @@ class NodeManager:
         names = [str(item.get("name")) for item in contained if item.get("account_type") == records.SLIVER]
         with self._delivery:
             before = self.slivers.effective()
-            # All of it or nothing: what is refused for another reason may be handed in again.
+            # All or nothing: a ticket that is refused for another reason may be submitted again.
             with self.database.transaction():
                 if not self.database.use_ticket(jti, expiry):
                     raise NodeError("ticket refused: it was used before")
@@ -480,12 +480,12 @@ class NodeManager:
         return self.database.get(records.record_key(records.DELEGATE, name)) is not None
 
     def reached(self, name: str, state: str) -> dict[str, Any] | None:
-        """The sliver, when it is ready, stopped or gone as it is wanted, or cannot get there; else None."""
+        """Return the sliver when it is in that state or can no longer reach it; else None."""
         ends = {"ready": (READY, FAILED, DISABLED, ABSENT), "stopped": (STOPPED, FAILED, ABSENT, DISABLED), "gone": (ABSENT,)}[
             state
         ]
         found = self.slivers.status(name).state
-        # A record that was only just put has not been looked at yet.
+        # A record that was only just stored has not been reconciled yet.
         return self.describe(name) if found in ends and (found != ABSENT or self.sliver_record(name) is None) else None
 
     def describe_all(self) -> list[dict[str, Any]]:

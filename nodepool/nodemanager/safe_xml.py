@@ -1,6 +1,6 @@
-"""XML of strangers: no entities, and where they are not needed no document type (NM-C.5).
+"""Parses untrusted XML: no entities, and a document type only where needed (NM-C.5).
 
-Without declarations of entities a document is no larger than it looks, and names no other.
+Without declarations of entities a document cannot expand or refer to other documents.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class UnsafeXml(ValueError):
-    """The document declares what is refused, or is not well-formed; the text says which."""
+    """The document contains a refused declaration or is not well-formed; see the text."""
 
 
 def parser(types: bool = False) -> Any:

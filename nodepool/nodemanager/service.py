@@ -51,7 +51,7 @@ class NodeManagerService:
         self._manager.start()
 
     def stop(self) -> None:
-        """Slivers go on."""
+        """Stop the daemon; slivers keep running."""
         self._manager.stop()
 
 

@@ -55,9 +55,9 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Within CONNECT_TIMEOUT, whatever the call may take."""
+        """Connect within CONNECT_TIMEOUT, whatever the timeout of the call."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # One that does not block would be refused when others wait to be let in; so it waits its turn.
+        # A non-blocking connect would be refused while others wait to be accepted; this one waits its turn.
         seconds = int(CONNECT_TIMEOUT)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, 0))
         try:
@@ -91,7 +91,7 @@ class _TlsConnection(http.client.HTTPSConnection):
 
 
 class Client:
-    """Thread-safe: each call has a connection of its own.
+    """Client of the API. Thread-safe: each call has its own connection.
 
     :param url: ``unix:/path``, ``http://127.0.0.1:812`` or ``https://host:8120`` (with ``tls``).
     :raises ValueError: the URL is none of these, or the files of ``tls`` cannot be used.
@@ -109,7 +109,7 @@ class Client:
             return
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no address of a node manager; unix:/path, http://... or https://... is wanted")
+            raise ValueError(f"{url!r} is not an address of a node manager; use unix:/path, http://... or https://...")
         host, port = parts.hostname, parts.port
         if parts.scheme == "http":
             self._connection = lambda timeout: _TcpConnection(host, port or 812, timeout=timeout)
@@ -191,13 +191,13 @@ class Client:
             left -= len(piece)
 
     def close(self) -> None:
-        """End calls under way, from any thread; further ones fail."""
+        """Abort running calls, from any thread; further ones fail."""
         with self._lock:
             self._closed = True
             sockets = [connection.sock for connection in self._open if connection.sock is not None]
         for sock in sockets:
             try:
-                # Of the plain socket: the thread that waits still needs the TLS object.
+                # Of the plain socket: the waiting thread still needs the TLS object.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
             except OSError:
                 pass

@@ -1,6 +1,6 @@
-"""The connections of the API: one thread reads and writes, others work only for requests that are complete (C.5).
+"""Connections of the API: one thread does all I/O, others serve full requests (C.5).
 
-No peer gets a thread for being slow, for waiting, or for having many connections; see :mod:`shares` for what each may take.
+No peer gets a thread for being slow, for waiting, or for having many connections; see :mod:`shares` for the limits of each.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Connection(Waiter):
 
 
 class Connections:
-    """All of them, and who answers.
+    """All connections and the threads that serve them.
 
-    :param who: the peer of a verified certificate, or None.
+    :param who: returns the peer of a verified certificate, or None.
     """
 
     def __init__(self, desk: Desk, who: Callable[[ssl.SSLSocket], Peer | None]) -> None:
@@ -122,7 +122,7 @@ class Connections:
             self._loop.close()
 
     def add(self, listener: Listener) -> None:
-        """Take what connects there."""
+        """Accept connections of the listener."""
         self._loop.post(lambda: listener.begin(self._loop, self.handshakes, self.enter, self._charge))
 
     def remove(self, listener: Listener) -> None:
@@ -130,7 +130,7 @@ class Connections:
         self._loop.post(listener.end)
 
     def cut_off(self, key: Hashable) -> None:
-        """Nothing that this caller has begun to ask counts any more."""
+        """Cancel everything that this caller has started to request."""
         with self._lock:
             share = self._shares.get(key)
             for connection in share.connections if share is not None else ():
@@ -147,10 +147,10 @@ class Connections:
         with self._lock:
             return Counter(c.state for share in self._shares.values() for c in share.connections)
 
-    # -- who may come in
+    # -- admission
 
     def _charge(self, key: Hashable, seconds: float) -> tuple[float, float]:
-        """Of a caller's time; how long it, and everybody who is neither root nor controller, has to wait for more."""
+        """Charge a caller; return the waiting times of it and of all untrusted callers."""
         share = self._shares.get(key)
         if share is None or share.time is None:
             return 0.0, 0.0
@@ -158,7 +158,7 @@ class Connections:
         return share.time.wait(), self._everybody.wait()
 
     def enter(self, stream: socket.socket, peer: Peer) -> None:
-        """Give it a place and begin to read, or close it."""
+        """Admit the connection and start reading, or close it."""
         oldest = None
         connection = Connection(stream, peer, self)
         with self._lock:
@@ -191,7 +191,7 @@ class Connections:
             self._close(connection)
             raise
         if peer.kind != OTHER or isinstance(stream, ssl.SSLSocket):
-            # It may have come already; what came with the last message of a handshake makes no event.
+            # Data may have arrived already; data received with the last message of a handshake causes no event.
             self.event(connection)
 
     def _share(self, peer: Peer) -> Share:
@@ -245,7 +245,7 @@ class Connections:
                 self._read(connection, share)
             elif connection.state == SENDING:
                 self._send(connection)
-            else:  # nothing is wanted of it: the other end is gone
+            else:  # not waiting for data: the other end has closed
                 self._close(connection)
         except OSError as error:
             log.debug("Connection of %s: %s", share, error)
@@ -293,7 +293,7 @@ class Connections:
                     return
             elif self._take(connection, share, piece):
                 return
-            # What TLS has read ahead makes no event.
+            # Data that TLS has read ahead causes no event.
             if not isinstance(connection.stream, ssl.SSLSocket) or not connection.stream.pending():
                 return
 
@@ -367,7 +367,7 @@ class Connections:
             found = connection.parked.check()
             return connection.parked if found is None else self._desk.told(connection.caller, found)
         connection.caller = connection.peer.resolve()
-        if connection.dead:  # since then: who has these ids now has asked nothing
+        if connection.dead:  # its ids may belong to another caller now
             return None
         try:
             if connection.request.is_image:
@@ -421,7 +421,7 @@ class Connections:
                 connection.again = True
 
     def _answer(self, connection: Connection, answer: bytes, linger: int = 0) -> None:
-        """``linger``: so many bytes that the client still sends are read, or its answer would be taken away from it."""
+        """Send the answer; read up to ``linger`` more bytes, so that the client can receive it."""
         connection.state = SENDING
         connection.linger = linger
         connection.output = memoryview(answer)

@@ -1,8 +1,8 @@
 """Delegates: accounts that may only make API calls, over SSH (NM-A.4, NM-A.9, NM-C.5).
 
 By default no account is added to passwd: all of them log in as one account, whose keys this module prints for sshd, each with
-the forwarding program as forced command.  With ``delegate-accounts: unix`` each has an account of its own with that
-program as login shell; which accounts are ours is read from passwd, by that shell.
+the forwarding program as forced command.  With ``delegate-accounts: unix`` each has its own account with that
+program as login shell, by which passwd identifies our accounts.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ log = logging.getLogger("nodepool.nodemanager.delegates")
 SHELLS = "/etc/shells"
 #: Seconds for useradd and its like.
 COMMAND_TIMEOUT = 30.0
-#: Longest name of an account that useradd takes.
+#: Maximum length of an account name for useradd.
 MAX_ACCOUNT_NAME = 32
 
 
 class AccountError(Exception):
-    """An account cannot be made, changed or removed; the text names it and the reason."""
+    """An account cannot be created, changed or removed; the text has its name and the reason."""
 
 
 def forward_program() -> str:
-    """Path of ``nodepool-nm-forward``: beside this Python, else in PATH."""
+    """Return the path of ``nodepool-nm-forward``: next to this Python, or in PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "nodepool-nm-forward")
     return beside if os.path.exists(beside) else shutil.which("nodepool-nm-forward") or "/usr/bin/nodepool-nm-forward"
 
@@ -56,8 +56,9 @@ def authorized_keys(found: Mapping[str, Mapping[str, Any]], program: str) -> Ite
 
 
 def update(config: NodeManagerConfig, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Bring accounts, or the keys of the shared account (``<run-dir>/delegates.keys``, for sshd's AuthorizedKeysFile), to
-    what the records say.
+    """Update the accounts, or the keys of the shared account, to match the records.
+
+    The keys are in ``<run-dir>/delegates.keys``, for sshd's AuthorizedKeysFile.
 
     :raises OSError: the file cannot be written.
     """
@@ -86,7 +87,7 @@ class UnixAccounts:
         return {entry.pw_name: entry for entry in pwd.getpwall() if entry.pw_shell == self.shell}
 
     def update(self, wanted: Mapping[str, Mapping[str, Any]]) -> None:
-        """Make, change and remove accounts; what goes wrong with one is told in the log and keeps no other."""
+        """Create, change and remove accounts; failures are logged and do not stop the others."""
         for name in sorted(self.found().keys() - wanted.keys()):
             self._try(self.destroy, name)
         for name, record in sorted(wanted.items()):
@@ -100,9 +101,9 @@ class UnixAccounts:
             log.error("Delegate %s: %s", arguments[0], error)
 
     def ensure(self, name: str, ssh_keys: str) -> None:
-        """An account with exactly these keys.
+        """Create or update an account with exactly these keys.
 
-        :raises AccountError: it cannot be made, or the name is another account's.
+        :raises AccountError: it cannot be created, or the name belongs to another account.
         """
         check_name(name)
         if len(name) > MAX_ACCOUNT_NAME:
@@ -130,7 +131,7 @@ class UnixAccounts:
                 "Nodepool delegate",
                 name,
             )
-            log.info("Account %s made for a delegate", name)
+            log.info("Account %s created for a delegate", name)
             account = pwd.getpwnam(name)
         write_keys(account, keys)
 
@@ -171,9 +172,11 @@ class UnixAccounts:
 
 
 def write_keys(account: pwd.struct_passwd, keys: str) -> None:
-    """``~/.ssh/authorized_keys``, 0600 in a directory 0700, following no link that the account's owner may have planted.
+    """Write ``~/.ssh/authorized_keys``, 0600 in a directory 0700, following no links.
 
-    :raises AccountError: what is there is not the account's own.
+    The account's owner may have planted them.
+
+    :raises AccountError: an existing file or directory does not belong to the account.
     :raises OSError: it cannot be written.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -186,7 +189,7 @@ def write_keys(account: pwd.struct_passwd, keys: str) -> None:
         try:
             directory = os.open(".ssh", flags, dir_fd=home)
         except OSError as error:
-            raise AccountError(f"{account.pw_dir}/.ssh is no directory of its own: {error.strerror}") from error
+            raise AccountError(f"{account.pw_dir}/.ssh is not a directory owned by the account: {error.strerror}") from error
     finally:
         os.close(home)
     try:

@@ -42,8 +42,8 @@ SMALL_BODY = SMALL_REQUEST
 REQUEST_TIMEOUT = 30.0
 PIECE_TIMEOUT = 60.0
 PIECE = 1 << 20
-#: Of what a refused client still sends, so much is read, and for so many seconds: closing at once would take the answer
-#: away from it.
+#: Bytes that are still read from a refused client, and for how many seconds: closing immediately would destroy the answer
+#: before the client has read it.
 LINGER_BYTES = 8 << 20
 LINGER_TIME = 2.0
 _REASONS = {
@@ -90,7 +90,7 @@ def xml_answer(body: bytes) -> bytes:
 
 
 class Request:
-    """Taken apart while it comes in.
+    """A request that is parsed as it arrives.
 
     :param trusted: the caller is root or a controller.
     """
@@ -102,7 +102,7 @@ class Request:
         self.path = ""
         self.query = ""
         self.headers: dict[str, str] = {}
-        #: Of the head until that is complete, then of the body; of an image, what came with the head.
+        #: The head until it is complete, then the body; for an image, the data received with the head.
         self.data = bytearray()
 
     @property
@@ -179,7 +179,7 @@ class Desk:
     # -- calls
 
     def call(self, request: Request, caller: Caller) -> bytes | Parked:
-        """The answer, or what is to be waited for.
+        """Return the answer, or what is to be waited for.
 
         :raises Refused: this caller may not send such a request.
         """
@@ -202,11 +202,11 @@ class Desk:
 
     @staticmethod
     def told(caller: Caller, result: object) -> bytes:
-        """The answer that tells a result."""
+        """Return the XML answer with a result."""
         try:
             return xml_answer(xml_rpc.response(result))
         except (TypeError, OverflowError) as error:
-            log.error("The answer to %s cannot be told: %s", caller, error)
+            log.error("The answer to %s cannot be encoded: %s", caller, error)
             return xml_answer(xml_rpc.fault(INTERNAL, "internal error; see the log of the node manager"))
 
     def _speaker(self, request: Request, caller: Caller) -> Caller:
@@ -245,7 +245,7 @@ class Desk:
             connection.sendall(answer)
         else:
             with answer:
-                # For each piece: a large image may take its time.
+                # Per piece: a large image may take long.
                 connection.settimeout(PIECE_TIMEOUT)
                 while piece := answer.read(PIECE):
                     connection.sendall(piece)
@@ -259,7 +259,7 @@ class Desk:
                 return 200, "application/json", json.dumps(self._images.names()).encode()
             if verb == "GET":
                 if not os.path.exists(self._images.path(name)):
-                    raise Refused(404, f"there is no image {name[:128]}")
+                    raise Refused(404, f"image {name[:128]} does not exist")
                 return 200, "application/x-tar", self._images.open(name)
             if verb == "PUT" and name:
                 length = request.length()
@@ -269,7 +269,7 @@ class Desk:
                 return 201, "text/plain", f"{found}\n".encode()
             if verb == "DELETE" and name:
                 if not self._images.delete(name):
-                    raise Refused(404, f"there is no image {name[:128]}")
+                    raise Refused(404, f"image {name[:128]} does not exist")
                 return 204, "text/plain", b""
         except ImageError as error:
             raise Refused(400, str(error)) from None

@@ -1,6 +1,6 @@
 """``nodepool-nm-forward``: the login shell of delegates, and forced command of the account that they share.
 
-SSH has established who it is; this passes one request on to the node manager's socket (NM-A.9, NM-C.5).
+SSH has established the identity; this passes one request on to the node manager's socket (NM-A.9, NM-C.5).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_HEAD = 64 * 1024
 #: Seconds for everything.
 TIME_LIMIT = 120
 SOCKET = "/run/nodepool/nodemanager.api"
-#: Header by which the shell of the shared account names its delegate; the server takes it from that account only. Empty: a
-#: delegate with an account of its own has more to say than others may.
+#: Header in which the shell of the shared account names its delegate; the server accepts it from that account only. Empty: a
+#: delegate with its own account, which may send larger requests than others.
 FORWARD_HEADER = "x-nodepool-delegate"
 
 
@@ -96,9 +96,9 @@ def _out_of_time(*_: object) -> None:
 
 
 def _options(arguments: list[str]) -> tuple[str | None, str]:
-    """Delegate and socket.
+    """Return delegate and socket.
 
-    A login shell gets ``-c`` and what the client asked for, which is ignored; only a forced command names a delegate.
+    A login shell gets ``-c`` and the client's command, which is ignored; only a forced command names a delegate.
     """
     delegate, path = None, SOCKET
     while len(arguments) >= 2 and arguments[0] in ("--as", "--socket"):
@@ -111,7 +111,7 @@ def _options(arguments: list[str]) -> tuple[str | None, str]:
 
 
 def main() -> int:
-    """Exit status 0 when an answer came, whatever it says."""
+    """Return exit status 0 when an answer arrived, whatever its content."""
     signal.signal(signal.SIGALRM, _out_of_time)
     signal.alarm(TIME_LIMIT)
     try:

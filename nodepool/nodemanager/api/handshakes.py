@@ -1,4 +1,4 @@
-"""TLS connections until their certificate is known: anybody in the network can make them (C.5)."""
+"""TLS connections of unknown peers, until their certificate is verified (C.5)."""
 
 from __future__ import annotations
 
@@ -47,9 +47,11 @@ class _Handshake(Waiter):
 
 
 class Handshakes(Generic[P]):
-    """Slow peers get no thread of their own; a new one without a free place gets that of the oldest of the peer with most.
+    """Runs handshakes without a thread per peer, so that slow peers do not block others.
 
-    :param who: what is known of the owner of a certificate; None: nothing, and the connection ends.
+    A new connection without a free slot replaces the oldest one of the peer with most connections.
+
+    :param who: returns what is known of the owner of a certificate; None: nothing, and the connection ends.
     :param done: called by the loop's thread.
     """
 
@@ -72,11 +74,11 @@ class Handshakes(Generic[P]):
         self._workers.start()
 
     def begin(self, stream: socket.socket, address: str, context: ssl.SSLContext) -> None:
-        """By the loop's thread.
+        """Start a handshake. Called by the loop's thread.
 
-        :raises OSError: the other end is gone.
+        :raises OSError: the other end has closed.
         """
-        # Of IPv6 the half that a client cannot choose.
+        # The first half of an IPv6 address: clients can choose the rest.
         address = ":".join(address.split(":")[:4]) if ":" in address else address
         counts = Counter(other.address for other in self._open)
         crowded = (

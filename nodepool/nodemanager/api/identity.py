@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, as the kernel tells it (NM-A.8, NM-C.5)."""
+"""Identity of the other end of a connection, as reported by the kernel (NM-A.8, NM-C.5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nodepool.nodemanager.texts import clean
 _UCRED = struct.Struct("iII")
 #: The account that delegates share when they have none of their own (C.5).
 SHARED_DELEGATE = "nodepool-nm"
-#: For who is root, or a launcher, and asks another way.
+#: Hint for root or a launcher on a connection of another type.
 UNTRUSTED = "over this connection there are no rights of root or of a launcher; use the Unix socket of the host"
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, _NLMSG_ERROR = 4, 20, 1, 2
@@ -30,7 +30,7 @@ _LIVING = (1, 4, 5)
 _CONNECTED = (1, 8)
 
 SliverOfUid = Callable[[int], "str | None"]
-#: Methods that a delegate may call for every sliver; None: there is no such delegate.
+#: Returns the methods that a delegate may call for every sliver; None: there is no such delegate.
 DelegateMethods = Callable[[str], "Collection[str] | None"]
 
 
@@ -80,7 +80,7 @@ class Identity:
             account = pwd.getpwuid(uid)
         except KeyError:
             return Caller(OTHER, f"uid {uid}", advice=advice)
-        # By the shell: the name may belong to another account, which a delegate's account is then not made for.
+        # By the shell: another account may have a delegate's name, and that delegate then gets no account.
         if self._delegate_shell is not None and account.pw_shell == self._delegate_shell:
             delegate = self.forwarded(account.pw_name)
             if delegate is not None:
@@ -89,7 +89,7 @@ class Identity:
 
     @staticmethod
     def unix_uid(connection: socket.socket) -> int:
-        """By the credentials that the kernel noted when the connection was made: a number used again later is no help."""
+        """Return the uid that the peer had when it connected, even if its process has ended."""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         return int(_UCRED.unpack(credentials)[1])
 
@@ -97,7 +97,7 @@ class Identity:
     def tcp_uid(connection: socket.socket) -> int | None:
         """By the owner of the socket at the other end, on this host; None when there is none (any more)."""
         uid = socket_owner(connection.getpeername(), connection.getsockname())
-        # The other end may be gone and its port taken by another process: then ours is not connected any more either.
+        # The other end may be closed and its port reused by another process: then ours is not connected any more either.
         if uid is None or connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _CONNECTED:
             return None
         return uid
@@ -106,7 +106,7 @@ class Identity:
         return self.of_uid(self.unix_uid(connection))
 
     def of_tcp(self, connection: socket.socket) -> Caller | None:
-        """Never root, nor a controller: a socket of theirs may have got into other hands."""
+        """Return the caller, never as root or controller: their sockets may be in other hands."""
         uid = self.tcp_uid(connection)
         return None if uid is None else self.of_uid(uid, trust=False)
 
@@ -121,7 +121,7 @@ class Identity:
 
     @staticmethod
     def of_certificate(certificate: Mapping[str, Any] | None, controllers: Collection[str]) -> Caller | None:
-        """By subject or alternative names of a verified certificate; only who is on the list is a controller."""
+        """Return the caller by the names in a certificate; only listed ones are controllers."""
         names: list[str] = []
         subject = (certificate or {}).get("subject", ())
         for part in subject if isinstance(subject, tuple) else ():
@@ -137,9 +137,9 @@ class Identity:
 
 
 def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Owner of the IPv4 TCP socket ``local`` -> ``remote`` of this network namespace, while a process has it.
+    """Return the owner of the IPv4 TCP socket ``local`` -> ``remote`` while a process has it.
 
-    Both ends are compared, so that a socket made later from the same port is not taken for it.
+    Only this network namespace is searched. Both ends are compared: a socket created later from the same port does not match.
     """
     try:
         found = _diagnose(local, remote)
@@ -148,7 +148,7 @@ def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
     if found is None:
         return None
     state, uid, inode = found
-    # Without an inode there is no process any more, and the uid says nothing.
+    # Without an inode no process has it any more, and the uid is meaningless.
     return uid if state in _LIVING and inode else None
 
 

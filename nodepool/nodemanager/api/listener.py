@@ -22,7 +22,7 @@ BATCH = 4
 SHORTAGE_WAIT = 0.1
 #: Seconds until a listener that has been shut is opened again.
 SHUT_WAIT = 1.0
-#: Connections that wait to be accepted; the kernel has a limit of its own.
+#: Connections that wait to be accepted; the kernel has its own limit.
 BACKLOG = 4096
 #: Errors of accept(2) that concern one connection only.
 _PASSING = frozenset(
@@ -35,11 +35,11 @@ SILENCE = 60.0
 
 @dataclass(frozen=True)
 class Peer:
-    """Who has connected, as far as is known without asking anybody.
+    """What is known of a connected peer without asking anybody.
 
-    :param key: all connections with the same are one caller's.
+    :param key: all connections with the same key are one caller's.
     :param kind: root, controller, or other.
-    :param resolve: the caller; may take its time.
+    :param resolve: returns the caller; may take long.
     """
 
     key: Hashable
@@ -48,11 +48,12 @@ class Peer:
 
 
 class Listener(Waiter):
-    """Takes connections; touched by the loop's thread only.
+    """Accepts connections; used by the loop's thread only.
 
-    :param identify: None when it is not known (any more); not used with a context, where the certificate says it.
+    :param identify: returns None when the peer is not known (any more); not used with a context, where the certificate
+        identifies it.
     :param slivers: only slivers connect here: it waits when they have used up their time.
-    :param whose: key of the only caller that can connect here; the same for that one's.
+    :param whose: key of the only caller that can connect here; it waits when that one has used up its time.
     """
 
     _told = float("-inf")
@@ -84,7 +85,7 @@ class Listener(Waiter):
         enter: Callable[[socket.socket, Peer], None],
         charge: Callable[[Hashable, float], tuple[float, float]],
     ) -> None:
-        """``charge``: takes processor time of a caller, and tells how long it, and everybody like it, has to wait for more."""
+        """Start accepting; ``charge`` bills a caller and returns the waiting times."""
         self._loop, self._handshakes, self._enter, self._charge = loop, handshakes, enter, charge
         loop.watch(self, IN)
 
@@ -115,7 +116,7 @@ class Listener(Waiter):
             except OSError:
                 stream.close()
             except Exception:
-                log.exception("Cannot tell who connects:")
+                log.exception("Identifying a new connection failed:")
                 stream.close()
             else:
                 own, everybody = self._charge(peer.key, time.thread_time() - begun)
@@ -129,7 +130,7 @@ class Listener(Waiter):
             if time.monotonic() - Listener._told > SILENCE:
                 Listener._told = time.monotonic()
                 log.error("API connections are queued until descriptors are free: %s", error.strerror)
-            # It stays ready: without a pause it would be asked at once again.
+            # It stays ready: without a pause this would be a busy loop.
             self._pause(SHORTAGE_WAIT)
         elif error.errno not in _PASSING:
             # Root of a sliver with its network's rights can destroy the socket, which is then ready for ever.

@@ -1,4 +1,4 @@
-"""The methods of the API: who may call them, with what, and the faults (NM-A.8, NM-B.3, NM-C.5)."""
+"""Methods of the API: permitted callers, arguments and faults (NM-A.8, NM-B.3, NM-C.5)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nodepool.nodemanager.texts import clean
 log = logging.getLogger("nodepool.nodemanager.api")
 
 UNKNOWN_METHOD, WRONG_COUNT, BAD_ARGUMENT, INTERNAL, DENIED = 100, 101, 102, 104, 108
-#: Changes of one sliver that a caller other than root and controllers may make in a second, and how many may be saved up.
+#: Changes per second of one sliver by a caller other than root and controllers, and how many may be saved up.
 CHANGES, CHANGES_SAVED = 0.5, 20
-#: Seconds that WaitSliver may be asked to wait.
+#: Maximum timeout of WaitSliver in seconds.
 MAX_WAIT = 300.0
 
 ROOT, SLIVER, DELEGATE, CONTROLLER, CERTIFICATE, OTHER = "root", "sliver", "delegate", "controller", "certificate", "other"
@@ -40,7 +40,7 @@ class NodeError(Exception):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, as the transport has established.
+    """A caller, as identified by the transport.
 
     ``kind``: root; a sliver; a delegate; a controller (a launcher with a certificate); another owner of a certificate; or
     another account of the host.
@@ -66,7 +66,7 @@ class Parked:
     timeout: float
     #: The answer, or None: not yet. To be asked at each change of the sliver.
     check: Callable[[], Any]
-    #: The answer when there is no time left.
+    #: The answer after the timeout.
     late: object
 
 
@@ -127,7 +127,7 @@ def _loans(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
 def _put(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any]:
     try:
         given = arguments[0]
-        # A launcher wants it at once; others may still ask for one that only CreateSliver makes.
+        # Created immediately for a launcher; others may still ask for one that only CreateSliver creates.
         record = records.parse_record({"plc_instantiated": True, **given} if isinstance(given, dict) else given)
     except records.RecordError as error:
         raise Fault(BAD_ARGUMENT, str(error)) from None
@@ -157,7 +157,7 @@ def _wait(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any
 def _renew(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
     expiry = _seconds(arguments[1], "expiry")
     if expiry <= time.time():
-        raise Fault(BAD_ARGUMENT, "expiry must be a UNIX time to come")
+        raise Fault(BAD_ARGUMENT, "expiry must be a UNIX time in the future")
     node.renew(arguments[0], expiry)
 
 
@@ -175,7 +175,7 @@ METHODS: dict[str, Method] = {
         Method(
             "CreateSliver",
             ("sliver",),
-            "make a sliver that is not kept by its authority",
+            "create a sliver that is not kept by its authority",
             "target",
             lambda node, caller, a: node.create_sliver(a[0]),
             True,
@@ -224,15 +224,15 @@ METHODS: dict[str, Method] = {
         Method(
             "GetLoans",
             ("sliver",),
-            "loans that a sliver makes: [recipient, resource, amount]",
+            "loans of a sliver: [recipient, resource, amount]",
             "target",
             lambda node, caller, a: [list(loan) for loan in node.loans_of(a[0])],
         ),
         Method(
             "SetLoans",
             ("sliver", "loans"),
-            "replace all loans of a sliver (the caller's, when the first argument is left "
-            "out); one [recipient, resource, amount], or a list of them",
+            "replace all loans of a sliver (the caller's, when the first argument is "
+            "omitted); one [recipient, resource, amount], or a list of them",
             "target",
             _loans,
             True,
@@ -249,22 +249,20 @@ METHODS: dict[str, Method] = {
         Method(
             "WaitSliver",
             ("sliver", "state", "timeout"),
-            "wait until a sliver is ready, stopped or gone, at most so many seconds",
+            "wait until a sliver is ready, stopped or gone, for at most `timeout` seconds",
             "target",
             _wait,
         ),
         Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller", _renew),
         Method("PutRecord", ("record",), "add or change a sliver by its record", "controller", _put),
         Method("ListSlivers", (), "all slivers of this node", "controller", lambda node, caller, a: node.describe_all()),
-        Method(
-            "GetCapacity", (), "what this node has, and what is given away", "anyone", lambda node, caller, a: node.capacity()
-        ),
+        Method("GetCapacity", (), "what this node has, and what is assigned", "anyone", lambda node, caller, a: node.capacity()),
         Method("GetXIDs", (), "first user id of each sliver", "anyone", lambda node, caller, a: node.xids()),
         Method("GetSSHKeys", (), "keys of each sliver", "anyone", lambda node, caller, a: node.ssh_keys()),
         Method(
             "Ticket",
             ("signed",),
-            "take over the slivers of a signed ticket",
+            "add the slivers of a signed ticket",
             "anyone",
             lambda node, caller, a: node.ticket(_text(a[0], "ticket")),
         ),
@@ -326,7 +324,7 @@ class Api:
         return 1 if result is None else result
 
     def _not_too_often(self, caller: Caller, method: Method, sliver: str) -> None:
-        """Root and launchers know what they do; programs in slivers may repeat themselves without end."""
+        """Rate-limit callers inside slivers; root and launchers are trusted."""
         if caller.kind in (ROOT, CONTROLLER):
             return
         with self._lock:
@@ -347,7 +345,7 @@ class Api:
         except ValueError as error:
             raise Fault(BAD_ARGUMENT, f"Invalid argument: the first argument must be a sliver name: {error}") from None
         record = self._node.sliver_record(name)
-        # What is gone already has been waited for successfully.
+        # A wait for a deleted sliver has succeeded already.
         if record is None and method.name != "WaitSliver":
             raise Fault(
                 BAD_ARGUMENT, f"Invalid argument: the first argument must be a sliver name: there is no sliver {name} here"

@@ -33,7 +33,7 @@ SOCKET_NAME = "nodemanager.api"
 
 
 def _bind(stream: socket.socket, path: str) -> None:
-    """Everybody may connect: the kernel says who it is."""
+    """Listen on the path for everybody: the kernel identifies the callers."""
     stream.bind(path)
     os.chmod(path, 0o666)
     stream.listen(BACKLOG)
@@ -50,7 +50,7 @@ class Served(Protocol):
 
 
 class Servers:
-    """Listening sockets, and whose the connections are that come there."""
+    """Listening sockets, and the owners of their connections."""
 
     def __init__(self, api: Api, config: NodeManagerConfig, manager: Served) -> None:
         self._config = config
@@ -80,9 +80,9 @@ class Servers:
     # -- life
 
     def start(self) -> None:
-        """Listen everywhere.
+        """Listen on all configured addresses.
 
-        :raises ConfigurationError: a place cannot be had; the text names it and the remedy.
+        :raises ConfigurationError: an address cannot be used; the text names it and the remedy.
         """
         config = self._config
         try:
@@ -137,7 +137,7 @@ class Servers:
             if old and self._socket_files and os.readlink(old) == self._config.unix_socket:
                 os.unlink(old)
 
-    # -- who it is
+    # -- identity
 
     def _peer(self, uid: int, trust: bool) -> Peer:
         found = self.identity.trusted(uid) if trust else None
@@ -174,9 +174,9 @@ class Servers:
                 try:
                     probe.connect(path)
                 except ConnectionRefusedError:
-                    os.unlink(path)  # of a node manager that is gone
+                    os.unlink(path)  # of a node manager that has ended
                 except OSError as error:
-                    raise ConfigurationError(f"api.unix: {path} is there and cannot be tried: {error.strerror}") from error
+                    raise ConfigurationError(f"api.unix: cannot connect to the existing {path}: {error.strerror}") from error
                 else:
                     raise ConfigurationError(
                         f"api.unix: another node manager answers at {path}; stop it, or give this one another run-dir"
@@ -184,7 +184,7 @@ class Servers:
                 finally:
                     probe.close()
             else:
-                raise ConfigurationError(f"api.unix: {path} exists and is no socket; remove it")
+                raise ConfigurationError(f"api.unix: {path} exists and is not a socket; remove it")
         except FileNotFoundError:
             pass
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -199,12 +199,12 @@ class Servers:
 
     @staticmethod
     def _link(path: str, old: str) -> None:
-        """The place where programs of the original look."""
+        """Create the link at the path that programs of the original use."""
         try:
             if not os.path.islink(old) and os.path.lexists(old):
-                log.warning("api.old-unix: %s exists and is no link; it is left alone", old)
+                log.warning("api.old-unix: %s exists and is not a link; leaving it unchanged", old)
                 return
-            # Anybody may write to /tmp: a name that cannot be guessed, and none that exists.
+            # Anybody may write to /tmp: use a new name that cannot be guessed.
             temporary = f"{old}.{secrets.token_hex(8)}"
             os.symlink(path, temporary)
             try:
@@ -213,7 +213,7 @@ class Servers:
                 os.unlink(temporary)
                 raise
         except OSError as error:
-            log.warning("api.old-unix: cannot make the link %s: %s", old, error.strerror)
+            log.warning("api.old-unix: cannot create the link %s: %s", old, error.strerror)
 
     @staticmethod
     def _tcp(address: str, port: int, option: str) -> socket.socket:
@@ -248,9 +248,10 @@ class Servers:
     # -- slivers
 
     def open_socket(self, name: str, index: int) -> str | None:
-        """The directory with the socket of a sliver, made when it is not there: each has one, so that none fills another's queue.
+        """Return the directory with the sliver's own socket, creating it if needed.
 
-        It exists before the sliver, where it is mounted, and as long as the sliver.
+        With its own socket no sliver can fill another's queue. It is created before the sliver, where it is mounted, and
+        deleted after it.
         """
         if self._config.sliver_sockets is None:
             return None
@@ -261,7 +262,7 @@ class Servers:
         path = os.path.join(directory, SOCKET_NAME)
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # Inside it is reached by way of the mount; others have no need for it.
+            # Slivers use it through their mount; others do not need it.
             os.makedirs(self._config.sliver_sockets, mode=0o700, exist_ok=True)
             os.makedirs(directory, mode=0o755, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
@@ -278,7 +279,7 @@ class Servers:
         return directory
 
     def close_socket(self, name: str) -> None:
-        """The sliver is gone."""
+        """Close the socket of a deleted sliver."""
         with self._lock:
             listener, directory = self._own.pop(name, (None, ""))
         if listener is not None:
@@ -300,7 +301,7 @@ class Servers:
         root = self._config.sliver_sockets
         if root is None or not os.path.isdir(root):
             return
-        found = os.listdir(root)  # before what is in use: a new sliver has its number first
+        found = os.listdir(root)  # before reading the used ones: a new sliver has its number first
         with self._lock:
             used = {os.path.basename(directory) for _, directory in self._own.values()}
         used |= {str(local.get("index")) for local in self._manager.database.locals().values()}
@@ -309,7 +310,7 @@ class Servers:
                 self._remove_directory(os.path.join(root, name))
 
     def sliver_changed(self, name: str, handle: dict[str, Any]) -> None:
-        """A sliver runs, or not: the API in its own network is there, or not."""
+        """Start or stop the API in the sliver's own network after it was started or stopped."""
         life = (handle.get("pid"), handle.get("start_time")) if handle is not None else ()
         with self._lock:
             known = self._slivers.get(name)
@@ -317,7 +318,7 @@ class Servers:
                 return
             self._slivers.pop(name, None)
         if known is not None:
-            self.connections.remove(known[0])  # its network is gone, or will be
+            self.connections.remove(known[0])  # its network is deleted, or will be
         if handle is None or self._config.tcp_port < 0:
             return
         listen = getattr(self._manager.backend, "listen", None)
@@ -337,6 +338,6 @@ class Servers:
         self.connections.add(listener)
 
     def cut_off(self, name: str) -> None:
-        """Nothing that a sliver has begun to ask counts any more: it has ended, and its name and ids may be given to another."""
+        """Cancel the requests of an ended sliver: its name and ids may be given to another."""
         index = self._manager.database.local(records.record_key(records.SLIVER, name)).get("index", name)
         self.connections.cut_off((SLIVER, index))

@@ -1,7 +1,7 @@
-"""What each caller of the API may take of it: connections, requests at one time, processor time (NM-C.5).
+"""Limits per caller of the API: connections, concurrent requests, processor time (NM-C.5).
 
 Root and controllers are trusted.  Everybody else, slivers above all, is hostile: the daemon's processor time is not billed to
-them, and each shares one interpreter with the launchers that ask for this host's capacity.
+them, and they share one interpreter with the launchers that use this host.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from nodepool.nodemanager.api.methods import CONTROLLER, OTHER, ROOT
 from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.eventloop import Waiter
 
-#: Connections by kind of caller: places that callers of other kinds cannot take.
+#: Connections by type of caller, each with its own quota.
 PLACES = {ROOT: 256, CONTROLLER: 1024, OTHER: 512}
 #: Of these for one caller that is neither.
 MAX_PER_CALLER = 32
-#: Requests that are answered at one time, by kind of caller; one for each caller that is neither root nor controller.
+#: Concurrent requests by type of caller; one for each caller that is neither root nor controller.
 CONCURRENCY = {ROOT: 32, CONTROLLER: 96, OTHER: 64}
 #: Processor seconds of the daemon per second, and how many may be saved up: for one such caller, and for all of them.
 CALLER_TIME, CALLER_SAVED = 0.05, 0.5
@@ -48,7 +48,7 @@ class Share(Waiter):
         self.speaking: set[str] = set()
         #: In the queue of those that have requests.
         self.queued = False
-        #: When it was last logged that there is no place.
+        #: When the lack of free connections was last logged.
         self.told = float("-inf")
 
     def __str__(self) -> str:

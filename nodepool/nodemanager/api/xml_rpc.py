@@ -14,8 +14,8 @@ from nodepool.nodemanager import safe_xml
 
 #: Levels of arrays and structs in a call.
 MAX_DEPTH = 32
-#: So many bytes a call must have for each of its elements, and so many elements it may have whatever its size: those cost far
-#: more time than characters.  The densest honest text is a list of nothings, 11 bytes each.
+#: Minimum bytes of a call per element, and the elements allowed in any case: elements cost far
+#: more time than characters.  The densest honest text is a list of nil values, 11 bytes each.
 BYTES_PER_ELEMENT = 10
 MIN_ELEMENTS = 64
 _IMPOSSIBLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -101,9 +101,9 @@ def fault(code: int, text: str) -> bytes:
 
 
 def parse_call(body: bytes) -> tuple[str, tuple[Any, ...]]:
-    """Method and arguments.
+    """Return method and arguments.
 
-    :raises ValueError: it is no call, has a document type (without which there are no entities), or is more than it seems.
+    :raises ValueError: not a call, has a document type (required for entities), or has too many elements.
     """
     target = _Unmarshaller(MIN_ELEMENTS + len(body) // BYTES_PER_ELEMENT)
     target.xml("", None)  # expat has decoded it

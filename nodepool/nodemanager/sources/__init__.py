@@ -1,1 +1,1 @@
-"""Where records come from: slices.xml, tickets, ZooKeeper."""
+"""Sources of records: slices.xml, tickets, ZooKeeper."""

@@ -21,9 +21,9 @@ log = logging.getLogger("nodepool.nodemanager.slicesxml")
 
 #: Bytes; a larger document is refused.
 MAX_SIZE = 64 << 20
-#: Who may look at what, in records of this source.
+#: (delegate, method): what delegates may call for records of this source.
 DELEGATIONS = (("del_snoop", "GetRSpec"),)
-#: The slice that is no sliver, but says what the others get where they say nothing (B.2: <prefix>_default).
+#: Not a sliver: this slice has the defaults of the others (B.2: <prefix>_default).
 DEFAULT_SLICE = "pl_default"
 
 
@@ -45,7 +45,7 @@ class _Slice:
 
 
 class _Reader:
-    """Takes elements in the order of the document: what follows a ``slice`` belongs to it, nested or not."""
+    """Collects elements in document order: those after a ``slice`` belong to it."""
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
@@ -73,7 +73,7 @@ class _Reader:
                 if key not in self.keys[person]:
                     self.keys[person].append(key)
         except RecordError as error:
-            log.error("slices.xml: a key of person %s is left out: %s", person[:40], error)
+            log.error("slices.xml: ignoring a key of person %s: %s", person[:40], error)
 
     def _detail(self, tag: str, element: Any, current: _Slice) -> None:
         if tag == "timestamp":
@@ -102,14 +102,14 @@ def parse(
     delegations: Sequence[tuple[str, str]] = DELEGATIONS,
     default_slice: str | None = DEFAULT_SLICE,
 ) -> list[dict[str, Any]]:
-    """Records of the slivers that belong on this node.
+    """Return the records of the slivers that belong on this node.
 
-    The order of elements within a slice does not matter, and a person may be in several slices.  A key that is none is
-    left out; resources that are not known, and amounts that are no whole numbers, too.
+    The order of elements within a slice does not matter, and a person may be in several slices.  Invalid keys are
+    ignored; so are unknown resources and amounts that are not whole numbers.
 
-    :param node_id: ours; slices of other nodes are left out.
-    :param default_slice: name of the slice whose resources are the defaults of all others here; no sliver is made of it. It
-        counts when it is on our node, or on none in particular. None: there is no such slice.
+    :param node_id: ours; slices of other nodes are ignored.
+    :param default_slice: name of the slice with the default resources of all others here; it is not a sliver. It
+        applies if it is on our node, or on no node in particular. None: there is no such slice.
     :raises SlicesXmlError: not well-formed, too large, with entities, or another document.
     """
     if len(document) > MAX_SIZE:
@@ -134,9 +134,9 @@ def parse(
                 root.clear()  # memory for one slice at a time, not for all
     except (safe_xml.UnsafeXml, ElementTree.ParseError) as error:
         raise SlicesXmlError(f"slices.xml: {error}") from None
-    # An empty list removes every sliver: it must at least look like one.
+    # An empty list removes every sliver: make sure that this is a list of slices.
     if not reader.slices and not any(word in (reader.root or "").lower() for word in ("slice", "planetlab")):
-        raise SlicesXmlError(f"slices.xml has no slices, and its root is {str(reader.root)[:40]!r}; is it another document?")
+        raise SlicesXmlError(f"slices.xml has no slices, and its root is {str(reader.root)[:40]!r}; is it a slices.xml?")
     defaults: dict[str, int] = {}
     slivers = []
     for found in reader.slices:
@@ -150,7 +150,7 @@ def parse(
             try:
                 found.rspec = rspec.overlay(defaults, found.rspec)
             except rspec.RSpecError:
-                pass  # left as it is: the record is refused with what is wrong in it
+                pass  # kept: the record is refused with the reason
     return [_record(found, reader.keys, initscript, delegations) for found in slivers]
 
 
@@ -161,7 +161,7 @@ def _defaults(found: _Slice) -> dict[str, int]:
         try:
             usable |= rspec.validate({**usable, name: amount})
         except rspec.RSpecError as error:
-            log.error("slices.xml: of slice %s is left out: %s", found.name, error)
+            log.error("slices.xml: ignoring an attribute of slice %s: %s", found.name, error)
     return usable
 
 

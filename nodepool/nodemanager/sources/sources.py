@@ -1,6 +1,6 @@
-"""Where records come from: slices.xml and ZooKeeper (NM-A.2, NM-C.6).
+"""Sources of records: slices.xml and ZooKeeper (NM-A.2, NM-C.6).
 
-A source that cannot be reached changes nothing: only a complete, readable, authenticated update may remove a sliver.
+An unreachable source changes nothing: only a complete, readable, authenticated update may remove a sliver.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from nodepool.zk.connection.reply import Reply
 log = logging.getLogger("nodepool.nodemanager.sources")
 
 INTERVAL = 10.0
-#: Part of the interval that is added at random, so that hosts do not ask all at once.
+#: Random part of the interval, so that hosts do not send their requests simultaneously.
 JITTER = 0.1
 #: Seconds for one step of a transfer, and for all of it.
 FETCH_TIMEOUT = 10.0
 FETCH_LIMIT = 60.0
-#: Seconds until a failure of ZooKeeper, or in taking over what it says, is followed by another attempt.
+#: Seconds between a failure of ZooKeeper, or in processing its data, and the next attempt.
 RETRY = 5.0
 SLICES = "/nodemanager/slices"
 HOSTS = "/nodemanager/hosts"
@@ -74,7 +74,7 @@ class Receiver(Protocol):
 
 
 def make(config: NodeManagerConfig, manager: Receiver) -> list[Source]:
-    """The sources of a configuration, not started; what the configuration itself says of delegates is taken over."""
+    """Create the configured sources, not started, and store the configured delegates."""
     found: list[Source] = []
     names = {CONFIGURATION, *OTHER_SOURCES}
     for number, options in enumerate(config.sources):
@@ -154,7 +154,7 @@ class SlicesXmlSource:
             except OSError as error:
                 raise ConfigurationError(f"sources: slices-xml: cannot read the certificates: {error}") from error
             self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _HttpsOnly())
-        #: Of the last document that was taken over: ETag or state of the file, checksum, time.
+        #: Of the last document that was applied: ETag or state of the file, checksum, time.
         self._etag: str | None = None
         self._state: tuple[int, ...] | None = None
         self._digest = b""
@@ -333,7 +333,7 @@ class ZooKeeperSource:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._announced = ""
-        #: Counts connections: the server forgets watches with each, so that the watch is set anew.
+        #: Counts connections: the server forgets watches with each, and the watch is set again.
         self._connection = 0
         self._armed = -1
         self._thread = threading.Thread(target=self._run, name="Thread-nm-zookeeper", daemon=True)
@@ -394,7 +394,7 @@ class ZooKeeperSource:
         self._armed = connection
 
     def changed(self) -> None:
-        """What this host has, or has given away, is to be announced anew."""
+        """Publish again what this host has and has assigned."""
         self._wake.set()
 
     def _look(self) -> None:
@@ -406,7 +406,7 @@ class ZooKeeperSource:
         try:
             names = kazoo.get_children(SLICES)
         except NoNodeError:
-            return  # there is no list (any more): that is not a list without slices
+            return  # the list does not exist (any more): that is not an empty list
         records: list[Any] = []
         for name in sorted(names):
             try:
@@ -417,10 +417,10 @@ class ZooKeeperSource:
             try:
                 record = {**json.loads(text or b"{}"), **json.loads(own or b"{}")}
             except (ValueError, TypeError, RecursionError) as error:
-                log.error("Slice %s/%s is no JSON object, its sliver stays as it is: %s", SLICES, name, error)
+                log.error("Slice %s/%s is not a JSON object, keeping its sliver unchanged: %s", SLICES, name, error)
                 records.append({"record_key": f"sliver_{name}"})
                 continue
-            # No version of its own: a session never reads backwards, while clocks of servers may differ.
+            # Records get no version of their own: a session never reads backwards, while clocks of servers may differ.
             records.append({"plc_instantiated": True, **record, "account_type": "sliver", "name": name})
         if kazoo.exists(SLICES) is None:
             return  # it was being removed meanwhile

@@ -20,7 +20,7 @@ from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.api.identity import Identity
 from nodepool.nodemanager.sources.tickets import MAX_SIZE, TicketError
 
-#: Seconds for a client to say what it wants, and to take the answer.
+#: Timeout in seconds for a client's request and for its reading of the answer.
 TIMEOUT = 10.0
 
 Sign = Callable[[list[Any]], str]
@@ -40,7 +40,7 @@ def listen(address: str, port: int) -> socket.socket:
             f"--address: the ticket server is for demonstrations, on a loopback address such as 127.0.0.1, not {address}"
         )
     if not 0 <= port < 65536:
-        raise ConfigurationError(f"--port: {port} is no port; choose another port")
+        raise ConfigurationError(f"--port: {port} is not a valid port; choose another port")
     try:
         return socket.create_server((address, port))
     except OSError as error:
@@ -67,9 +67,9 @@ def _account(uid: int) -> str:
 
 
 def answer(connection: socket.socket, sign: Sign) -> None:
-    """Read to the end of the stream; send a ticket, or a line that begins with "error:".
+    """Read to the end of the stream; send a ticket, or a line that starts with "error:".
 
-    :raises OSError: the client is gone, or too slow.
+    :raises OSError: the client has closed the connection, or is too slow.
     """
     deadline = time.monotonic() + TIMEOUT
     text = bytearray()
@@ -89,10 +89,10 @@ def _ticket(text: bytes, sign: Sign) -> str:
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return f"error: a sliver's record, or a list of them, in JSON is wanted: {error}"
+        return f"error: must be a sliver's record, or a list of them, in JSON: {error}"
     records = given if isinstance(given, list) else [given]
     if not records or not all(isinstance(record, dict) for record in records):
-        return "error: a sliver's record, or a list of them, is wanted"
+        return "error: must be a sliver's record, or a list of them"
     try:
         return sign(records)
     except TicketError as error:

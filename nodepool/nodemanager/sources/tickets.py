@@ -27,7 +27,7 @@ _LEEWAY = 30
 
 
 class TicketError(Exception):
-    """The ticket is refused, or cannot be made; the text says why."""
+    """The ticket is refused or cannot be created; the text contains the reason."""
 
 
 UseOnce = Callable[[str, float], bool]
@@ -41,9 +41,9 @@ def missing(options: Mapping[str, Any]) -> str | None:
 
 
 def _check_records(slivers: object) -> list[dict[str, Any]]:
-    """What signing and verifying agree on.
+    """Check the records, both for signing and for verifying.
 
-    :raises TicketError: there are none, or one is no sliver.
+    :raises TicketError: there are none, or one is not a sliver.
     """
     if not isinstance(slivers, list) or not slivers or not all(isinstance(item, Mapping) for item in slivers):
         raise TicketError("it contains no slivers")
@@ -74,7 +74,7 @@ def _private_key(key: bytes) -> Any:
     try:
         return load_pem_private_key(key, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise TicketError(f"the private key cannot be used (PEM without password is wanted): {error}") from error
+        raise TicketError(f"the private key cannot be used (must be PEM without password): {error}") from error
 
 
 def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: str, lifetime: int = 3600) -> str:
@@ -94,7 +94,7 @@ def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: st
     elif isinstance(private, EllipticCurvePrivateKey) and isinstance(private.curve, SECP256R1):
         algorithm = "ES256"
     else:
-        raise TicketError("a private key of Ed25519 or P-256 is wanted (openssl genpkey -algorithm ed25519)")
+        raise TicketError("the private key must be Ed25519 or P-256 (create one: openssl genpkey -algorithm ed25519)")
     return jwt.encode(_new_claims(records, issuer, host, lifetime), private, algorithm=algorithm)
 
 
@@ -144,7 +144,7 @@ def verify(
 
 
 def read(signed: str, options: Mapping[str, Any], host: str) -> tuple[list[dict[str, Any]], str, float]:
-    """As :func:`verify`, for who sees to it that it is used once: its records, its id, and when that may be forgotten."""
+    """Verify without storing the id. Return records, id, and when the id may be forgotten."""
     found: list[tuple[str, float]] = []
 
     def remember(jti: str, expiry: float) -> bool:
@@ -184,8 +184,8 @@ def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseO
                 leeway=_LEEWAY,
                 options={"require": ["exp", "iat", "jti", "aud", "iss"]},
             )
-        except jwt.PyJWTError as error:  # also a key of another kind than the ticket's
-            # The most telling one: a signature that fits with a time that does not.
+        except jwt.PyJWTError as error:  # also for a key of another type than the ticket's
+            # Keep the most useful error: a valid signature with an invalid time.
             if problem is None or (isinstance(error, jwt.InvalidTokenError) and not isinstance(error, jwt.InvalidSignatureError)):
                 problem = error
             continue
@@ -197,7 +197,7 @@ def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseO
 
 
 def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: UseOnce) -> list[dict[str, Any]]:
-    """What both forms have in common, after signature, host and time.  The id comes last: when all else is right."""
+    """Check the claims of both forms after signature, host and time; the id is checked last."""
     issuer, jti, issued, expiry = (claims.get(name) for name in ("iss", "jti", "iat", "exp"))
     if not isinstance(issuer, str) or not isinstance(jti, str) or not 0 < len(jti) <= MAX_ID:
         raise TicketError("it has no issuer (iss), or no usable id (jti)")
@@ -220,7 +220,7 @@ def _time(value: object) -> float:
 
 
 def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float) -> list[dict[str, Any]]:
-    """The enveloped signature of the original; only what the signature covers is looked at."""
+    """Verify the enveloped signature of the original; only signed content is used."""
     from cryptography.exceptions import InvalidSignature
     from lxml.etree import LxmlError
     from signxml.algorithms import DigestAlgorithm, SignatureMethod
@@ -271,7 +271,7 @@ def _envelope(element: Any, host: str, now: float) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise TicketError("Data is not JSON") from None
     if not isinstance(claims, dict):
-        raise TicketError("Data is no JSON object")
+        raise TicketError("Data is not a JSON object")
     audience = claims.get("aud")
     if host not in (audience if isinstance(audience, list) else [audience]):
         raise TicketError("it is for another host")

@@ -275,7 +275,7 @@ def judge(request, validate, tmp_path, caplog):
         ("zookeeper-timeout: 0", ("too short",)),
         (SLIVERS.replace("ram: 100", "ram: -1"), ("labels[a].ram", "-1 is negative")),
         (SLIVERS.replace("ram: 100", "cpus: -1"), ("-1 is negative",)),
-        (SLIVERS.replace("unix:/run/x", "bogus"), ("'bogus' is no address of a node manager",)),
+        (SLIVERS.replace("unix:/run/x", "bogus"), ("'bogus' is not an address of a node manager",)),
         (SLIVERS.replace("    hosts", "#"), ("either hosts",)),
         (SLIVERS + "    lease-time: 3", ("lease-time must be",)),
     ],

@@ -343,7 +343,7 @@ def test_port_in_use(folder: pathlib.Path) -> None:
         port = taken.getsockname()[1]
         for api, text in (
             ({"tcp": port, "unix": False}, f"port {port}"),
-            ({}, "is no socket"),
+            ({}, "is not a socket"),
             ({"unix": str(folder / ("x" * 200))}, "too long"),
         ):
             running = Running(folder, api=api)
@@ -464,7 +464,7 @@ def test_old_link(folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> Non
     old.write_text("a file")
     with Running(folder, api={"old-unix": str(old)}):
         assert old.read_text() == "a file"
-    assert "is no link; it is left alone" in caplog.text
+    assert "is not a link; leaving it unchanged" in caplog.text
 
 
 @pytest.mark.spec("issue 10, F5: bodies of slivers and strangers are small, of root and controllers 1 MiB")
@@ -631,7 +631,7 @@ def test_images(tls: Running, authority: Authority, folder: pathlib.Path) -> Non
     copy = io.BytesIO()
     launcher.get_image("deb13-1", copy)
     assert copy.getvalue() == content
-    for name, text in (("other", "no image other"), ("../x", "image name")):
+    for name, text in (("other", "image other does not exist"), ("../x", "image name")):
         with pytest.raises(RpcFault, match=text):
             launcher.get_image(name, io.BytesIO())
     with pytest.raises(RpcFault, match="may not touch images"):

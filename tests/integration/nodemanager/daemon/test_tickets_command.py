@@ -121,10 +121,10 @@ def test_serve(ticket_port: int, key: pathlib.Path, nm: NmDaemon, tmp_path: path
         assert [item["name"] for item in found] == names
     assert nm.client.call("Ticket", send(ticket_port, json.dumps(record).encode())) == ["guest"]
     for wrong, text in (
-        (b"", "in JSON is wanted"),
+        (b"", "a sliver's record, or a list of them, in JSON"),
         (b"[1]", "a sliver's record"),
         (b"[]", "a sliver's record"),
-        (b"[" * 50000, "in JSON is wanted"),
+        (b"[" * 50000, "a sliver's record, or a list of them, in JSON"),
         (b'{"name": "No Name"}', "No Name"),
     ):
         said = send(ticket_port, wrong)

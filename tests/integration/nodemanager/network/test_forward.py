@@ -183,11 +183,11 @@ def test_planted_links(folder: pathlib.Path) -> None:
         write_keys(entry, KEY)
     os.chown(home, nobody.pw_uid, nobody.pw_gid)
     (home / ".ssh").symlink_to(target)
-    with pytest.raises(AccountError, match="no directory of its own"):
+    with pytest.raises(AccountError, match="not a directory owned by the account"):
         write_keys(entry, KEY)
     (home / ".ssh").unlink()
     (home / ".ssh").write_text("a file")
-    with pytest.raises(AccountError, match="no directory of its own"):
+    with pytest.raises(AccountError, match="not a directory owned by the account"):
         write_keys(entry, KEY)
     (home / ".ssh").unlink()
     (home / ".ssh").mkdir()

@@ -181,6 +181,8 @@ def test_unix(tmp_path: object) -> None:
 @pytest.mark.parametrize("controllers", [None, []])
 def test_controllers_are_named(controllers: list[str] | None) -> None:
     tls = {"cert": "c", "key": "k", "ca": "a", **({} if controllers is None else {"controllers": controllers})}
-    with pytest.raises(ConfigurationError, match=r"test: api\.tls\.controllers: the names .* \[launcher1\.example\.org\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"test: api\.tls\.controllers: missing; list the names .* \[launcher1\.example\.org\]"
+    ):
         parse({"api": {"tls": tls}}, "test")
     assert parse({"api": {"tls": {**tls, "controllers": ["nl01"]}}}, "test").tls is not None

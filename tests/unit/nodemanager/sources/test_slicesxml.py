@@ -182,7 +182,7 @@ def test_default_rates() -> None:
 def test_default_slice_with_a_mistake(caplog: pytest.LogCaptureFixture) -> None:
     wrong = DEFAULTS.format(node="", resources=resource("nm_cpu_share", 0) + resource("nm_pids_max", 99))
     assert granted(wrong, "") == {"nm_pids_max": 99}
-    assert "pl_default is left out: nm_cpu_share" in caplog.text
+    assert "ignoring an attribute of slice pl_default: nm_cpu_share" in caplog.text
     # A slice's own mistake is told as its own, not hidden by defaults.
     with pytest.raises(RecordError, match="nm_cpu_share"):
         granted(DEFAULTS.format(node="", resources=resource("nm_pids_max", 99)), resource("nm_cpu_share", 0))
