@@ -11,7 +11,7 @@ from nodepool.driver.aws.config import AwsProviderConfig
 
 
 class AwsDriver(statemachine.StateMachineDriver):
-    """Configuration and adapter classes are looked up in their modules at each call, where tests replace them."""
+    """Driver for AWS. Classes are looked up at each call, because tests replace them."""
 
     name = "aws"
     _used = False

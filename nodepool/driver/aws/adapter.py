@@ -59,11 +59,11 @@ class AwsAdapter(statemachine.Adapter):
     LAUNCH_TEMPLATE_PREFIX = parameters.LAUNCH_TEMPLATE_PREFIX
     #: Seconds without a byte from AWS after which a call has failed.
     READ_TIMEOUT = clients.READ_TIMEOUT
-    #: Shortest time between two looks at what is waited for, in seconds.
+    #: Minimum seconds between two polls of what is waited for.
     LOOK_FLOOR = 0.5
-    #: Seconds that a deletion waits for others to share a call: nothing beside the time that an instance takes to shut down.
+    #: Seconds that a deletion waits for others to share a call: short compared with the shutdown of an instance.
     DELETE_GATHER = 1.0
-    #: Seconds that a look at what is being deleted waits for the next look at something else.
+    #: Seconds that a poll for deletions waits for the next poll for something else.
     DELETE_PATIENCE = 2.0
     #: Seconds that the start of a provider waits for its launch templates.
     TEMPLATE_WAIT = 1.0
@@ -128,14 +128,14 @@ class AwsAdapter(statemachine.Adapter):
         self.launching = Launching(self)
         self.images = AwsImages(self)
         self.leaks = AwsLeaks(self)
-        # A builder launches nothing: it neither makes nor removes templates.
+        # A builder launches nothing: it neither creates nor removes templates.
         if not images_only():
             self.templates.start()
             if self.templates.wanted:
                 self._prepare_templates()
 
     def _prepare_templates(self) -> None:
-        """In the background, but mostly done before the first launch; a launch makes up for a failure."""
+        """Start creating templates in the background; a failure is repaired by the next launch."""
         done = threading.Event()
 
         def prepare() -> None:
@@ -191,7 +191,7 @@ class AwsAdapter(statemachine.Adapter):
         self.calls.call("delete_object", self.s3_client.delete_object, lane="delete", Bucket=bucket, Key=key)
 
     def pause_upload(self) -> None:
-        """Between two looks at an import.
+        """Wait between two polls of an import.
 
         :raises CallsStopped: the provider stops.
         """
@@ -229,7 +229,7 @@ class AwsAdapter(statemachine.Adapter):
             yield AwsInstance(self.provider, instance, (instance.get("Placement") or {}).get("HostId"), quota, None)
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """By questions for just these instances; what is not shown is asked for once more."""
+        """Return the missing ones, by queries for just these; those not shown are queried twice."""
         wanted = {instance_id: each for each in external_ids if (instance_id := instance_id_of(each))}
         found: dict[str, dict[str, Any]] = {}
         for _ in range(2):
@@ -266,7 +266,7 @@ class AwsAdapter(statemachine.Adapter):
         self.images.delete(external_id)
 
     def removeUnfinishedUpload(self, image_name: str, since: float) -> None:
-        """For builders: what an upload that was cut off left, of which no list of images or objects tells."""
+        """Remove the parts of an interrupted upload, which no list of images or objects shows."""
         self.images.remove_parts(image_name, since)
 
     def getConsoleLog(self, label: AwsLabel, external_id: ExternalId) -> str | None:

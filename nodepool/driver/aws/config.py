@@ -29,7 +29,7 @@ class AwsProviderCloudImage(CloudImage):
         self.image_id: str | None = image.get("image-id")
         self.image_filters: list[dict[str, Any]] | None = None
         if image.get("image-filters"):
-            # Values that are no strings are accepted, as before; EC2 knows strings only.
+            # Values that are not strings are accepted for compatibility; EC2 supports strings only.
             self.image_filters = [
                 {"Name": each.get("name", each.get("Name")),
                  "Values": [_text(value) for value in each.get("values", each.get("Values")) or []]}

@@ -26,7 +26,7 @@ class AwsLeaks:
         self._tasks: list[dict[str, Any]] | None = None
 
     def resources(self) -> Iterator[AwsResource]:
-        """Everything that may be ours, by lists made now. A list that fails is left out this time."""
+        """Return everything that may be ours from fresh lists, skipping lists that fail."""
         try:
             self.copy_tags()
         except Exception as error:
@@ -56,7 +56,7 @@ class AwsLeaks:
             self.log.warning("Cannot list %ss of provider %s: %s", kind, self.adapter.provider.name, error)
             return []
 
-    # -- tags that an import leaves out
+    # -- tags that an import does not copy
 
     def copy_tags(self) -> None:
         """Imports leave AMI and snapshot without tags: copy those of the task when it is ours."""
@@ -78,7 +78,7 @@ class AwsLeaks:
         return not thing.get("Tags") and thing[key] not in self._foreign
 
     def _ami_tags(self, ami: dict[str, Any]) -> dict[str, str] | None:
-        """Tags of the AMI's import task; empty when it has none; None to look again the next time."""
+        """Return the tags of the AMI's import task, {} if it has none, None to retry next time."""
         if match := _IMPORT.match(ami.get("Name") or ""):
             return self._task_tags(self.adapter._getImportImageTask(match.group(0)))
         mappings = ami.get("BlockDeviceMappings") or []
@@ -111,7 +111,7 @@ class AwsLeaks:
             raise refusal
 
     def delete(self, resource: AwsResource) -> None:
-        """Delete a leaked resource now; one that is gone is fine."""
+        """Delete a leaked resource now, if it still exists."""
         adapter = self.adapter
         calls: dict[str, Callable[[], Any]] = {
             AwsResource.TYPE_HOST: lambda: self._release(resource.id),

@@ -11,7 +11,7 @@ from nodepool.driver.utils import QuotaInformation
 
 
 def tag_dict_to_list(tagdict: dict[str, Any] | None) -> list[dict[str, str]]:
-    """Tags as AWS wants them; values become text."""
+    """Return tags in the format of AWS; values become strings."""
     return [{"Key": str(key), "Value": str(value)} for key, value in (tagdict or {}).items()]
 
 
@@ -63,7 +63,7 @@ class AwsResource(statemachine.Resource):
 class AwsInstance(statemachine.Instance):
     """An instance, the host that was allocated for it, or both.
 
-    :param label: when given, ``node_properties`` tell Zuul about spot and fleet.
+    :param label: if given, ``node_properties`` inform Zuul about spot and fleet.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What instances, hosts and volumes take of Amazon's service quotas (AWS-2.7)."""
+"""Usage of Amazon's service quotas by instances, hosts and volumes (AWS-2.7)."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class AwsQuota:
     # -- use
 
     def of_type(self, instance_type: str, spot: bool) -> QuotaInformation:
-        """One instance of the type.
+        """Return the usage of one instance of the type.
 
-        :raises RuntimeConfigurationException: there is no such type.
+        :raises RuntimeConfigurationException: the type does not exist.
         """
         try:
             info = self.cloud.instance_type(instance_type)
@@ -96,7 +96,7 @@ class AwsQuota:
         return QuotaInformation(instances=1, **({code: 1} if code else {}))
 
     def of_label(self, label: Any) -> QuotaInformation:
-        """What is known before the launch."""
+        """Return the usage that is known before the launch."""
         quota: QuotaInformation
         if label.fleet:
             quota = QuotaInformation(instances=1)
@@ -109,11 +109,11 @@ class AwsQuota:
         return quota
 
     def of_volume(self, label: AwsLabel) -> QuotaInformation:
-        """The root volume, when the label says what it is."""
+        """Return the usage of the root volume, if the label specifies it."""
         return QuotaInformation(**volume_use(label.volume_type, label.volume_size, label.iops))
 
     def _of_ladder(self, label: Any) -> QuotaInformation:
-        """The first way's needs; of quota codes only those that every way needs: another way may have room."""
+        """Return the first offer's usage, with only those quota codes that every offer needs."""
         needs = [self.of_type(rung.instance_type, rung.spot).get_resources() for rung in label.ladder]
         first = dict(needs[0])
         for name in [name for name in first if name not in ("cores", "ram", "instances")]:

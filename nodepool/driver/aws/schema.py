@@ -12,7 +12,7 @@ from nodepool.driver.common import options
 IMAGE_FORMATS = ("ova", "vhd", "vhdx", "vmdk", "raw")
 STRATEGIES = ("prioritized", "price-capacity-optimized", "capacity-optimized", "diversified", "lowest-price")
 
-#: What the API of EBS takes for a key, unlike that of EC2.
+#: Format of keys in the EBS API, which differs from EC2's.
 _KEY_ARN = re.compile(r"arn:aws[a-z-]*:kms:[^:]+:[0-9]{12}:key/.+")
 
 
@@ -44,13 +44,13 @@ def cloud_image() -> Any:
 
 
 def key_trouble(image: dict[str, Any]) -> str | None:
-    """Why the key of a disk image cannot work, which only a failing upload would tell."""
+    """Return why the image's key cannot work, which otherwise only the upload would show."""
     key = image.get("kms-key-id")
     if image.get("import-method") != "ebs-direct" or not key or _KEY_ARN.fullmatch(str(key)):
         return None
     return (
         "kms-key-id must be the ARN of a key (arn:aws:kms:REGION:ACCOUNT:key/ID) when import-method is ebs-direct, "
-        f"which takes no key id and no alias: {key}"
+        f"which supports neither key ids nor aliases: {key}"
     )
 
 
@@ -161,7 +161,7 @@ def pool() -> object:
 
 
 def provider() -> dict[Any, Any]:
-    """Options of the provider, common ones left out."""
+    """Return the schema of the provider without the common options."""
     return {
         v.Required("region-name"): str,
         v.Required("pools"): [pool()],

@@ -28,7 +28,7 @@ LEFTOVERS = {"instance": api.VM, "nic": api.NIC, "pip": api.ADDRESS, "disk": api
 
 
 class View(NamedTuple):
-    """A machine, and when it is made its interface and public addresses, as Azure has them now."""
+    """A machine in Azure, and during its creation its interface and public addresses."""
 
     machine: dict[str, Any]
     interface: dict[str, Any] | None = None
@@ -47,7 +47,7 @@ class AzureAdapter(MachineAdapter):
         super().__init__(provider_config, classify, retry_after)
         self.arm = api.Arm(provider_config)
         self.images = AzureImages(self)
-        #: Names of those that are being made: only their addresses are asked for.
+        #: Names of machines in creation: only their addresses are queried.
         self._making: set[str] = set()
 
     def stop(self) -> None:
@@ -195,7 +195,7 @@ class AzureAdapter(MachineAdapter):
         return instance
 
     def _tell_failure(self, job: Job, state: str) -> None:
-        """Raise the reason that Azure tells; on a thread of the lane "write"."""
+        """Raise the reason that Azure reports; on a thread of the lane "write"."""
         code, message, operation = state, "no reason given", job.facts.get("operation")
         if operation is not None:
             try:
@@ -284,7 +284,7 @@ class AzureAdapter(MachineAdapter):
         found: dict[str, float] = {}
         for name, metric in (("cores", "cores"), ("instances", "virtualMachines")):
             if limits.get(metric) is None:
-                self.warn_once(metric, "Azure tells no limit of %s in %s, none is assumed", metric, self.provider.location)
+                self.warn_once(metric, "Azure reports no limit of %s in %s, assuming none", metric, self.provider.location)
             else:
                 found[name] = float(str(limits[metric]))
         return QuotaInformation(default=math.inf, **found)

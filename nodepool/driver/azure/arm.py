@@ -23,7 +23,7 @@ SUBNET_VERSION, USAGES_VERSION, SKUS_VERSION = "2020-07-01", "2020-12-01", "2019
 Kind = tuple[str, str]
 
 PAUSE = 2.0
-"""Seconds between two looks at an operation when the cloud does not say."""
+"""Seconds between two polls of an operation if the cloud does not specify it."""
 OPERATION_LIMIT = 600.0
 ENDED = ("Failed", "Canceled", "Cancelled")
 
@@ -97,7 +97,7 @@ class Arm:
     def pages(
         self, path: str, version: str, what: str, ask: Callable[[str, Callable[[], Answer]], Answer], **params: str
     ) -> Iterator[dict[str, Any]]:
-        """Entries of a list. ``ask`` makes each call."""
+        """Yield the entries of a list. ``ask`` makes each call."""
         answer = ask(what, lambda: self._page(path, version, what, **params))
         while True:
             yield from answer.body["value"] or []
@@ -113,14 +113,14 @@ class Arm:
     def _page(self, path: str, version: str | None, what: str, **params: str) -> Answer:
         answer = self.send("GET", path, version, what, **params)
         if answer.body is None or "value" not in answer.body:
-            raise NoAnswer(f"{what}: the answer is no list of Azure's")
+            raise NoAnswer(f"{what}: the answer is not a list from Azure")
         return answer
 
     # -- long operations
 
     @staticmethod
     def operation_of(answer: Answer) -> tuple[str, bool] | None:
-        """Address of the operation, and whether it has a status in its body; None: it was done at once."""
+        """Return the operation's URL and whether its body has a status; None: already done."""
         if url := answer.headers.get("Azure-AsyncOperation"):
             return str(url), True
         if url := answer.headers.get("Location"):
@@ -128,13 +128,13 @@ class Arm:
         return None
 
     def look(self, operation: tuple[str, bool], what: str) -> tuple[bool, Any, float]:
-        """Whether it is done, what it tells, and seconds until it should be asked again.
+        """Return whether it is done, its result, and the seconds until the next poll.
 
         :raises OperationFailed:
         """
         url, has_status = operation
         if not url.startswith(self.login.place()[0]):
-            raise NoAnswer(f"{what}: its operation is said to be elsewhere")
+            raise NoAnswer(f"{what}: its operation has the address of another service")
         answer = self.send("GET", url, None, what)
         pause = asked_pause(answer.headers)
         pause = PAUSE if pause is None else pause
@@ -148,7 +148,7 @@ class Arm:
     def finish(
         self, answer: Answer, what: str, ask: Callable[[str, Callable[[], Any]], Any], pause: Callable[[float], None]
     ) -> Any:  # fmt: skip
-        """Wait, in this thread, until it is done; what it has made, or what the operation tells.
+        """Wait, in this thread, until the operation is done; return its result.
 
         :raises OperationFailed: it failed, or took too long.
         """

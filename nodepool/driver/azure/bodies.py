@@ -1,4 +1,4 @@
-"""What is sent to Azure (AZU-6, AZU-11). Nothing is called here."""
+"""Request bodies for Azure (AZU-6, AZU-11), without any calls."""
 
 from __future__ import annotations
 

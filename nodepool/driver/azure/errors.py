@@ -1,4 +1,4 @@
-"""Kinds of errors of Azure's API (AZU-12)."""
+"""Error kinds of Azure's API (AZU-12)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRANSIENT = frozenset((
 
 
 def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
-    # The same word for a quota that is used up and for what is not allowed in the resource's state.
+    # The same code means an exhausted quota, or an operation not allowed in the resource's state.
     if code in QUOTA or (code == "OperationNotAllowed" and "quota" in message.lower()):
         return ErrorKind.QUOTA
     for codes, kind in ((CAPACITY, ErrorKind.CAPACITY), (THROTTLED, ErrorKind.THROTTLED), (TRANSIENT, ErrorKind.TRANSIENT)):

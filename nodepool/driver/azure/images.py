@@ -21,7 +21,7 @@ PAGE_DEADLINE = 300.0
 
 
 class DiskUploader(ImageUploader):
-    """Fills a new disk, which is zero, with what is not; then makes an image of it and deletes the disk."""
+    """Writes the nonzero pages to a new disk, creates an image from it and deletes the disk."""
 
     segment_size = 4 * MIB
 
@@ -37,7 +37,7 @@ class DiskUploader(ImageUploader):
     def _do(
         self, operation: str, method: str, kind: tuple[str, str], body: object = None, path: str = "", lane: str = "upload"
     ) -> Any:
-        """A call, and the end of what it begins."""
+        """Make a call and wait for the operation that it starts."""
         adapter, arm = self.adapter, self.adapter.arm
         what = f"{operation} {self.image_name}"
         answer = adapter.calls.call(
@@ -55,7 +55,7 @@ class DiskUploader(ImageUploader):
     def startUpload(self) -> None:
         if self.size % PAGE:
             raise exceptions.ImageCreateException(
-                f"image {self.path} has {self.size} bytes; Azure takes multiples of {PAGE} only (fixed-size VHD)"
+                f"image {self.path} has {self.size} bytes; Azure supports multiples of {PAGE} only (fixed-size VHD)"
             )
         location = self.adapter.provider.location
         self._do("put_disk", "PUT", DISK, bodies.upload_disk(location, self._tags, self.size))
@@ -76,7 +76,7 @@ class DiskUploader(ImageUploader):
             "Range": f"bytes={segment.offset}-{end}",
             "Content-Length": str(len(segment.data)),
         }
-        # What is signed is the whole credential: it is in no message.
+        # The signed URL is the whole credential: it must not be in a message.
         self.adapter.calls.call(
             "put_page",
             lambda: send(

@@ -83,14 +83,14 @@ class Login:
         except OSError as error:
             raise NoAccess(f"auth-path {path} cannot be read: {error.strerror}") from None
         except ValueError:
-            raise NoAccess(f"auth-path {path} is not JSON; make it by 'az ad sp create-for-rbac --sdk-auth'") from None
+            raise NoAccess(f"auth-path {path} is not JSON; create it with 'az ad sp create-for-rbac --sdk-auth'") from None
         missing = [
             key
             for key in ("clientId", "clientSecret", "subscriptionId", "tenantId")
             if not isinstance(told, dict) or not isinstance(told.get(key), str)
         ]
         if missing:
-            raise NoAccess(f"auth-path {path} has no {missing[0]}; make it by 'az ad sp create-for-rbac --sdk-auth'")
+            raise NoAccess(f"auth-path {path} has no {missing[0]}; create it with 'az ad sp create-for-rbac --sdk-auth'")
         return dict(told)
 
     def _from_file(self) -> tuple[str, float]:

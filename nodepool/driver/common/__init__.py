@@ -1,1 +1,1 @@
-"""What drivers of clouds share: options, offers, tags, and machines that are made by one call and then looked at."""
+"""Shared code of cloud drivers: options, offers, tags, and machines that are polled."""

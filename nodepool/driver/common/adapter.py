@@ -1,4 +1,4 @@
-"""What adapters of clouds with virtual machines have in common: calls, looks, offers, and the framework's side (DRV-7.2)."""
+"""Base of adapters for clouds with virtual machines: calls, polls and offers (DRV-7.2)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ THREADS = {"read": 8, "write": 8, "delete": 8, "upload": 2}
 DEADLINE = 120.0
 """Seconds for one call with its retries."""
 BATCH = 1000
-"""Machines that one look serves."""
+"""Maximum number of machines in one poll."""
 CONFIRM = 2
-"""Looks that must miss a machine which was seen before, or which the cloud has promised."""
+"""Polls in a row that must miss a machine that was seen before, or that the cloud has promised."""
 
 
 class MachineInstance(Instance):
-    """A virtual machine, with what it takes of the quota."""
+    """A virtual machine and its quota usage."""
 
     def __init__(self, external_id: str, metadata: dict[str, str], quota: QuotaInformation) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class MachineInstance(Instance):
 
 
 class Leftover(Resource):
-    """Something in the cloud that has our marks. ``id`` is what it is deleted by."""
+    """A resource with our tags. ``id`` identifies it for deletion."""
 
     def __init__(self, metadata: dict[str, str], type: str, id: str) -> None:
         super().__init__(metadata, type)
@@ -56,14 +56,14 @@ class Leftover(Resource):
 
 
 class MachineAdapter(Adapter):
-    """To be given what a cloud has of its own by the abstract methods.
+    """Base class; a driver implements the abstract methods for its cloud.
 
-    :param retry_after: seconds that the cloud asks for after an error.
+    :param retry_after: returns the seconds that the cloud asks for after an error.
     """
 
-    #: Shortest time between two looks at what is waited for, in seconds.
+    #: Minimum seconds between two polls of what is waited for.
     LOOK_FLOOR = 0.5
-    #: Seconds between two looks at an image that the cloud works on.
+    #: Seconds between two polls of an image that the cloud processes.
     IMAGE_UPLOAD_SLEEP = 30
     #: What the driver calls its tags in messages.
     TAG = "tag"
@@ -110,7 +110,7 @@ class MachineAdapter(Adapter):
             log=self.log,
         )
         self._warned: set[str] = set()
-        #: Place by name of machines that this process has made: no look is needed before they are deleted.
+        #: Location by name of machines that this process has created: they are deleted without a previous poll.
         self.made_here: dict[str, str] = {}
 
     def stop(self) -> None:
@@ -127,7 +127,7 @@ class MachineAdapter(Adapter):
 
     @abstractmethod
     def start(self, job: Job, offer: Offer) -> None:
-        """Ask the cloud for a machine in this way. Sets ``job.begun`` as soon as something may have been made."""
+        """Request a machine for the offer. Sets ``job.begun`` once one may have been created."""
 
     @abstractmethod
     def progress(self, job: Job, view: Any) -> Instance | Step | None:
@@ -147,9 +147,9 @@ class MachineAdapter(Adapter):
 
     @abstractmethod
     def size_of(self, size: str) -> QuotaInformation:
-        """What one machine of the size takes.
+        """Return the usage of one machine of the size.
 
-        :raises RuntimeConfigurationException: there is no such size.
+        :raises RuntimeConfigurationException: the size does not exist.
         """
 
     # -- the machines' side
@@ -170,13 +170,13 @@ class MachineAdapter(Adapter):
         try:
             job.quota = self.known_size(offer.size)
         except Exception as error:
-            # It is being made: a question about its size that fails is no reason to throw it away.
+            # It is being created: a failed query of its size is no reason to discard it.
             job.log.warning("The size of %s is not known, it counts without cores and memory: %s", job.name, error)
 
     def failed(self, job: Job, kind: ErrorKind, text: str) -> Exception:
-        """What to raise for a machine that the cloud has accepted and not made.
+        """Return the exception for a machine that the cloud accepted but did not create.
 
-        Other ways are tried by the next attempt, as long as there are some.
+        The next attempt tries the other offers, as long as there are some.
         """
         offer, ways = job.offer, job.label.ladder
         assert offer is not None
@@ -185,11 +185,11 @@ class MachineAdapter(Adapter):
         if len(ways) > 1:
             self.sold_out.refused(offer)
             if self.sold_out.order(ways)[0] != offer:
-                return exceptions.LaunchStatusException(f"{text}; another way will be tried")
+                return exceptions.LaunchStatusException(f"{text}; another offer will be tried")
         return (exceptions.QuotaException if kind is ErrorKind.QUOTA else exceptions.CapacityException)(text)
 
     def seen(self, job: Job, what: str, there: bool) -> None:
-        """Count looks that miss a machine which the cloud has promised.
+        """Count polls that miss a machine which the cloud has promised.
 
         :raises LaunchStatusException: there were too many in a row.
         """
@@ -202,7 +202,7 @@ class MachineAdapter(Adapter):
 
     @property
     def problem(self) -> str | None:
-        """Why there are no credentials, for operators."""
+        """Return why there are no credentials, for operators."""
         return None
 
     def labelReady(self, label: Any) -> bool:
@@ -212,14 +212,14 @@ class MachineAdapter(Adapter):
         return self.problem
 
     def is_ours(self, key: str, metadata: Mapping[str, str]) -> bool:
-        """Whether a machine is what it is taken for: another installation may give the same names."""
+        """Return whether the machine is ours: another installation may use the same names."""
         if metadata.get("nodepool_provider_name") == self.provider.name:
             return True
-        self.log.warning("Machine %s is not of this provider by its marks, and is left alone", key)
+        self.log.warning("Machine %s does not have the tags of this provider, ignoring it", key)
         return False
 
     def delete(self, operation: str, function: Callable[[], Any]) -> bool:
-        """Ask for a deletion; False: there is no such thing, as an error says or a False that ``function`` returns."""
+        """Request a deletion; return False if it does not exist (by an error or ``function``)."""
         try:
             return self.calls.call(operation, function, lane="delete", deadline=DEADLINE) is not False
         except Exception as error:
@@ -254,7 +254,7 @@ class MachineAdapter(Adapter):
         return DeleteMachine(self, external_id, log)
 
     def getQuotaForLabel(self, label: Any) -> QuotaInformation:
-        """What every way of the label needs at least: another way may have room."""
+        """Return the minimum that every offer of the label needs."""
         needs = [self.size_of(size).get_resources() for size in dict.fromkeys(offer.size for offer in label.ladder)]
         names = set(needs[0]).intersection(*needs)
         return QuotaInformation(**{name: min(need[name] for need in needs) for name in names})
@@ -295,7 +295,7 @@ class MachineAdapter(Adapter):
         self.images.delete(external_id)
 
     def list_for_leaks(self, kinds: Iterable[tuple[str, Callable[[], Iterable[Leftover]]]]) -> Iterable[Leftover]:
-        """A list that fails is left out this time."""
+        """Yield the leftovers of all lists, skipping lists that fail."""
         for kind, fetch in kinds:
             try:
                 yield from list(fetch())

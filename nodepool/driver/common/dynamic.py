@@ -1,4 +1,4 @@
-"""Tags, labels and properties whose values are made of the request (DRV-7)."""
+"""Tags, labels and properties with values from the request (DRV-7)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nodepool.zk.records import NodeRequest
 
 
 def formatted(templates: Mapping[str, str] | None, request: NodeRequest | None, log: Log, what: str) -> dict[str, str]:
-    """Each template filled in; those that cannot be are told, and left out.
+    """Return the formatted templates; invalid ones are logged and omitted.
 
     :param what: for the message, such as "tag".
     """
@@ -20,5 +20,5 @@ def formatted(templates: Mapping[str, str] | None, request: NodeRequest | None, 
         try:
             found[key] = template.format(request=attributes)
         except Exception as error:
-            log.warning("Dynamic %s %s (%s) cannot be formatted, it is left out: %r", what, key, template, error)
+            log.warning("Dynamic %s %s (%s) cannot be formatted, omitting it: %r", what, key, template, error)
     return found

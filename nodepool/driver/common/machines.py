@@ -1,4 +1,4 @@
-"""State machines of a cloud whose machines are made by calls and then looked at, many with one question (DRV-7.3).
+"""State machines of clouds whose machines are polled together (DRV-7.3).
 
 What differs between clouds is behind :class:`Maker`. Nothing blocks here.
 """
@@ -23,7 +23,7 @@ from nodepool.logconfig import Log
 
 @dataclass
 class Job:
-    """One attempt to make a machine; steps put what they learn into it."""
+    """One attempt to create a machine; steps store their results in it."""
 
     name: str
     label: Any
@@ -32,21 +32,21 @@ class Job:
     tags: dict[str, str]
     log: Log
     offer: Offer | None = None
-    #: Something may have been made.
+    #: Something may have been created.
     begun: bool = False
-    #: Looks in a row that did not find it.
+    #: Polls in a row that did not find it.
     missed: int = 0
-    #: What it takes; known once it was asked for.
+    #: Quota usage; known after the first query.
     quota: QuotaInformation = field(default_factory=lambda: QuotaInformation(instances=1))
     #: Of the driver.
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 ASK_AGAIN = 60.0
-"""Seconds after which a deletion that does not come about is asked for once more: what took it may not have been the cloud."""
+"""Seconds after which an unfinished deletion is requested again: the request may not have reached the cloud."""
 
 Step = Callable[[], Any]
-"""A further call, on a thread of the lane "write"; it may return a view, which saves the next look."""
+"""A further call, on a thread of the lane "write"; it may return a view, which saves the next poll."""
 
 
 class Maker(Protocol):

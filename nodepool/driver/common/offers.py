@@ -1,4 +1,4 @@
-"""The ways to launch a label: sizes, places, spot or not (DRV-7)."""
+"""The offers of a label: sizes, locations, spot or not (DRV-7)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import voluptuous as v
 
 
 class Offer(NamedTuple):
-    """One way to launch; ``place`` None: wherever the cloud likes."""
+    """One offer; ``place`` None: the cloud chooses the location."""
 
     size: str
     place: str | None
@@ -28,11 +28,11 @@ def one_or_more(options: dict[str, Any], single: str) -> list[str] | None:
 def offers(size: str, places: Sequence[str | None], spot: bool, alternatives: Sequence[dict[str, Any]], key: str) -> tuple[
     Offer, ...
 ]:  # fmt: skip
-    """The label's own settings first, then each alternative, which inherits what it does not name.
+    """Return the label's own settings, then each alternative, which inherits what it omits.
 
-    Every size of an entry is tried in every place before the next size.
+    Every size of an entry is tried in every location before the next size.
 
-    :param key: what the size is called in the configuration.
+    :param key: name of the size option in the configuration.
     """
     own = list(places) or [None]
     found = [Offer(size, place, spot) for place in own]

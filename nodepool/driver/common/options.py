@@ -84,7 +84,7 @@ def one_of(*keys: str, what: str) -> Any:
 
 
 def texts(values: dict[str, Any] | None) -> dict[str, str]:
-    """Tags: YAML makes numbers and truth values of some, clouds know texts only."""
+    """Return tags as strings: YAML creates numbers and booleans, clouds support strings only."""
     return {
         str(key): str(value).lower() if isinstance(value, bool) else str(value) for key, value in (values or {}).items()
     }  # fmt: skip
@@ -110,7 +110,7 @@ class CloudImage(ConfigValue):
 class ProviderDiskImage(ConfigValue):
     """An image that we upload."""
 
-    # What it takes from the top level is compared by name there.
+    # Top-level objects are compared by name there.
     ignore_equality = ["diskimage"]
 
     def __init__(self, image_type: str, options: dict[str, Any], diskimage: DiskImage) -> None:
@@ -186,7 +186,7 @@ class MachinePool(ConfigPool):
 
 
 class MachineProviderConfig(ProviderConfig):
-    """A driver says which classes its parts have, and reads what is its own in ``load_own``."""
+    """Base class; a driver names its classes, and reads its own options in ``load_own``."""
 
     ignore_equality = ["driver_object"]
     cloud_image_class: ClassVar[type[Any]] = CloudImage

@@ -73,7 +73,7 @@ class ExampleResource(statemachine.Resource):
 
 
 class ExampleCreateStateMachine(statemachine.StateMachine):
-    """``advance`` never blocks: calls run on the adapter's executor, and we look at their futures."""
+    """Creates a machine. ``advance`` never blocks: it checks futures of the executor."""
 
     SUBMITTED = "submit creating vm"
     VM_CREATING = "creating vm"

@@ -31,7 +31,7 @@ class ExampleCloudImage(ConfigValue):
 
 
 class ExampleLabel(ConfigValue):
-    # Back references are left out of comparisons: they would go round in circles.
+    # Back references are not compared: they would recurse endlessly.
     ignore_equality = ["pool"]
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class ExamplePool(ConfigPool):
             label.instance_type = options["instance-type"]
             label.host_key_checking = self.host_key_checking
             self.labels[label.name] = label
-            # This tells the launcher that the pool offers the label; an unknown label is an error.
+            # This registers that the pool offers the label; an unknown label is an error.
             full_config.labels[label.name].pools.append(self)
 
 

@@ -31,7 +31,7 @@ __all__ = [
 
 class FakeAdapter(OpenStackAdapter):
     fake_cloud: Any = FakeOpenStackCloud
-    # To ask costs next to nothing here, and tests expect what they change to show at once; also that a deletion has failed.
+    # A query costs almost nothing here, and tests expect their changes to be visible immediately, also failed deletions.
     LISTING_TTL = 0.0
     LOOKS = (0.02, 0.2)
     SETTLING = 0.0
@@ -62,5 +62,8 @@ class FakeAdapter(OpenStackAdapter):
         return server
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """Of servers made here only: the cloud is this process's own, while other launchers share the records."""
+        """Check only servers created here: the fake cloud is this process's own.
+
+        Other launchers share the records, but not the servers.
+        """
         return super().findMissingInstances([external_id for external_id in external_ids if external_id in self._made])

@@ -59,7 +59,7 @@ class FakeApi:
     def get_server_group(self, name_or_id: str) -> Any:
         return {"id": name_or_id, "name": name_or_id}
 
-    # -- what servers are made of
+    # -- inputs of servers
 
     list_flavors = _same("list_flavors")
     list_availability_zone_names = _same("list_availability_zone_names")
@@ -76,7 +76,7 @@ class FakeApi:
                 volume["metadata"] = metadata
 
     def delete_volume(self, volume_id: str) -> bool:
-        raise NotImplementedError  # servers take theirs with them
+        raise NotImplementedError  # deleted with their servers
 
     # -- images
 

@@ -58,7 +58,7 @@ class FakeCompute:
 
 
 class FakeOpenStackCloud:
-    """Looks like the SDK's Connection; what it is asked for is made from the clock, there are no threads."""
+    """Emulates the SDK's Connection; states are derived from the clock, there are no threads."""
 
     log = logging.getLogger("nodepool.FakeOpenStackCloud")
 
@@ -297,7 +297,7 @@ class FakeUploadFailCloud(FakeOpenStackCloud):
 
 
 class FakeLaunchAndGetFaultCloud(FakeOpenStackCloud):
-    """Servers fail at once, with a fault that names the quota."""
+    """A cloud whose servers fail immediately with a fault that names the quota."""
 
     def create_server(self, name: str = "", **kwargs: object) -> Dummy:
         server = super().create_server(name, **kwargs)

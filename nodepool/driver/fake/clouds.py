@@ -1,4 +1,4 @@
-"""Reads clouds.yaml for fake clouds, without the weight of the SDK (some 35 MB of memory)."""
+"""Reads clouds.yaml for fake clouds without loading the SDK (about 35 MB of memory)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_IMAGE_FORMAT = "qcow2"
 
 
 def config_files() -> list[str]:
-    """Where the SDK would look for clouds.yaml, in order."""
+    """Return the paths where the SDK would search for clouds.yaml, in order."""
     loader = sys.modules.get("openstack.config.loader")
     if loader is not None:
         files = list(loader.CONFIG_FILES)

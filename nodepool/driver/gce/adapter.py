@@ -36,7 +36,7 @@ ENDING = ("STOPPING", "SUSPENDING", "SUSPENDED", "TERMINATED", "STOPPED")
 
 
 class View(NamedTuple):
-    """One machine, and the operation that makes it, as Google has them now."""
+    """A machine in Google's cloud, and the operation that creates it."""
 
     instance: dict[str, Any] | None
     operation: dict[str, Any] | None
@@ -51,7 +51,7 @@ class GceAdapter(MachineAdapter):
         super().__init__(provider_config, classify, retry_after)
         self.transport = client.Transport()
         self.images = GceImages(self)
-        #: Of those that are being made: zone and insert operation.
+        #: Machines in creation: zone and insert operation.
         self._making: dict[str, tuple[str, str]] = {}
 
     def stop(self) -> None:
@@ -91,9 +91,9 @@ class GceAdapter(MachineAdapter):
     def _pages(self, name: str, *path: str, query: Query = None) -> Iterator[dict[str, Any]]:
         def fetch() -> dict[str, Any]:
             answer = self.compute_raw("GET", *path, query=query)
-            # A list that is empty has no items, and must not be mistaken.
+            # An empty list has no items; do not mistake other answers for one.
             if "items" not in answer and not str(answer.get("kind")).endswith("List"):
-                raise NoAnswer(f"{name}: the answer is no list of Google's")
+                raise NoAnswer(f"{name}: the answer is not a list from Google")
             return answer
 
         while True:
@@ -147,7 +147,7 @@ class GceAdapter(MachineAdapter):
         job.begun = True
         request_id = str(uuid.uuid4())
         try:
-            # However often it is repeated, one machine is made.
+            # One machine is created, however often the request is repeated.
             operation = self.compute_call(
                 "instances_insert",
                 "POST",
@@ -176,7 +176,7 @@ class GceAdapter(MachineAdapter):
         return False
 
     def look(self, keys: Sequence[str]) -> dict[str, View]:
-        """Instances of these names; where there is none that runs, the operation that makes it."""
+        """Return the instances of these names, or the operations that create them."""
         instances: dict[str, dict[str, Any]] = {}
         for zone in self.provider.zones:
             for found in self._instances(zone, keys if len(keys) <= NAMES else ()):
@@ -206,7 +206,7 @@ class GceAdapter(MachineAdapter):
         if errors:
             code, message = str(errors[0].get("code") or ""), str(errors[0].get("message") or "")
             raise self.failed(
-                job, kind_of_code(code, message) or ErrorKind.OTHER, f"Google could not make {job.name}: {code}: {message}"
+                job, kind_of_code(code, message) or ErrorKind.OTHER, f"Google could not create {job.name}: {code}: {message}"
             )
         found = view.instance
         if found is None:
@@ -318,7 +318,7 @@ class GceAdapter(MachineAdapter):
         found: dict[str, float] = {}
         for name, metric in (("cores", "CPUS"), ("instances", "INSTANCES")):
             if limits.get(metric) is None:
-                self.warn_once(metric, "Google tells no quota %s of region %s, none is assumed", metric, self.provider.region)
+                self.warn_once(metric, "Google reports no quota %s of region %s, assuming none", metric, self.provider.region)
             else:
                 found[name] = limits[metric]
         return QuotaInformation(default=math.inf, **found)
@@ -327,7 +327,7 @@ class GceAdapter(MachineAdapter):
         try:
             return self._getQuotaForMachineType(size)
         except KeyError as error:
-            raise exceptions.RuntimeConfigurationException(f"Google tells no size of instance-type {size}") from error
+            raise exceptions.RuntimeConfigurationException(f"Google reports no size of instance-type {size}") from error
 
     def known_size(self, size: str, zone: str | None = None) -> QuotaInformation:
         try:
@@ -337,7 +337,7 @@ class GceAdapter(MachineAdapter):
             return QuotaInformation(instances=1)
 
     def _getQuotaForMachineType(self, machine_type: str, zone: str | None = None) -> QuotaInformation:
-        """:raises KeyError: what Google tells of the type lacks its size; what was remembered of all types is forgotten."""
+        """Return the usage of a type. KeyError: the answer has no size; the cache is cleared."""
         try:
             found = self._machine_type(machine_type, zone or self.provider.zone)
         except HttpRefused as error:
@@ -349,7 +349,7 @@ class GceAdapter(MachineAdapter):
         try:
             return QuotaInformation(cores=found["guestCpus"], instances=1, ram=found["memoryMb"])
         except KeyError:
-            self.log.error("Google tells no size of machine type %s: %s", machine_type, found)
+            self.log.error("Google reports no size of machine type %s: %s", machine_type, found)
             self.memo.forget({"type"})
             raise
 

@@ -1,4 +1,4 @@
-"""What is sent to Google (GCE-5). Nothing is called here."""
+"""Request bodies for Google (GCE-5), without any calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEFAULT_SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
 
 def as_label(value: str) -> str:
-    """The nearest that Google takes for the value of a label; the exact one is in the metadata."""
+    """Return the value with invalid characters replaced; the exact one is in the metadata."""
     return re.sub(r"[^-_a-z0-9]", "-", str(value).lower())[:63]
 
 
@@ -74,9 +74,9 @@ def instance(job: Job, offer: Offer, provider: GceProviderConfig, machine_type: 
 
 
 def image_name(name: str) -> str:
-    """The nearest that Google takes for the name of an image.
+    """Return the name as a valid image name.
 
-    One that had to be cut ends with a hash of the whole, so that the time at its end still makes it unique.
+    A name that had to be cut ends with a hash of the whole, so that the time at its end still makes it unique.
     """
     found = re.sub(r"[^-a-z0-9]", "-", name.lower()).strip("-")
     if not found[:1].isalpha():

@@ -58,7 +58,7 @@ class Transport:
                 if self._credentials is None:
                     self._credentials = google.auth.default(scopes=SCOPES)[0]
                 if self._ask is None:
-                    # With a session of its own, which it closes when it is collected.
+                    # It has its own session, which it closes when it is collected.
                     self._ask = google.auth.transport.requests.Request()
                 if renew:
                     self._credentials.refresh(self._ask)
@@ -122,7 +122,7 @@ class Transport:
 
     def close(self) -> None:
         self.session.close()
-        if self._ask is not None:  # without the lock, which a call under way may hold
+        if self._ask is not None:  # without the lock, which a running call may hold
             self._ask.session.close()
 
 

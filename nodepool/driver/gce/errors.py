@@ -1,4 +1,4 @@
-"""Kinds of errors of Google's APIs (GCE-10)."""
+"""Error kinds of Google's APIs (GCE-10)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ QUOTA = frozenset(("quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded", "LIMIT_EX
 THROTTLED = frozenset(("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED", "operationRateExceeded"))
 CAPACITY = frozenset(("stockout", "STOCKOUT", "UNSUPPORTED_OPERATION", "RESOURCE_NOT_READY"))
 TRANSIENT = frozenset(("backendError", "internalError", "INTERNAL_ERROR", "resourceNotReady", "SERVICE_UNAVAILABLE"))
-#: How codes begin: of a zone, with or without details.
+#: Prefixes of codes for an exhausted zone, with or without details.
 EXHAUSTED = ("ZONE_RESOURCE_POOL_EXHAUSTED", "RESOURCE_POOL_EXHAUSTED")
 
 

@@ -22,7 +22,7 @@ from nodepool.driver.gce.errors import classify
 
 GIB = 1 << 30
 PIECE = 32 << 20
-"""Bytes of one piece; a multiple of 256 KiB, as Google wants it."""
+"""Bytes of one piece; Google requires a multiple of 256 KiB."""
 READ = 4 << 20
 RESUME_INCOMPLETE = 308
 DEADLINE = 600.0
@@ -51,7 +51,7 @@ def disk_archive(path: str) -> Iterator[bytes]:
 
 
 def pieces(source: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Of equal size but for the last, of which the second value tells."""
+    """Yield pieces of equal size except the last one, which the second value marks."""
     held = bytearray()
     for data in source:
         held += data
@@ -152,14 +152,14 @@ class GceImages:
                 self.adapter.pause_upload(0.5)
                 response = self._storage("PUT", session, f"ask_upload of {key}", {"Content-Range": f"bytes */{total}"}, b"")
             if response.status_code != RESUME_INCOMPLETE:
-                return end  # all is there
+                return end  # all data has arrived
             arrived = re.fullmatch(r"bytes=0-(\d+)", response.headers.get("Range") or "")
             sent = int(arrived.group(1)) + 1 if arrived else 0
             if sent == end and not last:
                 return end
             if sent < offset or sent > end:
                 raise exceptions.ImageCreateException(f"upload of {key}: Google has {sent} bytes, {offset} to {end} were sent")
-        raise exceptions.ImageCreateException(f"upload of {key} does not get on at byte {sent}")
+        raise exceptions.ImageCreateException(f"upload of {key} makes no progress at byte {sent}")
 
     def _finish(self, operation: dict[str, Any], what: str, until: float | None) -> None:
         """Wait for a global operation.

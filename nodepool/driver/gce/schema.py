@@ -9,7 +9,7 @@ import voluptuous as v
 
 from nodepool.driver.common import offers, options
 
-#: What Google takes for the key and the value of a label.
+#: Google's format for the key and the value of a label.
 _LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
 

@@ -51,7 +51,7 @@ class IBMVPCAdapter(MachineAdapter):
 
     @property
     def _floating(self) -> bool:
-        """Whether there may be floating addresses of ours."""
+        """Return whether any pool uses floating addresses."""
         return any(pool.public_ipv4 for pool in self.provider.pools.values())
 
     # -- calls
@@ -59,7 +59,7 @@ class IBMVPCAdapter(MachineAdapter):
     def change(
         self, operation: str, method: str, path: str, what: str, body: object = None, repeat: bool = False
     ) -> dict[str, Any]:
-        """What was made."""
+        """Make a changing call and return the created object."""
 
         def ask() -> dict[str, Any]:
             found = self.client.send(method, "VPC", path, what, body)
@@ -85,9 +85,9 @@ class IBMVPCAdapter(MachineAdapter):
     # -- facts
 
     def _named(self, path: str, key: str, name: str, option: str) -> dict[str, Any]:
-        """An entry of a list that seldom changes; asked for anew when it is missing.
+        """Return an entry of a list that rarely changes, refreshing the list if it is missing.
 
-        :raises LaunchNodepoolException: there is none of the name.
+        :raises LaunchNodepoolException: no entry has this name.
         """
 
         def fetch() -> dict[str, dict[str, Any]]:
@@ -97,7 +97,7 @@ class IBMVPCAdapter(MachineAdapter):
             self.memo.renew({key}, (), pause=10.0)
         found = self.memo.get(key, None, fetch, FACTS_TTL).get(name)
         if found is None:
-            raise exceptions.LaunchNodepoolException(f"option {option}: there is no {name} in region {self.provider.region}")
+            raise exceptions.LaunchNodepoolException(f"option {option}: {name} does not exist in region {self.provider.region}")
         return dict(found)
 
     def _groups(self) -> dict[str, str]:
@@ -111,7 +111,7 @@ class IBMVPCAdapter(MachineAdapter):
         return found
 
     def group_id(self, name: str) -> str:
-        """Of a resource group of ours, which is made when there is none."""
+        """Return the id of our resource group, creating it if needed."""
         if name not in self._groups():
             self.memo.forget({"groups"})
         found = self._groups().get(name)
@@ -128,11 +128,11 @@ class IBMVPCAdapter(MachineAdapter):
             except HttpRefused as error:
                 if error.status != 409:
                     raise
-                made = {}  # somebody else has just made it
+                made = {}  # created concurrently
             self.memo.forget({"groups"})
             found = str(made.get("id") or "") or self._groups().get(name)
         if found is None:
-            raise exceptions.LaunchNodepoolException(f"resource group {name} is there, but is not shown")
+            raise exceptions.LaunchNodepoolException(f"resource group {name} exists, but IBM does not list it")
         return found
 
     def _metadata(self, thing: dict[str, Any]) -> dict[str, str]:

@@ -41,9 +41,9 @@ class Settings:
 
 
 def authenticator(settings: Settings, service: str = "VPC") -> Any:
-    """Of IBM's library.
+    """Return an authenticator of IBM's library.
 
-    :raises NoAccess: what is needed is missing.
+    :raises NoAccess: a required setting or library is missing.
     """
     try:
         from ibm_cloud_sdk_core import authenticators as kinds

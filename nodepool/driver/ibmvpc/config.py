@@ -61,7 +61,7 @@ class IBMVPCLabel(MachineLabel):
             raise ConfigError(f"label {self.name} needs one of cloud-image and diskimage")
         self.profile: str = required(options, "profile")
         self.user_data: str | None = options.get("user-data")
-        # The API has none that are made together with the machine.
+        # The API does not support tags at the creation of a machine.
         self.tags: dict[str, str] = {}
         self.dynamic_tags: dict[str, str] = {}
         alternatives = options.get("alternatives") or []

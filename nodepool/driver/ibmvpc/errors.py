@@ -1,4 +1,4 @@
-"""Kinds of errors of IBM's APIs (IBM-13)."""
+"""Error kinds of IBM's APIs (IBM-13)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNREACHABLE = frozenset(("HTTPClientError", "EndpointConnectionError", "Connecti
 
 
 def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
-    """IBM's codes are many and made of words."""
+    """Return the kind by words in the code: IBM has many codes."""
     text = f"{code} {message}".lower()
     if "quota" in code.lower():
         return ErrorKind.QUOTA
@@ -29,7 +29,7 @@ def classify(error: BaseException) -> ErrorKind:
 
 
 def _of_storage(error: BaseException) -> ErrorKind:
-    """Of the library for object storage, by what its errors look like."""
+    """Return the kind of an object storage error by its attributes."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         lost = UNREACHABLE & {cls.__name__ for cls in type(error).__mro__}

@@ -18,7 +18,7 @@ from nodepool.driver.ibmvpc.errors import classify
 
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
 NO_KEY = "none"
-"""What object storage gets where there is no API key: tests and stand-ins."""
+"""API key for object storage where there is none: tests and stand-ins."""
 
 
 class IBMVPCImages:
@@ -55,7 +55,7 @@ class IBMVPCImages:
             parts = str(found.get("crn") or "").split(":")
             if len(parts) > 4 and parts[4] == "cloud-object-storage":
                 return str(found["crn"])
-        raise exceptions.LaunchNodepoolException(f"object-storage: there is no instance {wanted} of cloud-object-storage")
+        raise exceptions.LaunchNodepoolException(f"object-storage: cloud-object-storage has no instance {wanted}")
 
     def storage(self) -> Any:
         """The client of object storage; its threads may share it."""
@@ -91,7 +91,7 @@ class IBMVPCImages:
             if self._storage is None:
                 return
             self._storage.close()
-            # The library has no way to end the thread that renews its token.
+            # The library offers no method to end the thread that renews its token.
             with contextlib.suppress(AttributeError):
                 self._storage._request_signer._credentials.token_manager.stop_refresh_thread()  # noqa: SLF001
 
@@ -103,7 +103,7 @@ class IBMVPCImages:
     # -- upload
 
     def _key(self, name: str, image_format: str) -> str:
-        """Several providers may share a bucket, and none may take the objects of another for its own."""
+        """Return the object's key; the prefix keeps providers with one bucket apart."""
         return f"{names.image_group(self.adapter.provider.name)}/{name}.{image_format}"
 
     def upload(self, entry: IBMVPCDiskImage, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
@@ -161,7 +161,7 @@ class IBMVPCImages:
     # -- removal and looking
 
     def delete(self, external_id: str) -> None:
-        """The image, and the object that it was made of; that they were there is not needed."""
+        """Delete the image and the object it was created from, if they exist."""
         client, what = self.adapter.client, f"get image {external_id}"
         try:
             found = self.adapter.read(
@@ -181,7 +181,7 @@ class IBMVPCImages:
         self._unless_missing("delete_object", lane="delete", Key=key)
 
     def remove_parts(self, key: str, upload_id: str) -> None:
-        """Of an upload that was cut off, as when the builder was killed: no list of objects tells of them."""
+        """Abort an interrupted upload, which no list of objects shows."""
         self._unless_missing("abort_multipart_upload", lane="delete", Key=key, UploadId=upload_id)
 
     def _unless_missing(self, operation: str, lane: str, **arguments: Any) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class IBMVPCImages:
             return {}
 
     def objects(self) -> Iterator[str]:
-        """Keys of all objects of the bucket; none when there is no such bucket."""
+        """Yield the keys of all objects of the bucket; nothing if it does not exist."""
         marker: dict[str, str] = {}
         while True:
             answer = self._unless_missing("list_objects", lane="read", **marker)

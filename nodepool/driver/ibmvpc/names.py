@@ -1,4 +1,4 @@
-"""Ownership, which is in names: IBM cannot tag what it makes (IBM-6)."""
+"""Ownership by names: IBM cannot tag objects at their creation (IBM-6)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def image_group(provider: str) -> str:
 
 
 def image(build_id: str, upload_id: str) -> str:
-    """Upload ids begin anew with each build, so both are in it."""
+    """Return the image name, with both ids because upload ids restart with each build."""
     return f"npimage{build_id.replace('-', '').lower()}-{upload_id}"
 
 
 def metadata(group_name: str | None, name: str) -> dict[str, str]:
-    """What the name of a resource group, and that of something in it, tell; empty: it is not ours."""
+    """Return the metadata encoded in the names of a group and its member; empty: not ours."""
     if match := _GROUP.match(group_name or ""):
         found = {"nodepool_provider_name": match[1], "nodepool_pool_name": match[2]}
         if node := _NODE.match(name):

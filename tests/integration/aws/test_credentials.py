@@ -45,7 +45,7 @@ def test_changed_keys_are_used(bench: LauncherBench, aws: AwsCloud, keys: pathli
     assert any("not able to validate" in line for line in bench.pools[0].getReadiness()[1])
     keys.write_text("[default")  # in the middle of being written
     failed(bench)
-    assert "going on with the credentials of before" in caplog.text
+    assert "keeping the previous credentials" in caplog.text
     write(keys, "good")
     one(bench)
     assert adapter(bench) is first, "the provider was not restarted"

@@ -131,7 +131,7 @@ def test_azure_bad_account(azure: Azure, bench: LauncherBench) -> None:
     azure.cloud.write_account(subscriptionId=None)
     pool = bench.start(azure.config(**{"launch-retries": 1, "network": "other"}), cleanup_interval=600)
     bench.wait_request(bench.submit("small"), "failed", timeout=30)
-    assert any("has no subscriptionId; make it by" in line for line in pool.getReadiness()[1])
+    assert any("has no subscriptionId; create it with" in line for line in pool.getReadiness()[1])
     azure.cloud.write_account()
     pool.getProviderManager(azure.name).cleanupLeakedResources()
     bench.wait_request(bench.submit("small"), "failed", timeout=30)

@@ -1,1 +1,1 @@
-"""Calls of AWS: clients, credentials, errors, shared looks."""
+"""Calls of AWS: clients, credentials, errors, shared polls."""

@@ -44,7 +44,7 @@ def make(provider: AwsProviderConfig, read_timeout: float) -> Clients:
     from nodepool.driver.aws.api import credentials
 
     global _loader
-    # Our own wrapper repeats calls, within deadlines and at a pace that gives way; repeats below would be hidden from it.
+    # Our own wrapper retries calls, within deadlines and rate limits; it could not see retries below.
     plain = Config(
         connect_timeout=CONNECT_TIMEOUT,
         read_timeout=read_timeout,

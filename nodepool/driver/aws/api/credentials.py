@@ -50,7 +50,7 @@ class FileCredentials(Credentials):
         try:
             found = self._load()
         except BotoCoreError as error:
-            log.warning("%s cannot be used, going on with the credentials of before: %s", self._path, error)
+            log.warning("Reading %s failed, keeping the previous credentials: %s", self._path, error)
             found = None
         self._stamp = stamp
         if found is not None:
@@ -75,7 +75,7 @@ class _FileProvider(CredentialProvider):
 
 
 class LateCredentials:
-    """Stands in while there are none at all: looks again every few seconds, when they are needed."""
+    """Stand-in while there are no credentials; retries every few seconds when they are needed."""
 
     method = "late"
     account_id = None

@@ -1,4 +1,4 @@
-"""Kinds of errors of AWS (AWS-2.6)."""
+"""Error kinds of AWS (AWS-2.6)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NO_CREDENTIALS = frozenset((
 
 
 class NotAnAnswer(Exception):
-    """What came is XML, but not from EC2: it would read as an answer with nothing in it."""
+    """The answer is XML, but not from EC2; it would be parsed as an empty result."""
 
 
 def check_answer(operation: str, answer: object) -> None:
@@ -71,7 +71,7 @@ def code_of(error: BaseException) -> str:
 
 
 def kind_of_code(code: str, status: int = 0) -> ErrorKind | None:
-    """The kind of an error code, None when only the HTTP status says something."""
+    """Return the kind of an error code, None when only the HTTP status is meaningful."""
     for codes, kind in (
         (QUOTA, ErrorKind.QUOTA), (CAPACITY, ErrorKind.CAPACITY), (THROTTLED, ErrorKind.THROTTLED),
         (TRANSIENT, ErrorKind.TRANSIENT), (CONFIGURATION, ErrorKind.CONFIGURATION), (NOT_FOUND, ErrorKind.NOT_FOUND),
@@ -80,14 +80,14 @@ def kind_of_code(code: str, status: int = 0) -> ErrorKind | None:
             return kind
     if code.startswith("Throttl") or status == 429:
         return ErrorKind.THROTTLED
-    # Of an import task that is gone, its id counts as malformed.
+    # For a deleted import task, its id counts as malformed.
     if code.endswith((".NotFound", ".Unknown")) or code.startswith("InvalidConversionTaskId"):
         return ErrorKind.NOT_FOUND
     return None
 
 
 def classify(error: BaseException) -> ErrorKind:
-    """The kind of any exception that comes out of boto3, by names: the library need not be loaded."""
+    """Return the kind of a boto3 exception, by class names: the library need not be loaded."""
     if isinstance(error, CallTimeout):
         return error.kind
     code = code_of(error)

@@ -1,4 +1,4 @@
-"""What is asked of AWS and remembered for a while (AWS-2.1)."""
+"""Cached lookups in AWS (AWS-2.1)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class AwsLookups:
             token = {"ContinuationToken": answer["NextContinuationToken"]}
 
     def object_tags(self, entry: dict[str, Any]) -> dict[str, str]:
-        """Tags of an object of the list; a call per object, made once as long as the object is the same."""
+        """Return the tags of a listed object; one call per object until it changes."""
         key = (entry["Key"], f"{entry.get('ETag')} {entry.get('LastModified')}")
         known = self._object_tags.get(key)
         if known is not None:
@@ -177,7 +177,7 @@ class AwsLookups:
         return {host["HostId"]: host for host in answer.get("Hosts") or []}
 
     def left_on_host(self, host_id: str) -> list[str]:
-        """Ids of the instances on the host that were made for the same node of ours: also those that no record knows."""
+        """Return instances on the host for the same node of ours, including unrecorded ones."""
         host = self.some_hosts([host_id]).get(host_id) or {}
         owner = _made_for(host)
         ids = [instance["InstanceId"] for instance in host.get("Instances") or [] if instance.get("InstanceId")]
@@ -214,7 +214,7 @@ class AwsLookups:
         return self._memo.get("image", ami_id, fetch)  # type: ignore[no-any-return]
 
     def filtered_image(self, filters: list[dict[str, Any]]) -> str:
-        """Id of the newest AMI that matches, looked up again after five minutes.
+        """Return the id of the newest matching AMI, cached for five minutes.
 
         :raises LaunchNodepoolException: there is none.
         """

@@ -71,7 +71,7 @@ class EBSSnapshotUploader(ImageUploader):
     def uploadSegment(self, segment: Segment) -> None:
         data = segment.data.ljust(len(self._BLANK), b"\0")
         if data == self._BLANK and segment.index:
-            return  # what is not sent reads as zeros
+            return  # blocks that are not sent read as zeros
         digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
         answer = self.retry(
             self._ebs,

@@ -17,7 +17,7 @@ from nodepool.driver.aws.objects import tag_dict_to_list
 from nodepool.driver.aws.schema import IMAGE_FORMATS
 
 IMPORT_LIMIT = 6 * 3600.0
-"""Seconds that an import may take."""
+"""Maximum seconds of an import."""
 CLOCKS = 300.0
 """Seconds by which our clock and that of AWS may differ."""
 TOO_MANY = "ResourceCountLimitExceeded"
@@ -154,11 +154,11 @@ class AwsImages:
             try:
                 task = look(task_id)
             except Exception as error:
-                # The import goes on whether we can see it or not, and reads the object that a failed upload removes.
+                # The import continues whether we can see it or not, and reads the object that a failed upload removes.
                 if not passes(error):
                     raise
                 failure = error
-                self.log.warning("Cannot look at import task %s of image %s, will look again: %s", task_id, name, error)
+                self.log.warning("Reading import task %s of image %s failed, retrying: %s", task_id, name, error)
             detail = (task or {}).get("SnapshotTaskDetail") or task or {}
             status = detail.get("Status")
             if status == "completed":
@@ -213,9 +213,10 @@ class AwsImages:
     # -- removal
 
     def remove_parts(self, name: str, since: float) -> None:
-        """Abort uploads to the bucket under exactly this name that began after ``since`` (UNIX time): a killed builder's.
+        """Abort a killed builder's uploads to the bucket with exactly this name.
 
-        :param name: external name that the builder has noted before it made the upload, so of no other builder.
+        :param name: external name that the builder has stored before the upload, and that no other builder uses.
+        :param since: UNIX time; only uploads that started later are aborted.
         """
         storage = self.provider.object_storage
         if not storage:
@@ -262,7 +263,7 @@ class AwsImages:
                 raise
 
     def delete(self, ami_id: str) -> None:
-        """Deregister the AMI and delete its snapshots; what is not there is fine."""
+        """Deregister the AMI and delete its snapshots, if they exist."""
         snapshots: list[str] = []
         try:
             snapshots = _snapshots_of(self.adapter.ec2("describe_images", missing_ok=True, ImageIds=[ami_id]))

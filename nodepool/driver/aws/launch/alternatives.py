@@ -1,4 +1,4 @@
-"""The ways to launch a label, in order."""
+"""The offers of a label, in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class LaunchOption(NamedTuple):
-    """One way to launch; None: not given."""
+    """One offer; None: not given."""
 
     instance_type: str | None
     subnet_id: str | None
@@ -29,9 +29,9 @@ def build(
     instance_type: str | None, subnets: Sequence[str], az: str | None, spot: bool,
     capacity_reservation: dict[str, str] | None, alternatives: Sequence[dict[str, Any]],
 ) -> tuple[LaunchOption, ...]:  # fmt: skip
-    """The label's own settings first, then each alternative, which inherits what it does not name.
+    """Return the label's own settings, then each alternative, which inherits what it omits.
 
-    Of lists in one entry every instance type is tried in every subnet before the next type.
+    For lists in one entry, every instance type is tried in every subnet before the next type.
     """
 
     def reservation(value: dict[str, str] | None) -> tuple[tuple[str, str], ...] | None:
@@ -43,7 +43,7 @@ def build(
         types: list[str | None] = [*(_one_or_more(entry, "instance-type", "instance-types") or ())] or [instance_type]
         named = _one_or_more(entry, "subnet-id", "subnet-ids")
         zone = entry.get("availability-zone")
-        # A zone or subnet of its own makes the inherited other one meaningless.
+        # An entry with its own zone or subnet does not inherit the other one.
         places: list[str | None] = [*named] if named else [None] if zone else inherited
         if zone is None and named is None:
             zone = az

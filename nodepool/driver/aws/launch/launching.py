@@ -1,4 +1,4 @@
-"""Launching one instance: image, ladder of ways, fleet (AWS-2.2 to AWS-2.4). Runs on threads of the lane "write"."""
+"""Launches instances on threads of lane "write": image, offers, fleet (AWS-2.2 to 2.4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nodepool.driver.aws.launch.alternatives import LaunchOption
 
 #: What AWS says of an instance type that it does not have in this zone.
 UNSUPPORTED = "Unsupported"
-#: How the codes begin that name a launch template which is not there.
+#: Prefixes of the error codes for a launch template that does not exist.
 NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFound", "InvalidLaunchTemplateId.NotFound")
 
 UNCLEAR = 1800.0
@@ -28,12 +28,12 @@ UNCLEAR = 1800.0
 
 
 def _refusal(error: BaseException, single: bool) -> ErrorKind:
-    """The kind of a refused launch; a type that this zone never has is no more than sold out, when there are other ways."""
+    """Return the kind of a refusal; unsupported types count as sold out if more offers exist."""
     return ErrorKind.CAPACITY if not single and code_of(error) == UNSUPPORTED else classify(error)
 
 
 class FleetError(Exception):
-    """A fleet request without result; looks like an error of the API to the classifier."""
+    """A fleet request without result; the classifier treats it as an API error."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -52,10 +52,10 @@ class Launching:
         self._unclear: TTLCache[str, str] = TTLCache(1024, UNCLEAR, time.monotonic)
 
     def _create(self, method: str, **args: object) -> Any:
-        """A call that makes something, and makes it once however often it is repeated.
+        """Call a method that creates something, without creating it twice when repeated.
 
-        Its token is kept when it ends without a clear answer: the next attempt for the same node asks with the same one
-        and gets what the former has made, if it has.
+        The token is kept when the call ends without a clear answer: the next attempt for the same node uses the same one
+        and gets what the previous one has created, if anything.
         """
         wanted = json.dumps([method, args], sort_keys=True, default=str)
         with self._lock:
@@ -83,10 +83,10 @@ class Launching:
     def launch(
         self, label: AwsLabel, image_external_id: str | None, tags: dict[str, str], host_id: str | None
     ) -> tuple[dict[str, Any], LaunchOption]:  # fmt: skip
-        """Start an instance; returns what AWS said about it and the way that worked.
+        """Start an instance; return what AWS reported about it and the offer that succeeded.
 
-        :raises QuotaException: every way is beyond a quota.
-        :raises CapacityException: every way is refused, at least one for lack of capacity.
+        :raises QuotaException: every offer exceeds a quota.
+        :raises CapacityException: every offer is refused, at least one for lack of capacity.
         """
         image_id = self._image_id(label, image_external_id)
         if label.fleet:
@@ -123,8 +123,8 @@ class Launching:
             except Exception as error:
                 if not code_of(error).startswith(NO_TEMPLATE):
                     raise
-                # Equal settings share a template: another provider has removed it with its own configuration.
-                self.log.warning("Launch template %s of label %s is gone, making it again", template, label.name)
+                # Equal settings share a template: another provider has removed it when its own configuration changed.
+                self.log.warning("Launch template %s of label %s no longer exists, creating it again", template, label.name)
                 self.adapter.templates.forget(template)
                 template = self.adapter.templates.name(label)
                 groups = self._create_fleet(parameters.create_fleet(label, template, image_id, tags))
@@ -144,12 +144,12 @@ class Launching:
         return groups
 
     def know_type(self, instance_type: str | None) -> None:
-        """Have the type looked up before its size is asked for."""
+        """Load the instance type before its size is needed."""
         if instance_type:
             try:
                 self.adapter.cloud.instance_type(instance_type)
             except Exception as error:
-                self.log.warning("Cannot look at instance type %s: %s", instance_type, error)
+                self.log.warning("Reading instance type %s failed: %s", instance_type, error)
 
     def ended(self, instance: dict[str, Any], rung: LaunchOption | None) -> Exception:
         """What to raise for an instance that was terminated before it ran."""

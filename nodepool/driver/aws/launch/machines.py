@@ -1,6 +1,6 @@
 """State machines for creating and deleting an instance and its dedicated host (AWS-2.2 and AWS-2.5).
 
-Nothing blocks here: calls run on the adapter's threads, and an object is looked at together with all others waited for.
+Nothing blocks here: calls run on the adapter's threads, and objects are polled together.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ INSTANCE_FAILED = ("shutting-down", "terminated", "stopping", "stopped")
 SIZE_WAIT = 30.0
 """Seconds that a running instance waits at most until its size is known."""
 FIRST_LOOK = 4
-"""Times the shortest pause: an instance of which nothing is known yet does not run earlier."""
+"""Factor of the shortest pause for an instance of which nothing is known yet: it does not run earlier."""
 CONFIRM_ABSENT = 2.0
-"""Seconds between two looks that must both miss a thing before it counts as gone: EC2 shows new ones late."""
+"""Seconds between two polls that must both miss an object before it counts as deleted: EC2 shows new ones late."""
 
 
 class AwsDeleteStateMachine(SteppedMachine):
@@ -56,7 +56,7 @@ class AwsDeleteStateMachine(SteppedMachine):
         self.adapter.gone.add(key)
 
     def _delete(self, watched: Poller[Any], key: str, kind: str, ends: tuple[str, ...]) -> Steps[None]:
-        """Wait until AWS itself says, after it took the deletion, that the thing is gone."""
+        """Delete it and wait until AWS reports that it no longer exists."""
         yield from self.call(self.adapter.deletes.delete(kind, key))
         missed: float | None = None
         watch = watched.watch(key, self._wake, ("delete", kind), patience=self.adapter.DELETE_PATIENCE)
@@ -95,7 +95,7 @@ class AwsCreateStateMachine(SteppedMachine):
         self.rung: object = None
 
     def _add_id(self, kind: str, value: str) -> None:
-        # A new object each time: the framework compares it with what it has written.
+        # A new object each time: the framework compares it with the one it has stored.
         self.external_id = {**(self.external_id or {}), kind: value}
 
     def steps(self) -> Steps[AwsInstance]:
@@ -143,12 +143,12 @@ class AwsCreateStateMachine(SteppedMachine):
                 raise exceptions.LaunchStatusException(f"Host {found.get('HostId')} is in state {state}")
 
     def _size(self, key: str, size: Future[QuotaInformation]) -> QuotaInformation:
-        """What it really takes; the volume as the label says, because its own is not looked at."""
+        """Return the instance's usage; the volume's is that of the label, as it is not queried."""
         quota = QuotaInformation(instances=1)
         try:
             quota = size.result(0)
         except Exception as error:
-            # It runs: a question about its type that fails is no reason to throw it away.
+            # It runs: a failed query of its type is no reason to discard it.
             self.log.warning(
                 "Size of instance %s is not known, it is counted without cores and memory: %s: %s",
                 key,
@@ -167,6 +167,6 @@ class AwsCreateStateMachine(SteppedMachine):
             self._remove_late("instance", call.result()[0]["InstanceId"])
 
     def _remove_late(self, kind: str, key: str) -> None:
-        """The call that is not waited for any more has made something."""
-        self.log.warning("%s %s came after its launch was given up, deleting it", kind.capitalize(), key)
+        """Delete what an abandoned call has created after all."""
+        self.log.warning("%s %s was created after its launch was abandoned, deleting it", kind.capitalize(), key)
         self.adapter.deletes.delete(kind, key)

@@ -148,7 +148,7 @@ def template_data(label: AwsLabel) -> dict[str, Any]:
     data: dict[str, Any] = {"KeyName": label.key_name}
     if label.ebs_optimized:
         data["EbsOptimized"] = True
-    # The subnet comes with each override.
+    # Each override has its own subnet.
     data["NetworkInterfaces"] = [_interface(label, None)]
     data["BlockDeviceMappings"] = [{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": True, **_volume(label)}}]
     if options := _metadata_options(label):
@@ -163,7 +163,7 @@ def template_data(label: AwsLabel) -> dict[str, Any]:
 
 
 def template_name(data: dict[str, Any]) -> str:
-    """The name says what is inside, so that equal settings share a template and a restart finds it."""
+    """Return a name derived from the settings: equal ones share a template, across restarts."""
     return f"{LAUNCH_TEMPLATE_PREFIX}-{hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""Launch templates of fleet labels: made when missing, removed when no label needs them (AWS-2.4)."""
+"""Launch templates of fleet labels: created on demand, removed when unused (AWS-2.4)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nodepool.driver.aws.objects import tag_dict_to_list, tag_list_to_dict
 
 EXISTS = "InvalidLaunchTemplateName.AlreadyExistsException"
 LOCK_WAIT = 300.0
-"""Seconds to wait for another thread that makes or removes templates: as long as a changing call may take."""
+"""Seconds to wait for another thread that creates or removes templates: the limit of a changing call."""
 
 
 class _Group:
@@ -37,10 +37,10 @@ def _group(provider: AwsProviderConfig) -> _Group:
 
 
 class LaunchTemplates:
-    """Those of one adapter; ``ensure`` may be called again and again.
+    """Launch templates of one adapter; ``ensure`` may be called repeatedly.
 
-    Templates of a former configuration are removed once per configuration: at its start, and when the last launch by
-    the former one has ended. A launch that finds its template missing makes it again and removes nothing, so that two
+    Templates of a previous configuration are removed once per configuration: at its start, and when the last launch by
+    the previous one has ended. A launch that finds its template missing creates it again and removes nothing, so that two
     launchers with different configurations, of which one is reloaded first, do not undo each other's work.
     """
 
@@ -64,7 +64,7 @@ class LaunchTemplates:
         """:raises CallTimeout: another thread waits for AWS too long."""
         lock = self._group.lock
         if not lock.acquire(timeout=LOCK_WAIT):
-            raise CallTimeout(f"launch templates are being made by another thread, without an end for {LOCK_WAIT:.0f} s")
+            raise CallTimeout(f"launch templates are still being created by another thread after {LOCK_WAIT:.0f} s")
         try:
             yield
         finally:
@@ -105,21 +105,21 @@ class LaunchTemplates:
         return bool(self._wanted)
 
     def name(self, label: AwsLabel) -> str:
-        """The label's template; made now when that has not worked so far."""
+        """Return the label's template, creating it now if that has failed so far."""
         name = self._names[(label.pool.name, label.name)]
         if name not in self._there:
             self.ensure()
         return name
 
     def forget(self, name: str) -> None:
-        """The template is not there any more: :meth:`name` makes it again."""
+        """Record that the template no longer exists: :meth:`name` creates it again."""
         with self._locked():
             self._there.discard(name)
 
     def ensure(self, clean: bool = False) -> None:
-        """Make the missing ones; with ``clean`` remove those of a former configuration.
+        """Create missing templates; with ``clean`` remove those of a previous configuration.
 
-        :raises CallTimeout: another thread makes it, for too long.
+        :raises CallTimeout: another thread creates them for too long.
         """
         if not self.wanted:
             return
