@@ -1,4 +1,4 @@
-"""What is done now and then for backing nodes: finding them again, letting them go."""
+"""Periodic work for backing nodes: finding them again, releasing them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Housekeeping:
         self.log = slots.log
         #: When nodes that are locked and not signed were seen first (monotonic seconds), by id and version.
         self._unsigned: dict[tuple[str, int], float] = {}
-        #: Backing nodes whose grace time may be over: they are not looked at once a minute only.
+        #: Backing nodes whose grace time may be over, which are checked more often than once a minute.
         self.idle: Reconciler[BackingNodeRecord] = Reconciler(
             f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, self.log
         )
@@ -94,7 +94,7 @@ class Housekeeping:
             # Its owner died between giving it back and unlocking it.
             self._unlock(node)
             return
-        # Who waits for a slot here would stand in two places.
+        # A node that waits for a slot here would be in two places.
         present = {
             user
             for user in data.allocations.values()
@@ -142,7 +142,7 @@ class Housekeeping:
         self._drop_doubtful_requests()
 
     def became_idle(self, record: BackingNodeRecord) -> None:
-        """The last node of this backing node is gone: look at it when it may go."""
+        """Check the backing node after its grace time, as its last node was deleted."""
         self.idle.queue.add_later(record, self._grace(record))
 
     def _grace(self, record: BackingNodeRecord) -> float:
@@ -152,7 +152,7 @@ class Housekeeping:
         if label is not None and not record.failed:
             now = time.time()
             wait = max(label.grace_time - (now - record.last_used), label.min_retention_time - (now - record.launched))
-        # A moment even without grace: the next request is often on its way already.
+        # A moment even without grace: the next request has often been submitted already.
         return max(wait, MIN_IDLE)
 
     def _look(self, record: BackingNodeRecord) -> float | None:
@@ -215,7 +215,7 @@ class Housekeeping:
         assert record.node_id is not None
         node = slots.zk.getNode(record.node_id)
         if node is None or node.state != zk.IN_USE:
-            self.log.info("%s is gone already", record)
+            self.log.info("%s no longer exists", record)
             self._drop(record)
             return
         data = parse_user_data(node.user_data, slots.my_id)
@@ -245,7 +245,7 @@ class Housekeeping:
             self._slots.book.drop(record)
 
     def _drop_doubtful_requests(self) -> None:
-        """Requests that were stored although the answer got lost: their nodes would not be used."""
+        """Cancel requests that were stored without our knowledge: their nodes would not be used."""
         slots = self._slots
         if not slots.requests.doubtful:
             return

@@ -1,4 +1,4 @@
-"""Who is in which slot of which backing node: pure bookkeeping (MST-3 and MST-4)."""
+"""Slots of backing nodes and the nodes in them, without any I/O (MST-3 and MST-4)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class BackingNodeRecord:
         """No new nodes are put here."""
         self.launched = time.time()
         self.last_used = time.time()
-        # Below: how far this is known in ZooKeeper.
+        # Below: its state in ZooKeeper.
         self.lost = False
-        """The backing node is gone, or not ours any more."""
+        """The backing node no longer exists or is not ours any more."""
         self.busy = False
         """A write for it is under way; ``dirty``: another one is due afterwards."""
         self.dirty = False
         self.releasing = False
         self.taking = False
-        """Its request is fulfilled; we are about to lock the node."""
+        """Its request is fulfilled, and the node is about to be locked."""
         self.stored: dict[int, str] = {}
-        """Slots as they are in the backing node's record; may name nodes that are gone."""
+        """Slots as stored on the backing node; may name deleted nodes."""
 
     def hasAvailableSlot(self) -> bool:
         return not self.failed and not self.releasing and None in self.allocated_nodes
@@ -41,13 +41,13 @@ class BackingNodeRecord:
         return all(node_id is None for node_id in self.allocated_nodes)
 
     def allocateSlot(self, node_id: str, slot_id: int | None = None) -> int:
-        """Take the first free slot, or the one asked for; raises when that is impossible."""
+        """Allocate the first free slot, or the one asked for; raises when that is impossible."""
         if slot_id is None:
             if None not in self.allocated_nodes:
                 raise Exception(f"No free slot in {self}")
             slot_id = self.allocated_nodes.index(None)
         elif not 0 <= slot_id < len(self.allocated_nodes):
-            raise Exception(f"There is no slot {slot_id} in {self}")
+            raise Exception(f"Slot {slot_id} does not exist in {self}")
         if self.allocated_nodes[slot_id] is not None:
             raise Exception(f"Slot {slot_id} of {self} is taken by {self.allocated_nodes[slot_id]}, not {node_id}")
         self.allocated_nodes[slot_id] = node_id
@@ -179,9 +179,9 @@ class SlotBook:
         return record
 
     def merge(self, record: BackingNodeRecord, stored: dict[int, str], exists: Callable[[str], bool] | None = None) -> list[str]:
-        """Take over what is stored on the backing node.
+        """Adopt the slots that are stored on the backing node.
 
-        Entries that we knew before and have freed since are leftovers. The result are our nodes that were not stored
+        Entries that we knew before and have freed since are leftovers. Returns our nodes that were not stored
         yet and lost their slot to one that is.
         """
         displaced = []

@@ -1,4 +1,4 @@
-"""Backing nodes come: asking for them and taking them over."""
+"""Requests for backing nodes, and the adoption of fulfilled ones."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ TAKE_OVER_BACKOFF = Backoff(0.02, 1.0)
 
 
 class BackingRequests:
-    """The requests of one provider that are under way. Callbacks of ZooKeeper never wait here."""
+    """The pending requests of one provider. Callbacks of ZooKeeper never wait here."""
 
     def __init__(self, slots: BackingSlots) -> None:
         self._slots = slots
         self.log = slots.log
         self.open: dict[str, tuple[BackingNodeRecord, Callable[[NodeRequest | None], None]]] = {}
-        """By request id: whose it is, and what watches it."""
+        """By request id: its record and its watcher."""
         self.taking: dict[str, BackingNodeRecord] = {}
-        """By id of a node that is being taken over."""
+        """By id of a node that is being adopted."""
         self.doubtful: set[float] = set()
         """``created_time`` of requests that may or may not exist."""
 
@@ -95,10 +95,10 @@ class BackingRequests:
         self._slots.do(actions)
 
     def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None:
-        self.fail(record, f"Backing node failed: request {record.request_id} is gone", actions)
+        self.fail(record, f"Backing node failed: request {record.request_id} no longer exists", actions)
 
     def fail(self, record: BackingNodeRecord, reason: str, actions: list[Action]) -> None:
-        """No backing node comes: the launches that waited for it failed."""
+        """Fail the launches that waited for the backing node."""
         self.log.warning("%s", reason)
         record.failed = True
         request_id = record.request_id
@@ -187,13 +187,13 @@ class BackingRequests:
             try:
                 node = self._slots.zk.getNode(node_id)
                 if node is None or node.allocated_to != request_id:
-                    reason = "it is gone or not ours"
+                    reason = "it no longer exists or is not ours"
                     break
                 data = parse_user_data(node.user_data, self._slots.my_id)
                 if node.state == IN_USE and data is not None:
                     # The connection broke after the write.
                     if not self._slots.zk.getNodeLockContenders(node):
-                        reason = "its lock is gone"
+                        reason = "its lock no longer exists"
                         break
                     if self._slots.live(node_id) is not None:
                         self._taken(record, request_id, node_id, data.allocations)
@@ -213,16 +213,16 @@ class BackingRequests:
             cause = error.cause if isinstance(error, TransactionFailed) else error
             reason = repr(cause)
             if isinstance(error, TransactionFailed) and error.path == paths.request(request_id):
-                reason = "the request is gone"
+                reason = "the request no longer exists"
                 break
-            # The directory of the lock is there or not: the server knows better than the mirror.
+            # Whether the directory of the lock exists: the server knows better than the mirror.
             lock_exists = not isinstance(cause, NoNodeError)
             self._slots.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
         actions: list[Action] = []
         with self._slots.lock:
             record.taking = False
             self.taking.pop(node_id, None)
-            self.fail(record, f"Backing node failed: cannot take over node {node_id}: {reason}", actions)
+            self.fail(record, f"Backing node failed: cannot adopt node {node_id}: {reason}", actions)
         self._slots.do(actions)
 
     def _take_over_and_wait(

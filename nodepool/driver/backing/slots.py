@@ -28,7 +28,7 @@ Action = Callable[[], Any]
 
 
 class Occupant(Protocol):
-    """A launch that gets a slot; all but the first four are kept here, under the lock."""
+    """A launch that gets a slot; the attributes after the first four are set under the lock."""
 
     node_id: str
     label: DriverLabel
@@ -63,7 +63,7 @@ class Asking(Protocol):
 
 
 class Keeping(Protocol):
-    """What is done now and then."""
+    """Periodic work on backing nodes."""
 
     idle: Any
 
@@ -79,9 +79,9 @@ class Keeping(Protocol):
 
 
 class BackingSlots:
-    """The backing nodes of one provider, and who is on them; :func:`nodepool.driver.backing.wiring.wire` connects its parts.
+    """The backing nodes of one provider and the nodes on them, connected by ``wiring.wire``.
 
-    :param zk: the ZooKeeper facade, once the provider has one.
+    :param zk: returns the ZooKeeper facade, once the provider has one.
     """
 
     requests: Asking
@@ -191,7 +191,7 @@ class BackingSlots:
                 if backing_node is None:
                     self.backing_node_lost(record, actions)
             elif record.node_id is not None:
-                # Usually under way already; after a lost connection this sends it again.
+                # Usually in progress already; after a lost connection this sends it again.
                 self.store(record, actions)
             elif record.request_id is not None and not record.taking and self.zk.getCachedRequest(record.request_id) is None:
                 self.requests.gone(record, actions)
@@ -201,7 +201,7 @@ class BackingSlots:
         return backing_node
 
     def free(self, node_id: str) -> None:
-        """The requested node does not need its slot any more. Nothing is written: who is gone has no slot."""
+        """Free the slot of a node without writing: deleted nodes have no slot."""
         actions: list[Action] = []
         with self.lock:
             self._waiting.pop(node_id, None)
@@ -217,9 +217,10 @@ class BackingSlots:
             self.housekeeping.became_idle(each)
 
     def slot_freed(self, record: BackingNodeRecord, actions: list[Action]) -> BackingNodeRecord | None:
-        """The first that waits for a backing node which has not come yet takes the slot; the result is what it waited for.
+        """Give the slot to the first node that waits for a backing node; return that one.
 
-        It is still requested: the next node may use it, and housekeeping cancels it when none does.
+        The backing node that it waited for stays requested: the next node may use it, and housekeeping cancels it when none
+        does.
         """
         if record.node_id is None or record.lost or not record.hasAvailableSlot():
             return None
@@ -248,7 +249,7 @@ class BackingSlots:
         return node if node is not None and node.state == IN_USE else None
 
     def waits(self, node_id: str) -> bool:
-        """Whether a slot is being looked for, for this node, here."""
+        """Return whether a slot is being searched for this node here."""
         return node_id in self._waiting
 
     def machines(self, record: BackingNodeRecord) -> list[Occupant]:
@@ -289,7 +290,7 @@ class BackingSlots:
                 if record.dirty:
                     self.store(record, actions)
             elif isinstance(error, TransactionFailed):
-                # Another launcher was faster: look at what it wrote. The mirror may not have it yet.
+                # Another launcher was faster: read what it stored. The mirror may not have it yet.
                 record.busy = True
                 actions.append(lambda: self.in_background(self._store_again, record))
             else:
@@ -320,7 +321,7 @@ class BackingSlots:
                 actions.append(lambda machine=machine: wake(machine))  # type: ignore[misc]
 
     def _merge(self, record: BackingNodeRecord, data: UserData | None, actions: list[Action]) -> None:
-        """Take over what another launcher stored; who lost its slot gets another one."""
+        """Adopt what another launcher stored; nodes that lost their slot get another one."""
         if data is None:
             return
         record.failed = record.failed or data.failed
@@ -408,14 +409,14 @@ class BackingSlots:
                 return
             slot = place[1]
             if not 0 <= slot < record.slot_count or record.allocated_nodes[slot] is not None:
-                if not record.busy:  # a write of ours is under way: its answer decides who has the slot
+                if not record.busy:  # our write is in progress: its result decides which node has the slot
                     self.log.warning("Node %s claims slot %s of %s, which is not free", node.id, slot, record)
                 return
             self.book.deallocate(node.id)
             self.book.allocate(record, node.id, slot)
 
     def check_backing_node(self, record: BackingNodeRecord) -> None:
-        """Notice that it is gone, should the event have been missed."""
+        """Check whether the backing node still exists, in case the event was missed."""
         actions: list[Action] = []
         with self.lock:
             if self.live_node(record) is None:

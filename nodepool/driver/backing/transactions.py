@@ -1,7 +1,7 @@
 """The atomic writes of the metastatic driver.
 
-Each states what it was computed from, so that of two launchers with one provider only one succeeds, and leaves nothing
-half done when we die in between.
+Each contains the conditions that it was computed from: of two launchers with one provider only one succeeds, and a crash
+leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def _node(txn: Txn, facade: ZooKeeper, node: zk.Node, **values: object) -> None:
 
 
 def take_over(facade: ZooKeeper, node: zk.Node, request_id: str, record: BackingNodeRecord, owner: str, lock_exists: bool) -> Txn:
-    """Lock the fulfilled backing node for good, sign it, and end the request.
+    """Lock the fulfilled backing node for good, sign it, and delete the request.
 
-    Making the lock directory anew fails when anybody else contends for the lock.
+    Creating the lock directory again fails when anybody else contends for the lock.
     """
     txn = Txn(facade.kazoo_client)
     directory = paths.node_lock(node.id or "")

@@ -12,7 +12,7 @@ Slots = TypeVar("Slots", bound=BackingSlots)
 
 
 def wire(slots: Slots) -> Slots:
-    """The same, ready for use: it asks for backing nodes and looks after them."""
+    """Connect the parts that request and maintain backing nodes; return the slots."""
     slots.requests = BackingRequests(slots)
     slots.housekeeping = Housekeeping(slots)
     return slots

@@ -29,16 +29,16 @@ __all__ = [
 
 
 class MetastaticAdapter(Adapter):
-    """Is at once the cloud of its provider and a user of other providers."""
+    """The cloud of its provider, and at the same time a user of other providers."""
 
     log = logging.getLogger("nodepool.driver.metastatic.MetastaticAdapter")
 
     def __init__(self, provider_config: ProviderConfig) -> None:
         super().__init__(provider_config)
         self.provider = provider_config
-        self._provider: StateMachineProvider = None  # type: ignore[assignment]  # comes with _setProvider
+        self._provider: StateMachineProvider = None  # type: ignore[assignment]  # set by _setProvider
         self.slots = wire(BackingSlots(provider_config, lambda: self.zk, self.log))
-        # Names that outside code reads.
+        # Names that external code reads.
         self.my_id = self.slots.my_id
         self.backing_node_records = self.slots.book.records
         self.pending_requests: list[Any] = []
@@ -69,7 +69,7 @@ class MetastaticAdapter(Adapter):
         return []
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """Slots whose backing node is gone."""
+        """Return the slots whose backing node no longer exists."""
         gone = set()
         for node_id in set(external_ids):
             node = self.zk.getNode(node_id)

@@ -14,13 +14,13 @@ from nodepool.driver.utils import RateLimiter
 
 
 class MetastaticCloudImage(ConfigValue):
-    """Stands for an image where the framework wants one; the values come from the backing node later."""
+    """Stands for an image where the framework requires one; the backing node has the values."""
 
     def __init__(self) -> None:
         self.name = "unused"
         self.username = "unknown"
         self.python_path = "unknown"
-        # None is a value of its own here, and an instance cannot override with it.
+        # None is a value here, and an instance cannot override with it.
         self.shell_type: str | None = None
         self.connection_type = "unknown"
         self.connection_port = "unknown"
@@ -48,7 +48,7 @@ class MetastaticLabel(ConfigValue):
             raise ConfigError(f"label {self.name}: max-parallel-jobs must be at least 1", where=("max-parallel-jobs",))
 
     def isBackingConfigEqual(self, other: MetastaticLabel) -> bool:
-        """Whether both use their backing nodes in the same way."""
+        """Return whether both labels use their backing nodes identically."""
         return (
             self.backing_label == other.backing_label
             and self.max_parallel_jobs == other.max_parallel_jobs
@@ -97,7 +97,7 @@ class MetastaticPool(ConfigPool):
 
 
 class MetastaticProviderConfig(ProviderConfig):
-    # The driver object is the same for all; the limiter is no setting.
+    # The driver object is the same for all; the limiter is not a setting.
     ignore_equality = ["driver_object", "rate_limiter"]
 
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ class MetastaticCreateStateMachine(SteppedMachine):
         self.state = self.REQUESTING
         self._slots.allocate(self)
         while (backing_node := self._slots.poll(self)) is None:
-            # The slots wake us; this is for events that got lost.
+            # The slots wake us; this is for lost events.
             yield Wait(until=time.monotonic() + 1.0)
         # Not earlier: a node that dies while it waits leaves nothing behind that an id could help to find,
         # and storing it would cost a write for each slot.

@@ -91,7 +91,7 @@ def test_node_given_to_another_request_is_not_taken_over(bench: Bench, other: Ot
     machine = advanced(bench)
     other.before(sets(NODES, state="in-use"), lambda path: other.write(path, allocated_to="100-0000009999"))
     backing = bench.fulfil()
-    with pytest.raises(LaunchStatusException, match="it is gone or not ours"):
+    with pytest.raises(LaunchStatusException, match="it no longer exists or is not ours"):
         bench.finish(machine)
     present = bench.zk.getNode(backing.id or "")
     assert present is not None and (present.state, present.allocated_to) == (READY, "100-0000009999")
@@ -114,7 +114,7 @@ def test_take_over_whose_answer_was_lost_counts_only_with_its_lock(bench: Bench,
     if locked:
         assert bench.finish(machine).driver_data["backing_node"] == backing.id
     else:
-        with pytest.raises(LaunchStatusException, match="its lock is gone"):
+        with pytest.raises(LaunchStatusException, match="its lock no longer exists"):
             bench.finish(machine)
 
 

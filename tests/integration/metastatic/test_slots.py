@@ -503,7 +503,7 @@ def test_lost_request(make: Callable[..., Bench]) -> None:
     (request,) = wait_for(bench.requests)
     bench.zk.deleteNodeRequest(request)
     wait_for(lambda: machine.problem)
-    with pytest.raises(Exception, match="is gone"):
+    with pytest.raises(Exception, match="no longer exists"):
         machine.advance()
     retry = bench.machine(machine.node_id)
     retry.advance()
@@ -541,7 +541,7 @@ def test_backing_node_that_dies_before_it_is_taken_over(make: Callable[..., Benc
     request.state = FULFILLED
     bench.zk.storeNodeRequest(request)
     wait_for(lambda: machine.problem)
-    with pytest.raises(Exception, match="gone or not ours"):
+    with pytest.raises(Exception, match="no longer exists or is not ours"):
         machine.advance()
     wait_for(lambda: not bench.requests())
 

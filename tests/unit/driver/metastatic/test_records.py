@@ -44,7 +44,7 @@ def test_record() -> None:
     assert not backing.backsNode("a")
     with pytest.raises(Exception, match="taken by b"):
         backing.allocateSlot("c", 1)
-    with pytest.raises(Exception, match="no slot 7"):
+    with pytest.raises(Exception, match="Slot 7 does not exist"):
         backing.allocateSlot("c", 7)
     assert backing.allocateSlot("c") == 0, "lowest free slot first"
     backing.deallocateSlot("b")
