@@ -33,11 +33,11 @@ from nodepool.logconfig import Log
 from nodepool.zk.cluster import same_owner
 from nodepool.zk.records import NodeRequest
 
-#: Threads per lane: a launch makes its calls one after the other on one of "write".
+#: Threads per lane: a launch makes its calls sequentially on one thread of "write".
 THREADS = {"read": 6, "write": 16, "delete": 8}
 #: Seconds for one call with its retries.
 DEADLINE = 60.0
-#: A new namespace gets its account `default` a moment later, and takes no pod before.
+#: A new namespace gets its account `default` a moment later, and accepts no pod before.
 ACCOUNT_BACKOFF = Backoff(0.02, 1.0)
 ACCOUNT_TRIES = 12
 _NO_ACCOUNT = "error looking up service account"
@@ -73,8 +73,9 @@ class Leftover(Resource):
 
 
 class KubernetesAdapter(Adapter):
-    """
-    :param connect: makes the client; raises NoAccess when the kubeconfig cannot be used, and is tried again every minute.
+    """Adapter for Kubernetes.
+
+    :param connect: creates the client; raises NoAccess when the kubeconfig cannot be used, and is retried every minute.
     """
 
     def __init__(self, provider_config: KubernetesProviderConfig, connect: Connect) -> None:
@@ -102,7 +103,7 @@ class KubernetesAdapter(Adapter):
     def cluster(self) -> Cluster:
         """:raises NoAccess: the kubeconfig cannot be used."""
         if self._cluster is None:
-            raise NoAccess(self.problem or "there is no connection to the cluster")
+            raise NoAccess(self.problem or "not connected to the cluster")
         return self._cluster
 
     def _open(self) -> None:
@@ -127,7 +128,7 @@ class KubernetesAdapter(Adapter):
                 self.log.warning("Provider %s: images cannot be pulled beforehand: %s", self.provider.name, error)
 
     def _pull_images(self, namespace: str) -> None:
-        """The daemon set for the present images is there, and no other of ours."""
+        """Create the daemon set for the present images, and delete our other ones."""
         provider = self.provider
         images = {
             image
@@ -181,7 +182,7 @@ class KubernetesAdapter(Adapter):
 
     def make(self, job: Job) -> None:
         provider, name = self.provider, job.namespace
-        pod = self._pod_body(job)  # a body that cannot be made costs nothing
+        pod = self._pod_body(job)  # before any call, in case it is invalid
         namespace_labels = {**provider.namespace_labels, **job.labels}
         self._make_namespace(job, bodies.namespace(name, namespace_labels, provider.namespace_annotations))
         for number, given in enumerate(provider.network_policies):
@@ -190,7 +191,7 @@ class KubernetesAdapter(Adapter):
             self._create(job, LIMIT_RANGE, bodies.applied("LimitRange", LIMIT_RANGE.version, number, given))
         self._create(job, SERVICE_ACCOUNT, bodies.service_account())
         self._create(job, SECRET, bodies.token(job.labels))
-        # The pod takes longest. It waits for the namespace's account, which has come meanwhile.
+        # The pod takes longest. It waits for the namespace's account, which exists by now.
         if pod is not None:
             self._make_pod(job, pod)
         role = bodies.role(pod=job.pod is not None)
@@ -209,9 +210,9 @@ class KubernetesAdapter(Adapter):
             raise
 
     def _create(self, job: Job, kind: Kind, body: Object) -> None:
-        """What is there already was made by an earlier try of the same launch: names have the node's id in them."""
+        """Create an object; one that exists is from an earlier attempt of the same launch."""
         if job.given_up.is_set():
-            raise CallsStopped(f"the launch of {job.external_id} was given up")
+            raise CallsStopped(f"the launch of {job.external_id} was abandoned")
         namespace = job.namespace if kind.namespaced else None
         operation = f"create_{kind.name.replace(' ', '_')}"
         try:
@@ -230,8 +231,8 @@ class KubernetesAdapter(Adapter):
         metadata = (found or {}).get("metadata") or {}
         labels = metadata.get("labels") or {}
         if not same_owner(labels, job.labels):
-            job.begun = False  # what is there is not deleted
-            raise exceptions.LaunchStatusException(f"{kind.name} {job.namespace} is there already, and is none of this node's")
+            job.begun = False  # the existing object must not be deleted
+            raise exceptions.LaunchStatusException(f"{kind.name} {job.namespace} exists already, and is not this node's")
         if metadata.get("deletionTimestamp"):
             raise exceptions.LaunchStatusException(
                 f"{kind.name} {job.namespace} of an earlier attempt is still being deleted: {trouble.stuck(found or {})}"
@@ -259,7 +260,7 @@ class KubernetesAdapter(Adapter):
         return found
 
     def _port(self, job: Job, secret: Object | None) -> dict[str, Any]:
-        """How Zuul gets there. Holds a token: it is never logged."""
+        """Return how Zuul connects. Contains a token: never log it."""
         assert secret is not None
         cluster = self.cluster
         port: dict[str, Any] = {
@@ -284,14 +285,14 @@ class KubernetesAdapter(Adapter):
         return DeleteMachine(self, external_id, log)
 
     def remove(self, target: Target) -> str | None:
-        # Daemon sets come from a list of ours, and the account need not look at single ones.
+        # Daemon sets are from our own list, and the account may lack the right to get single ones.
         listed = target.kind is DAEMON_SET
         found = {} if listed else self.find(target.kind, target.name, target.namespace)
         if found is None:
             return None
         if not listed and not self.is_ours(target, found):
             self.log.warning(
-                "%s %s is not of this provider by its labels, and is left alone", target.kind.name.capitalize(), target.name
+                "%s %s does not have the labels of this provider, ignoring it", target.kind.name.capitalize(), target.name
             )  # fmt: skip
             return None
 
@@ -311,7 +312,7 @@ class KubernetesAdapter(Adapter):
         return str((found.get("metadata") or {}).get("uid") or "")
 
     def is_ours(self, target: Target, found: Object) -> bool:
-        """Whether it is what it is taken for: another installation may give the same names."""
+        """Return whether the object is ours: another installation may use the same names."""
         labels = (found.get("metadata") or {}).get("labels") or {}
         return bool(labels.get(bodies.PROVIDER_LABEL) == self.provider.name)
 

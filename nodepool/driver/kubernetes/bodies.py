@@ -1,4 +1,4 @@
-"""What is sent to the API server: namespaces, tokens, roles and pods (KUB-5, KUB-7)."""
+"""Request bodies for the API server: namespaces, tokens, roles and pods (KUB-5, KUB-7)."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _ALL = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
 def _dynamic(templates: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
-    """Dynamic labels; those that no label can be are left out."""
+    """Return the dynamic labels, without values that are not valid."""
     found = dynamic.formatted(templates, request, log, "label")
     for key, value in list(found.items()):
         if trouble := schema.value_trouble(value):
-            log.warning("Dynamic label %s is left out: %s", key, trouble)
+            log.warning("Omitting dynamic label %s: %s", key, trouble)
             del found[key]
     return found
 
@@ -74,7 +74,7 @@ def service_account(name: str = USER, labels: dict[str, str] | None = None) -> d
 
 
 def token(labels: dict[str, str]) -> dict[str, Any]:
-    """The server fills it in: since Kubernetes 1.24 no token is made by itself."""
+    """Return a secret for the server to fill: since Kubernetes 1.24 no token is automatic."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -84,7 +84,7 @@ def token(labels: dict[str, str]) -> dict[str, Any]:
 
 
 def role(pod: bool) -> dict[str, Any]:
-    """What Zuul may do: in a namespace of its own, or with the one pod."""
+    """Return the role of Zuul: for its own namespace, or for the one pod."""
     if pod:
         rules = [("pods", ["get", "list"])]
         rules += [(what, _ALL) for what in ("pods/exec", "pods/logs", "pods/log", "pods/portforward")]
@@ -190,7 +190,7 @@ def images(label: KubernetesLabel) -> list[str]:
 
 
 def pull(wanted: list[str], labels: dict[str, str], selector: dict[str, Any]) -> dict[str, Any]:
-    """A pod on each machine that begins a container of each image and then rests; its name tells what it is for."""
+    """Return a daemon set that starts each image once per machine; its name is a hash of it."""
     told = json.dumps([wanted, labels, selector], sort_keys=True)
     name = f"nodepool-pull-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     nothing = ["/bin/sh", "-c", "exit 0"]

@@ -13,12 +13,12 @@ from nodepool.config.value import ConfigValue
 from nodepool.driver.kubernetes import schema
 from nodepool.driver.provider import Driver
 
-#: Seconds; a launch has limits of its own for each step (KUB-7).
+#: Seconds; each step of a launch has its own limit (KUB-7).
 LAUNCH_TIMEOUT = 600
 
 
 def as_texts(values: dict[str, Any] | None) -> dict[str, str]:
-    """Labels and annotations: YAML makes numbers and truth values of some, Kubernetes knows texts only."""
+    """Return labels as strings: YAML has numbers and booleans, Kubernetes strings only."""
     return {
         str(key): str(value).lower() if isinstance(value, bool) else str(value) for key, value in (values or {}).items()
     }  # fmt: skip
@@ -47,7 +47,7 @@ class KubernetesLabel(ConfigValue):
         self.cloud_image = ContainerImage("auto", None)
         self.diskimage = None
         self.host_key_checking = False
-        #: The whole specification of the pod; None: it is made of the options.
+        #: The whole specification of the pod; None: it is built from the options.
         self.spec: dict[str, Any] | None = None
         self.options: dict[str, Any] = {}
         self.cpu: int | None = None
@@ -79,7 +79,7 @@ class KubernetesLabel(ConfigValue):
 class KubernetesPool(ConfigPool):
     ignore_equality = ["provider"]
     label_class: ClassVar[type[KubernetesLabel]] = KubernetesLabel
-    #: Whether the pool's name is followed by the node's id, or is a name of its own.
+    #: Whether the node's id is appended to the pool's name.
     prefix = True
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class KubernetesProviderConfig(ProviderConfig):
         self.launch_retries = 3
         self.launch_timeout = LAUNCH_TIMEOUT
         self.max_servers: float = math.inf
-        #: Applied to each namespace that is made.
+        #: Applied to each namespace that is created.
         self.namespace_labels: dict[str, str] = {}
         self.namespace_annotations: dict[str, str] = {}
         self.network_policies: list[dict[str, Any]] = []

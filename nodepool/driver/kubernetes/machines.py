@@ -1,6 +1,7 @@
-"""State machines for making and deleting what a node is: a namespace, a namespace with a pod, or a pod (KUB-7, KUB-8).
+"""State machines for namespaces and pods (KUB-7, KUB-8).
 
-Every call runs on the threads of the provider's lanes. While a machine waits for an object the server tells it what changes.
+A node is a namespace, a namespace with a pod, or a pod.
+Every call runs on the threads of the provider's lanes. While a machine waits for an object, the server reports its changes.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from nodepool.logconfig import Log
 TOKEN_TIMEOUT, POD_TIMEOUT = 30.0, 300.0
 #: Seconds in which a new object may not be shown yet.
 SETTLING = 10.0
-#: Seconds after which a namespace that is still there is told of.
+#: Seconds after which a namespace that still exists is reported.
 STUCK = 60.0
 
 
 @dataclass
 class Job:
-    """What is made for one node."""
+    """The objects that are created for one node."""
 
     external_id: str
     namespace: str
     #: None: the node is the namespace.
     pod: str | None
     label: KubernetesLabel
-    #: Labels of all that is made.
+    #: Labels of all created objects.
     labels: dict[str, str]
     log: Log
-    #: None: nothing has a token of its own here.
+    #: None: no object has its own token here.
     token: str | None = USER
-    #: The launch is over: nothing more is made.
+    #: The launch is over: nothing more is created.
     given_up: threading.Event = field(default_factory=threading.Event)
-    #: Something may be there, that has to be deleted.
+    #: Some object may exist that has to be deleted.
     begun: bool = True
 
 
@@ -74,7 +75,7 @@ class Maker(Protocol):
         """Create everything; on a thread of the lane "write"."""
 
     def remove(self, target: Target) -> str | None:
-        """Delete it, and tell its uid; None: it was not there, or is none of ours. On a thread of the lane "delete"."""
+        """Delete it and return its uid; None: missing or not ours. On a thread of lane "delete"."""
 
     def find(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
         """The object; None: it is not there."""
@@ -88,7 +89,7 @@ class Maker(Protocol):
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of an object now; None: it is not there."""
+    """Current knowledge about an object; None: it does not exist."""
 
     found: Object | None
 
@@ -158,7 +159,7 @@ class CreateMachine(_Machine):
 
     def steps(self) -> Steps[Instance]:
         maker, job = self._maker, self.job
-        # Before anything is made, so that no change is missed.
+        # Before anything is created, so that no change is missed.
         token = self._wait_for(Target(SECRET, job.token, job.namespace)) if job.token is not None else None
         pod = self._wait_for(Target(POD, job.pod, job.namespace)) if job.pod is not None else None
         try:
@@ -206,7 +207,7 @@ class CreateMachine(_Machine):
         super().abandon()
 
     def _remove_late(self, _call: Future[Any]) -> None:
-        """What was under way when the launch was given up may have come after what was deleted."""
+        """Delete again: a call in progress may have created something after the deletion."""
         if self.job.begun:
             maker, target = self._maker, self._maker.target(self.job.external_id)
             maker.calls.run(lambda: maker.remove(target), lane="delete")
@@ -238,8 +239,8 @@ class DeleteMachine(_Machine):
             try:
                 seen = yield from news.next(uid=uid)
             except ApiError as error:
-                # Asked again: only "not found" means that it is gone.
-                self._log.warning("Cannot tell whether %s %s is gone: %s", target.kind.name, target.name, error)
+                # Query again: only "not found" means that it no longer exists.
+                self._log.warning("Checking the deletion of %s %s failed: %s", target.kind.name, target.name, error)
                 continue
             if seen is None or seen.found is None:
                 return

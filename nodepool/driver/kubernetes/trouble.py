@@ -20,7 +20,7 @@ def _said(*words: object) -> str:
 
 
 def waits(pod: dict[str, Any]) -> str | None:
-    """Why it does not get on, as the cluster tells it; None: it does."""
+    """Return the cluster's reason why the pod makes no progress; None: it does."""
     for condition in _list(pod, "status", "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return _said(condition.get("reason"), condition.get("message"))
@@ -65,4 +65,4 @@ def stuck(namespace: dict[str, Any]) -> str:
     finalizers += (namespace.get("metadata") or {}).get("finalizers") or []
     if finalizers:
         told.append(f"finalizers {', '.join(map(str, finalizers))}")
-    return "; ".join(told) or "it does not tell why"
+    return "; ".join(told) or "no reason reported"

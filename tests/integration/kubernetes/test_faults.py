@@ -167,7 +167,7 @@ def test_a_token_that_has_changed(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda path: path.unlink(), "no kubeconfig file"),
+        (lambda path: path.unlink(), "the kubeconfig file does not exist"),
         (lambda path: path.write_text("{nonsense: ["), "cannot be used"),
         (lambda path: path.write_text(path.read_text().replace(CONTEXT, "another")), "cannot be used"),
     ],
@@ -279,7 +279,7 @@ def test_a_namespace_of_a_lost_node_is_not_used(scene: Scene) -> None:
     assert scene.cluster.admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}}) == 200
     pool = scene.start(scene.label("space", "namespace"), **{"launch-retries": 1})
     scene.bench.wait_state(scene.bench.submit("space"), "failed")
-    assert "is there already, and is none of this node's" in problems(pool, "space")
+    assert "exists already, and is not this node's" in problems(pool, "space")
     wait_for(lambda: not scene.bench.nodes(state=None), 30, "no record")
     assert set(scene.namespaces()) == {name}
 
@@ -293,7 +293,7 @@ def test_a_namespace_of_others(scene: Scene) -> None:
     pool = scene.start(scene.label("space", "namespace"), **{"launch-retries": 1})
     request = scene.bench.submit("space")
     scene.bench.wait_state(request, "failed")
-    assert "is there already, and is none of this node's" in problems(pool, "space")
+    assert "exists already, and is not this node's" in problems(pool, "space")
     wait_for(lambda: not scene.bench.nodes(state=None), 30, "no record")
     assert set(scene.namespaces()) == {name}
     (node,) = scene.bench.get("space")

@@ -1,4 +1,4 @@
-"""How to reach the cluster and who we are there: kubeconfig, exec plug-ins, or the account of the pod that we run in (KUB-3)."""
+"""Access to the cluster: kubeconfig, exec plug-ins, or the account of our own pod (KUB-3)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Paths:
 
 
 class KubeconfigAccess:
-    """Read by the package ``kubernetes``, which knows all kinds of authentication.
+    """Access read by the package ``kubernetes``, which supports all types of authentication.
 
     :raises NoAccess: it cannot be used.
     """
@@ -101,7 +101,7 @@ class KubeconfigAccess:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except ConfigException as error:
             raise NoAccess(
-                f"there is no kubeconfig file ({_Paths(self._context)}), and this is no pod of a cluster ({error}); "
+                f"the kubeconfig file does not exist ({_Paths(self._context)}), and this is not a pod of a cluster ({error}); "
                 "write one, or set KUBECONFIG for the launcher"
             ) from error
         self._in_cluster = True

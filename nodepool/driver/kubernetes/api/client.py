@@ -47,7 +47,7 @@ class Cluster(Protocol):
 
 
 class Stream:
-    """Events of a watch, as they come; ended by :meth:`close` from any thread."""
+    """Events of a watch as they arrive; ended by :meth:`close` from any thread."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
         self._response: Any = response
@@ -63,7 +63,7 @@ class Stream:
                     if line.strip():
                         event = json.loads(line)
                         if not isinstance(event, dict):
-                            raise ConnectionFailed(f"{self._what}: what came is no event")
+                            raise ConnectionFailed(f"{self._what}: received data is not an event")
                         yield event
         except (HTTPError, OSError, ValueError) as error:
             raise ConnectionFailed(f"{self._what}: {error}") from error
@@ -90,7 +90,7 @@ class Client:
         self._pool = self._make_pool()
         self._renewed = 0
         if self.skip_tls:
-            # Told once; the library would with each call.
+            # Logged once; the library would warn with each call.
             urllib3.disable_warnings(InsecureRequestWarning)
             log.warning("Certificates of %s are not verified, as the kubeconfig says (insecure-skip-tls-verify)", self.host)
 
@@ -137,7 +137,7 @@ class Client:
             query["continue"] = str(metadata["continue"])
 
     def watch(self, kind: Kind, selector: str, version: str, seconds: int, namespace: str | None = None) -> Stream:
-        """Changes after that version, for at most so many seconds."""
+        """Return a stream of changes after that version, for at most `seconds`."""
         query = {
             "watch": "1", "labelSelector": selector, "resourceVersion": version, "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
@@ -159,12 +159,12 @@ class Client:
         except ValueError:
             raise ConnectionFailed(f"{what}: the answer is not JSON ({len(response.data)} bytes)") from None
         if not isinstance(answer, dict):
-            raise ConnectionFailed(f"{what}: the answer is no {kind.name} ({len(response.data)} bytes)")
+            raise ConnectionFailed(f"{what}: the answer is not a {kind.name} ({len(response.data)} bytes)")
         return answer
 
     def _send(self, method: str, path: str, what: str, body: Object | None, query: dict[str, str] | None,
               read_timeout: float = TIMEOUT, stream: bool = False) -> urllib3.BaseHTTPResponse:  # fmt: skip
-        """An answer that is none of an error; credentials that are refused are read anew, once."""
+        """Return a successful response; refused credentials are reloaded once."""
         renewed = self._renewed
         response = self._send_once(method, path, what, body, query, read_timeout, stream)
         if response.status == 401:

@@ -1,4 +1,4 @@
-"""Errors of the API server, and their kinds for the shared layer of calls."""
+"""Errors of the API server, and their kinds for the shared call layer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _AGAIN = (409, 500, 502, 503, 504)
 
 
 class ApiError(Exception):
-    """The server refuses, or says what is none of its answers.
+    """The server refuses a request, or the answer is not from the API server.
 
-    ``status``: of HTTP. ``reason``: the server's word for it, such as ``AlreadyExists``. ``retry_after``: seconds it asks for.
+    ``status``: of HTTP. ``reason``: the server's code, such as ``AlreadyExists``. ``retry_after``: seconds it asks for.
     """
 
     def __init__(self, what: str, status: int, reason: str = "", message: str = "", retry_after: float | None = None) -> None:

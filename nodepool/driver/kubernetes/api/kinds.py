@@ -1,4 +1,4 @@
-"""Kinds of objects, and where the API server has them."""
+"""Kinds of objects and their paths in the API."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One watch for all objects of a kind that somebody waits for: the server tells what has changed (KUB-7).
+"""One watch for all objects of a kind that machines wait for (KUB-7).
 
-What it tells is news, not proof: a waiting machine that cannot tell whether an object has vanished asks for it.
+Events are hints, not proof: a waiting machine that cannot know whether an object has vanished queries it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nodepool.driver.kubernetes.api.client import Client, Cluster, Object, Strea
 from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess
 from nodepool.driver.kubernetes.api.kinds import Kind
 
-#: Seconds after which the server ends a watch, and it is begun anew.
+#: Seconds after which the server ends a watch, and a new one is started.
 SECONDS = 240
-#: After a watch that could not be made.
+#: After a watch that could not be started.
 BACKOFF = Backoff(0.2, 15.0)
-#: Seconds between two questions for an object while the watch works, in case it tells nothing; and while it does not.
+#: Seconds between two queries for an object while the watch works, in case it reports nothing; and while it does not work.
 QUIET = 15.0
 WITHOUT = (0.05, 0.1, 0.2, 0.4, 0.8)
 
@@ -29,7 +29,7 @@ KeyOf = Callable[[Object], str]
 
 
 class Waiting:
-    """Someone who waits for changes of one object."""
+    """A machine that waits for changes of one object."""
 
     def __init__(self, watcher: Watcher, key: str, wake: Callable[[], None]) -> None:
         self._watcher = watcher
@@ -38,21 +38,21 @@ class Waiting:
         self._news: Object | None = None
         self._doubt = False
         self._asked = 0
-        #: Uid of the object of this name that the server has told to be gone.
+        #: Uid of the object of this name that the server has reported as deleted.
         self.deleted: str | None = None
 
     def take(self) -> Object | None:
-        """What was told last, once."""
+        """Return the last reported state, once."""
         news, self._news = self._news, None
         return news
 
     def doubtful(self) -> bool:
-        """Whether it may have vanished, or be otherwise than it was told; once."""
+        """Return, once, whether the object may have vanished or changed without a report."""
         doubt, self._doubt = self._doubt, False
         return doubt
 
     def pause(self) -> float:
-        """Seconds until it is worth a question of its own."""
+        """Return the seconds until the object should be queried."""
         self._asked += 1
         if self._watcher.live:
             return QUIET
@@ -70,10 +70,10 @@ class Waiting:
 
 
 class Watcher:
-    """Begins when somebody waits for the first time; ends with :meth:`stop`.
+    """Watches objects from the first :meth:`wait_for` until :meth:`stop`.
 
-    :param key: what the object is waited for by.
-    :param allowed: the account may watch these; else those who wait ask.
+    :param key: returns the key by which an object is waited for.
+    :param allowed: the account may watch these; otherwise the waiting machines query.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class Watcher:
         self._stream: Stream | None = None
         self._stopped = False
         self._failures = 0
-        #: From which on changes are told; none: all objects have to be listed first.
+        #: The version after which changes are reported; none: all objects have to be listed first.
         self._version = ""
-        #: The server tells what changes.
+        #: The server reports changes.
         self.live = False
         #: Why it does not, for operators.
         self.trouble: str | None = None
 
     def wait_for(self, key: str, wake: Callable[[], None]) -> Waiting:
-        """Be told of changes that come after this."""
+        """Register for changes from now on."""
         waiting = Waiting(self, key, wake)
         with self._lock:
             self._waiting.setdefault(key, []).append(waiting)
@@ -137,7 +137,7 @@ class Watcher:
                 if not self._version:
                     self._version = self._list()
                 told = self._follow()
-                # One that ends at once, without a word, is none.
+                # A watch that ends immediately without an event counts as failed.
                 self._failures = 0 if told or self._calls.clock() - begun > 1 else self._failures + 1
             except CallsStopped:
                 return
@@ -160,24 +160,24 @@ class Watcher:
         self._failures += 1
         if self._stopped:
             return
-        trouble = f"changes of {self._kind.plural} are not told: {error}"
+        trouble = f"changes of {self._kind.plural} are not reported: {error}"
         if isinstance(error, ApiError) and error.status == 403:
             trouble += f" (allow the account of this launcher to list and watch {self._kind.plural}; it asks for each until then)"
         if self.trouble is None and (self._failures > 1 or not isinstance(error, ConnectionFailed)):
             self.trouble = trouble
             self._log.warning("Provider %s: %s", self._calls.name, trouble)
-        # Those who wait ask themselves from now on.
+        # The waiting machines query from now on.
         for waiting in self._all():
             self._tell(waiting, None)
 
     def _works(self) -> None:
         self.live = True
         if self.trouble is not None:
-            self._log.info("Provider %s: changes of %s are told again", self._calls.name, self._kind.plural)
+            self._log.info("Provider %s: changes of %s are reported again", self._calls.name, self._kind.plural)
             self.trouble = None
 
     def _list(self) -> str:
-        """Tell all how things are; the version from which on changes are told."""
+        """Report the state of all objects; return the version after which changes are reported."""
         cluster = self._cluster
         assert isinstance(cluster, Client)
         before = self._all()
@@ -188,7 +188,7 @@ class Watcher:
         return version
 
     def _follow(self) -> bool:
-        """Until the server ends the watch; whether it has told anything."""
+        """Report events until the server ends the watch; return whether there were any."""
         cluster = self._cluster
         assert isinstance(cluster, Client)
         stream = cluster.watch(self._kind, self._selector, self._version, SECONDS, self._namespace)
@@ -238,4 +238,4 @@ class Watcher:
         try:
             waiting.tell(found, deleted)
         except Exception:
-            self._log.exception("Error telling about %s %s:", self._kind.name, waiting.key)
+            self._log.exception("Error reporting a change of %s %s:", self._kind.name, waiting.key)
