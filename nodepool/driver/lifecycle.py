@@ -16,7 +16,7 @@ from nodepool.driver.provider import Provider
 from nodepool.exceptions import FOREIGN
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Seconds that running launches may take at a stop; when their cloud does not answer at all; that threads have which wait for it.
+#: Seconds for running launches at a stop; the same when their cloud does not answer at all; and for the threads that wait.
 LAUNCH_GRACE, SILENT_GRACE, SILENT_JOIN = 5.0, 0.8, 0.2
 #: Seconds that a reload waits for providers to start.
 START_GRACE = 2.0
@@ -38,7 +38,7 @@ def provider_problems(config: Config) -> list[Problem]:
             try:
                 found += [Problem(line, name) for line in told_by.troubles()]
             except Exception as error:  # a driver may raise anything
-                found.append(Problem(one_line(f"its driver cannot tell its troubles: {error!r}"), name))
+                found.append(Problem(one_line(f"its driver cannot report its problems: {error!r}"), name))
         try:
             found += [
                 Problem(one_line(f"host {host.get('problem') or host.get('name')}"), name)
@@ -62,12 +62,12 @@ def is_stopping(manager: Provider) -> bool:
 
 
 def is_silent(manager: Provider, since: float) -> bool:
-    """Whether calls to the provider's cloud wait for answers and none has come ``since`` then (monotonic seconds)."""
+    """Return whether cloud calls are pending without any answer ``since`` then (monotonic s)."""
     return manager.cloud_calls is not None and manager.cloud_calls.silent(since)
 
 
 def started(config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Any:
-    """A new, started provider, or what it raised."""
+    """Return a new, started provider, or the exception that it raised."""
     try:
         with purpose.making(only_images):
             manager = get_provider(config)
@@ -79,7 +79,7 @@ def started(config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> An
 
 
 def call(manager: Provider, method: str) -> None:
-    """Call a method of a provider's life; what it raises is logged."""
+    """Call a life cycle method of a provider, logging exceptions."""
     try:
         getattr(manager, method)()
     except FOREIGN:
@@ -98,7 +98,7 @@ class Starts:
         self._slow: dict[str, tuple[ProviderConfig, Future[Any]]] = {}
 
     def is_starting(self, name: str) -> bool:
-        """Whether a reload has not waited for the provider: the one that runs is idle until its successor is taken over."""
+        """Return whether the provider is still starting after a reload; the old one is idle."""
         return name in self._slow
 
     def start(
@@ -142,7 +142,7 @@ class Starts:
 
     @staticmethod
     def _drop(slow: tuple[ProviderConfig, Future[Any]] | None) -> None:
-        """Nobody wants this provider any more: it is stopped when it has started."""
+        """Stop a provider that is no longer needed once it has started."""
 
         def stop(future: Future[Any]) -> None:
             if not isinstance(future.result(), FOREIGN):
@@ -169,11 +169,11 @@ class ProviderManager:
     ) -> None:
         """Fill ``new_config.provider_managers``.
 
-        :param retire: stops a provider that was replaced or removed; default: at once.
+        :param retire: stops a provider that was replaced or removed; default: immediately.
         :param starts: starts them; a reload waits `START_GRACE` seconds for it; default: for all of them.
 
-        Equal providers are kept; changed ones are told to idle, replaced and then stopped; those that vanished are
-        idled and stopped.  One that does not start is logged and left out.  A changed one keeps its former
+        Equal providers are kept; changed ones are idled, replaced and then stopped; those that vanished are
+        idled and stopped.  One that does not start is logged and skipped.  A changed one keeps its previous
         configuration, idle, while its successor is starting.
         """
         # At the first start a label without a provider would have its requests fail.
@@ -190,7 +190,7 @@ class ProviderManager:
                 new_config.provider_managers[config.name] = running.pop(config.name)
                 continue
             if manager is not None:
-                cls.log.info("Provider %s has changed; starting it anew", config.name)
+                cls.log.info("Provider %s has changed; restarting it", config.name)
             wanted.append(config)
         for name, manager in running.items():
             if name not in new_config.providers:

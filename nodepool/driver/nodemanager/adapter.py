@@ -43,7 +43,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 START_TIMEOUT = 2.0
 #: Seconds for the lists of all hosts: while assignment waits, and for the periodic pass.
 QUOTA_TIMEOUT, PASS_TIMEOUT = 2.0, 15.0
-#: Seconds for what is nice to have, on the thread that advances all launches.
+#: Seconds for optional data, fetched on the thread that advances all launches.
 CONSOLE_TIMEOUT = 2.0
 #: States of slivers that cannot be used before an operator does something about it.
 NOT_RUNNING = ("failed", "stopped", "disabled", "deleting", "absent")
@@ -98,7 +98,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         return found[0] if found else None
 
     def never_fits(self, label: NodeManagerLabel, az: str | None) -> str | None:
-        """Why no host could ever take a sliver of this label; None when one could."""
+        """Return why no host could ever run a sliver of this label; None when one could."""
         reasons = []
         for host in self.hosts.all():
             capacity = host.capacity
@@ -137,7 +137,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             self._waiting.add(machine)
 
     def hosts_changed(self, machine: CreateMachine) -> bool:
-        """Whether there is news for a machine that waits for hosts."""
+        """Return whether hosts have changed for a machine that waits for them."""
         with self._lock:
             return machine not in self._waiting
 
@@ -151,15 +151,15 @@ class NodeManagerAdapter(statemachine.Adapter):
     # -- deleting
 
     def delete(self, host_name: str, sliver: str) -> Future[bool]:
-        """True when it is gone.
+        """Delete a sliver; the result is True when it is deleted.
 
-        :raises NotFound: the host is none of ours any more.
-        :raises RpcError: the host is not there at present.
+        :raises NotFound: the host is not ours any more.
+        :raises RpcError: the host is not available at present.
         """
         host = self.hosts.get(host_name)
         if host is None and not self.provider.discover:
             self.log.warning(
-                "Host %s is not in provider %s any more; sliver %s is left to its lease", host_name, self.provider.name, sliver
+                "Host %s is not in provider %s any more; sliver %s ends with its lease", host_name, self.provider.name, sliver
             )
             raise exceptions.NotFound
         if host is None or host.gone:
@@ -195,7 +195,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         return [host.describe() for host in self.hosts.all()]
 
     def _lists(self, timeout: float) -> list[tuple[ManagedHost, list[dict[str, Any]] | None]]:
-        """Slivers of each host, all asked at once; None: the host has not answered within so many seconds."""
+        """Return the slivers of all hosts, queried in parallel; None: no answer in time."""
         deadline = time.monotonic() + timeout
         asked = [(host, host.list_slivers() if host.usable else None) for host in self.hosts.all()]
         found: list[tuple[ManagedHost, list[dict[str, Any]] | None]] = []
@@ -207,12 +207,12 @@ class NodeManagerAdapter(statemachine.Adapter):
                 try:
                     slivers = future.result(max(0.0, deadline - time.monotonic()))
                 except (RpcError, RpcFault, FutureTimeout) as error:
-                    self.log.warning("Host %s cannot be listed: %s", host.name, str(error) or "it takes too long")
+                    self.log.warning("Listing slivers of host %s failed: %s", host.name, str(error) or "no answer in time")
             found.append((host, slivers))
         return found
 
     def listInstances(self) -> Iterable[NodeManagerInstance]:
-        """Of a host that does not answer, what it last had."""
+        """Return the slivers of all hosts; of a host that does not answer, the last known ones."""
         return [
             NodeManagerInstance(host, sliver, self.provider)
             for host, slivers in self._lists(QUOTA_TIMEOUT)
@@ -233,7 +233,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         ]
 
     def listResources(self) -> Iterable[NodeManagerResource]:
-        """Of hosts that answer only: what is missing here is never taken for gone."""
+        """Return the slivers of hosts that answer: missing ones do not count as deleted."""
         return [NodeManagerResource(host.name, sliver) for host, slivers in self._lists(PASS_TIMEOUT) for sliver in slivers or ()]
 
     def periodic(self) -> None:
@@ -271,7 +271,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         )
 
     def _tend(self, host: ManagedHost, strays: list[str], due: list[str]) -> None:
-        """Part of the periodic pass: leases of our slivers go on as long as a launcher lives."""
+        """Renew leases of our slivers in the periodic pass, as long as a launcher lives."""
         try:
             for name in strays:
                 self.log.warning("Deleting sliver %s on %s: its node is on another host", name, host.name)
@@ -338,7 +338,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             return str(future.result(CONSOLE_TIMEOUT))
         except (RpcError, RpcFault, FutureTimeout) as error:
             self.log.warning(
-                "The console of %s on %s cannot be had: %s", external_id["sliver"], host.name, str(error) or "it takes too long"
+                "Console of %s on %s is not available: %s", external_id["sliver"], host.name, str(error) or "no answer in time"
             )
             return None
 
@@ -372,13 +372,13 @@ class NodeManagerAdapter(statemachine.Adapter):
         md5: str | None = None,
         sha256: str | None = None,
     ) -> str:
-        """To all hosts at the same time; hosts that cannot take it get no slivers of it.
+        """Upload to all hosts in parallel; hosts that refuse it get no slivers of it.
 
-        :raises HostError: no host took it.
+        :raises HostError: no host accepted it.
         """
 
         def send(host: ManagedHost) -> None:
-            # One that hangs is found out before a large file goes there.
+            # Detects a host that hangs before a large file is sent.
             host.call("GetCapacity")
             with open(filename, "rb") as stream:
                 host.upload(image_name, stream, sha256, UPLOAD_STALL)
@@ -412,5 +412,5 @@ class NodeManagerAdapter(statemachine.Adapter):
             try:
                 future.result(max(0.0, deadline - time.monotonic()))
             except (RpcError, RpcFault, FutureTimeout) as error:
-                failures.append(f"{host.name}: {str(error) or 'it takes too long'}")
+                failures.append(f"{host.name}: {str(error) or 'no answer in time'}")
         return failures

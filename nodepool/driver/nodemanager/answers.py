@@ -76,7 +76,7 @@ def _sliver(answer: object, what: str, name: object = None) -> None:
     if name is not None and found["name"] != name:
         raise _bad(f"{what}.name", repr(name), found["name"])
     _optional_texts(found, what, ("state", "username", "ssh_address"))
-    # Users of the host choose what is in the metadata; see metadata_of().
+    # Users of the host choose the content of the metadata; see metadata_of().
     for title in ("metadata", "effective"):
         if found.get(title) is not None:
             _dictionary(found[title], f"{what}.{title}")

@@ -18,7 +18,7 @@ from nodepool.nodemanager.confinement import privileges
 
 _RATE = re.compile(r"(\d+)([kmg]?)\Z", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
-#: Image formats that a node manager can make a root tree of.
+#: Image formats from which a node manager can create a root tree.
 IMAGE_TYPE = "tar"
 
 
@@ -29,13 +29,13 @@ _URL = re.compile(r"unix:/|https?://[^/]")
 
 
 def bits(value: object) -> int:
-    """``100m`` -> 100,000,000 bit/s.
+    """Return ``100m`` as 100,000,000 bit/s.
 
-    :raises v.Invalid: it is no rate.
+    :raises v.Invalid: it is not a rate.
     """
     match = _RATE.match(str(value))
     if match is None:
-        raise v.Invalid(f"{value!r} is no rate; bit/s with k, m or g are wanted, such as 100m")
+        raise v.Invalid(f"{value!r} is not a rate; use bit/s with k, m or g, such as 100m")
     return int(match[1]) * _FACTORS[match[2].lower()]
 
 
@@ -44,7 +44,7 @@ class NodeManagerImage(ConfigValue):
 
     def __init__(self) -> None:
         self.name: str = ""
-        #: What slivers are made of; None: what was uploaded.
+        #: Root of slivers; None: the uploaded image.
         self.root: str | None = None
         self.pause = False
         self.username: str | None = "root"
@@ -168,7 +168,7 @@ class NodeManagerHost(ConfigValue):
         self.client_key: str | None = options.get("client-key")
         self.ssh_address: str | None = options.get("ssh-address")
         self.group: str | None = options.get("group")
-        #: What it must call itself.
+        #: The name that the host must report.
         self.expected_name: str | None = None
 
 
@@ -227,8 +227,8 @@ class NodeManagerProviderConfig(ProviderConfig):
                 raise ConfigError(f"host {host.name} is given twice", where=("hosts", number))
             if not _URL.match(host.url):
                 raise ConfigError(
-                    f"host {host.name}: {host.url!r} is no address of a node manager; unix:/path, "
-                    "https://host:port or http://127.0.0.1:port is wanted",
+                    f"host {host.name}: {host.url!r} is not an address of a node manager; use unix:/path, "
+                    "https://host:port or http://127.0.0.1:port",
                     where=("hosts", number, "url"),
                 )
             if host.url.startswith("https:") and not (host.ca_cert and host.client_cert and host.client_key):
@@ -241,12 +241,12 @@ class NodeManagerProviderConfig(ProviderConfig):
             raise ConfigError(
                 f"lease-time must be at least {MIN_LEASE} s: launchers renew leases about once a minute", where=("lease-time",)
             )
-        # A backing node may have to be made first.
+        # A backing node may have to be launched first.
         self.boot_timeout = options.get("boot-timeout", 30 if self.backing is None else 120)
         self.launch_timeout = options.get("launch-timeout", 60 if self.backing is None else 3600)
         self.launch_retries = options.get("launch-retries", 3)
         self.rate = options.get("rate", 100)
-        # What is spread over backing nodes keeps all of them.
+        # Slivers that are spread over backing nodes would keep all of them in use.
         self.placement = options.get("placement", "spread" if self.backing is None else "pack")
         self.post_upload_hook = options.get("post-upload-hook")
         self.ssh_keys = options.get("ssh-keys", "")

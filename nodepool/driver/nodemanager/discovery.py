@@ -40,7 +40,7 @@ def parse(name: str, data: bytes | None, provider: NodeManagerProviderConfig) ->
 
 
 class HostTree(Tree[dict[str, Any]]):
-    """Follows the announcements; they are ephemeral, and a host is gone when its is."""
+    """Follows the ephemeral announcements of hosts; a host exists as long as its announcement."""
 
     def __init__(self, client: ZooKeeperClient, provider: NodeManagerProviderConfig, hosts: Hosts) -> None:
         super().__init__(client, ROOT)

@@ -1,6 +1,6 @@
-"""The hosts of a provider: calls that do not wait for each other, what is known of each, placement (NM-C.8).
+"""The hosts of a provider: independent calls, cached state, placement (NM-C.8).
 
-No host is ever waited for by who decides: what is known is asked for in the background, each host on threads of its own.
+Decisions never wait for a host: its state is queried in the background, by separate threads per host.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from nodepool.nodemanager.api.client import Client, RpcError, RpcFault, Tls
 
 #: Seconds that a list of slivers, and a capacity, are good for.
 LIST_TTL, CAPACITY_TTL = 1.0, 10.0
-#: Seconds between two looks at a host: at least, when something has changed; when it did not answer.
+#: Seconds between two polls of a host: minimum after a change; after a failure.
 LOOK_AGAIN, PROBE_AGAIN = 0.2, 2.0
-#: Seconds for calls that the host answers at once.
+#: Seconds for calls that the host answers immediately.
 CALL_TIMEOUT, PROBE_TIMEOUT = 10.0, 5.0
 #: Threads for each host: for short calls, and for those that wait for slivers.
 CALLERS, WAITERS = 8, 16
-#: Seconds that a host on which a launch failed comes after the others.
+#: Seconds for which a host with a failed launch is used only after the others.
 AVOID = 30.0
 
 
@@ -118,10 +118,10 @@ class ManagedHost:
     def ask(
         self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT, wait: bool = False, patient: bool = False
     ) -> Future[Any]:
-        """A call on a thread of this host; fails at once while the host is known not to answer.
+        """Make a call on a thread of this host; fails immediately while it is known not to answer.
 
-        :param wait: it takes its time on purpose.
-        :param patient: ask whatever is known.
+        :param wait: the call waits for something on the host.
+        :param patient: call whatever is known about the host.
         """
 
         def run() -> Any:
@@ -152,7 +152,7 @@ class ManagedHost:
         self.client.delete_image(image, CALL_TIMEOUT)
 
     def stop(self) -> None:
-        """End calls under way."""
+        """Abort running calls."""
         with self._lock:
             self._stopped = True
             client = self._client
@@ -175,7 +175,7 @@ class ManagedHost:
         self.forget()
         self.look()
 
-    # -- what is known
+    # -- known state
 
     @property
     def usable(self) -> bool:
@@ -184,13 +184,13 @@ class ManagedHost:
 
     @property
     def asked(self) -> bool:
-        """Whether there is a first answer, or failure."""
+        """Return whether the first query has been answered or has failed."""
         return self._answers or (self._asked >= 0 and not self._probing)
 
     def failed(self, error: Exception) -> None:
-        """It did not answer: it is left out until it does."""
+        """Record that the host did not answer; it is skipped until it does."""
         if self._answers and not self._stopped:
-            self._log.warning("Host %s does not answer and is left out for now: %s", self.name, error)
+            self._log.warning("Host %s does not answer, skipping it for now: %s", self.name, error)
         self.problem = f"{self.name}: {error}"
         self._answers = False
         self._asked = time.monotonic()
@@ -203,9 +203,9 @@ class ManagedHost:
         return time.monotonic() < self._avoid_until
 
     def forget(self) -> None:
-        """Something has changed.
+        """Drop cached data after a change.
 
-        A sliver that is gone must not be seen in a list again when its node is not there any more: that would be use by others.
+        A deleted sliver must not appear in a list when its node no longer exists: it would count as use by others.
         """
         self._stale = True
         with self._lock:
@@ -257,7 +257,7 @@ class ManagedHost:
 
     @property
     def capacity(self) -> dict[str, Any] | None:
-        """What it last said; None: nothing yet. Never waits."""
+        """Return the last known capacity; None: not known yet. Never waits."""
         self.look()
         return self._capacity
 
@@ -278,7 +278,7 @@ class ManagedHost:
         return address
 
     def reserve(self, needed: Callable[[Mapping[str, Any]], Needs]) -> None:
-        """A sliver is about to be made; counts until the next look."""
+        """Count a sliver that is going to be created, until the next poll."""
         with self._lock:
             if self._capacity is not None:
                 given, needs = dict(self._capacity["allocated"]), needed(self._capacity)
@@ -287,7 +287,7 @@ class ManagedHost:
                 self._capacity = {**self._capacity, "allocated": given}
 
     def free(self) -> Free:
-        """What is not given away."""
+        """Return the unassigned resources."""
         found = self._capacity
         if found is None:
             return Free(Needs(0.0, 0.0, 0.0), 0.0)
@@ -310,7 +310,7 @@ class ManagedHost:
         return row
 
     def list_slivers(self) -> Future[list[dict[str, Any]]]:
-        """All of the host, at most a second old; who asks at the same time shares the answer."""
+        """Return all slivers of the host, at most 1 s old; concurrent callers share a query."""
         with self._lock:
             if self._list is not None:
                 asked, future = self._list
@@ -347,7 +347,7 @@ class Hosts:
         self._changed()
 
     def start(self, timeout: float) -> None:
-        """Ask all; returns when each has answered or failed, at most after so many seconds."""
+        """Poll all hosts; wait until each has answered or failed, for at most `timeout` seconds."""
         for host in self.all():
             host.look()
         with self._condition:
@@ -358,7 +358,7 @@ class Hosts:
             host.stop()
 
     def all(self) -> list[ManagedHost]:
-        """Those that are not known to be gone."""
+        """Return the hosts that are not known to have left."""
         return [host for host in list(self._hosts.values()) if not host.gone]
 
     def get(self, name: str) -> ManagedHost | None:
@@ -392,7 +392,7 @@ class Hosts:
         host = self._hosts.get(name)
         if host is None or name in self._configured or host.gone:
             return
-        self._log.warning("Host %s is not announced any more; it gets no slivers, those it has are left to their lease", name)
+        self._log.warning("Host %s is not announced any more; it gets no new slivers, the others end with their leases", name)
         host.problem = f"{name}: it is not announced any more"
         host.gone = True
         self._host_changed()
@@ -402,9 +402,9 @@ class Hosts:
     def candidates(
         self, az: str | None, placement: str, needed: Callable[[Mapping[str, Any]], Needs], image: str, without: Collection[str]
     ) -> list[ManagedHost]:
-        """Hosts that answer, best first: most room (spread) or least (pack); those that look unfit come last.
+        """Return the hosts that answer: most free first (spread) or last (pack), unfit last.
 
-        :param needed: by a sliver, on a host of that capacity.
+        :param needed: returns the needs of a sliver on a host of that capacity.
         """
         found = []
         kind, _, what = image.partition(":")

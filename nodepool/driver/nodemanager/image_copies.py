@@ -38,7 +38,7 @@ class ImageSpreader:
         return found
 
     def run(self, hosts: Iterable[ManagedHost], wanted: set[str]) -> None:
-        """Begin the copies that are missing; returns at once."""
+        """Start the missing copies without waiting for them."""
         answering = [(host, set(host.capacity.get("images", ()))) for host in hosts if host.usable and host.capacity is not None]
         for host, has in answering:
             for image in sorted(wanted - has):

@@ -1,4 +1,4 @@
-"""One sliver on its way to being ready, or gone (NM-C.8)."""
+"""State machines for the creation and deletion of one sliver (NM-C.8)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nodepool.nodemanager.texts import clean
 WAIT = 10.0
 #: Seconds on top until the host counts as silent.
 MARGIN = 5.0
-#: Seconds that a launch waits for a host that has stopped to answer, before it takes another.
+#: Seconds that a launch waits for a host that has stopped answering, before it uses another one.
 LOST = 5.0
 #: Seconds after which deletion leaves a sliver of a silent host to the clean-up of leaks, and to its lease.
 GIVE_UP = 30.0
@@ -34,7 +34,7 @@ BAD_ARGUMENT, INTERNAL = 102, 104
 
 
 def rspec_of(label: NodeManagerLabel, cores: int) -> dict[str, int]:
-    """Resources of a label on a host with so many cores; only what the label names."""
+    """Return the resources that the label specifies, for a host with `cores` cores."""
     wanted: dict[str, int] = {}
     if label.cpus:
         # Rounded down: slivers for all cores of a host must fit on it.
@@ -54,7 +54,7 @@ def needed_by(label: NodeManagerLabel, capacity: Mapping[str, Any]) -> Needs:
     """What a sliver of the label counts as on a host of that capacity; unlimited memory is all that the host has."""
     default = capacity.get("default")
     rspec = rspec_of(label, int(capacity["cores"]))
-    if default is None:  # an older node manager, which counts what is said only
+    if default is None:  # an older node manager, which counts only specified resources
         return Needs(rspec.get("nm_cpu_guaranteed_share", 0), rspec.get("nm_mem_limit", 0), rspec.get("nm_disk_quota", 0))
     memory = rspec.get("nm_mem_limit", default["memory"])
     if not memory and default["memory"]:
@@ -63,7 +63,7 @@ def needed_by(label: NodeManagerLabel, capacity: Mapping[str, Any]) -> Needs:
 
 
 def too_large(label: NodeManagerLabel, name: str, capacity: Mapping[str, Any]) -> str | None:
-    """What that host has, if it could never take a sliver of the label."""
+    """Return that host's resources if it could never run a sliver of the label, else None."""
     needs = needed_by(label, capacity)
     if needs.cpu <= capacity["cpu"] and needs.memory <= capacity["memory"] and needs.disk <= capacity["disk"]:
         return None
@@ -86,7 +86,7 @@ def quota_of(rspec: dict[str, Any], cores: int) -> QuotaInformation:
 class NodeManagerInstance(statemachine.Instance):
     """A sliver.
 
-    :param quota: what it counts as; default: what it was granted.
+    :param quota: the usage it counts with; default: what it was granted.
     """
 
     def __init__(
@@ -203,11 +203,11 @@ class CreateMachine(SteppedMachine):
             if reason is None:
                 return exceptions.QuotaException(texts)
             texts = reason
-        return exceptions.LaunchStatusException(f"no host takes {self._name}: {texts}")
+        return exceptions.LaunchStatusException(f"no host accepts {self._name}: {texts}")
 
     def _put(self, host: ManagedHost) -> Steps[dict[str, Any] | None]:
         """Return the sliver, or None if another host is needed."""
-        # Before the record goes out: whatever happens, deletion knows where to look.
+        # Before the record is sent: whatever happens, the deletion knows the host.
         self.external_id = {"host": host.name, "sliver": self._name}
         self._reserve(host)
         record = self._adapter.record(self._name, self._label, self._image, self._metadata, host)

@@ -44,7 +44,7 @@ ID_BASE, ID_RANGES = 2_000_000, 50
 
 
 class PrivateDirectory:
-    """For sockets and keys of hosts, locked while it is used; what processes that are gone have left is removed."""
+    """Locked directory for sockets and keys of hosts; those of ended processes are removed."""
 
     def __init__(self) -> None:
         base = tempfile.gettempdir()
@@ -64,7 +64,7 @@ class PrivateDirectory:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             lock_file(descriptor)
-            # One that has just been made is not locked yet.
+            # A new one may not be locked yet.
             if time.time() - os.fstat(descriptor).st_mtime > NEW:
                 shutil.rmtree(path)
         finally:
@@ -76,7 +76,7 @@ class PrivateDirectory:
 
 
 class BackedAdapter(NodeManagerAdapter):
-    """Its hosts come and go with its slivers."""
+    """Adapter whose hosts are created and deleted on demand."""
 
     def __init__(self, provider_config: ProviderConfig) -> None:
         super().__init__(provider_config)
@@ -215,9 +215,9 @@ class BackedAdapter(NodeManagerAdapter):
             self.slots.retire(record)
 
     def vacate(self, record: BackingNodeRecord) -> bool:
-        """Take our node manager off an idle backing node; False when it is to stay.
+        """Remove our node manager from an idle backing node; return False to keep the node.
 
-        One that cannot be reached is given back as it is: what is left there ends by itself, or with the next push.
+        An unreachable one is released as it is: the remains there end automatically, or with the next push.
         """
         node_id = str(record.node_id)
         try:
@@ -276,7 +276,7 @@ class BackedAdapter(NodeManagerAdapter):
             if record is None and self._may_have(host_name):
                 self.slots.adopt_soon(host_name)
                 raise RpcError(f"backing node {host_name} is not known yet")
-            self.log.info("Backing node %s is gone, and sliver %s with it", host_name, sliver)
+            self.log.info("Backing node %s no longer exists, and neither does its sliver %s", host_name, sliver)
             raise exceptions.NotFound
         self.connect(record)
         if self.hosts.get(host_name) is None:

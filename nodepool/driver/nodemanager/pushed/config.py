@@ -11,11 +11,11 @@ from nodepool.config.errors import ConfigError
 from nodepool.driver import ConfigValue
 from nodepool.exceptions import ConfigurationError
 
-#: Of the pushed daemon's configuration: what its place, and the way to it, decide.
+#: Settings of the pushed daemon that depend on its location and connection.
 DECIDED = ("state-dir", "run-dir", "log-file", "host-name", "api")
-#: Options that say in another way where slivers are made, or that need hosts that stay.
+#: Options that contradict backing nodes, or that need permanent hosts.
 CONTRADICTORY = ("hosts", "discover", "ca-cert", "client-cert", "client-key", "diskimages")
-#: Slivers of one backing node, whatever room it has.
+#: Maximum slivers of one backing node, whatever its capacity.
 MAX_SLIVERS = 100
 
 SCHEMA: dict[Any, Any] = {
@@ -31,7 +31,7 @@ SCHEMA: dict[Any, Any] = {
 
 
 class BackingOptions(ConfigValue):
-    """How backing nodes are got, used and given back; times in seconds."""
+    """Options for requesting, using and releasing backing nodes; times in seconds."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         """:raises ConfigError: an option is wrong, missing or of no use."""
@@ -45,7 +45,7 @@ class BackingOptions(ConfigValue):
         for key in CONTRADICTORY:
             if options.get(key):
                 reason = (
-                    "what is uploaded would not reach machines that come later; use a cloud-image whose root is on the "
+                    "uploads would not reach machines that are launched later; use a cloud-image whose root is on the "
                     "backing nodes, such as host"
                     if key == "diskimages"
                     else "backing nodes are the hosts"
@@ -71,7 +71,7 @@ class BackingOptions(ConfigValue):
         for key in DECIDED:
             if key in given:
                 raise ConfigError(
-                    f"backing-config: {key} cannot be chosen, each backing node gets its own", where=("backing-config", key)
+                    f"backing-config: {key} cannot be set, each backing node gets its own", where=("backing-config", key)
                 )
         config = {"max-slivers": MAX_SLIVERS, **copy.deepcopy(given)}
         try:

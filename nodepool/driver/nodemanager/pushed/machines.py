@@ -1,4 +1,4 @@
-"""One sliver on a backing node, on its way to being ready, or gone (NM-C.8, ``backing-label``)."""
+"""State machines of slivers on backing nodes (NM-C.8, ``backing-label``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nodepool.zk.records import NodeRequest
 
 #: How often one launch moves to another backing node before it counts as failed.
 MAX_MOVES = 3
-#: Seconds after which a machine looks by itself, should an event have been lost.
+#: Seconds after which a machine polls, in case an event was lost.
 LOOK_AGAIN = 1.0
 
 
@@ -33,7 +33,7 @@ class BackedHosting(Hosting, Protocol):
 
 
 class BackedCreateMachine(CreateMachine):
-    """Get room on a backing node, wait for the node manager there, put the record, wait for the sliver."""
+    """Creates a sliver: gets a backing node, waits for its node manager, stores the record."""
 
     _adapter: BackedHosting
     _patience = 0.0
@@ -58,9 +58,9 @@ class BackedCreateMachine(CreateMachine):
         self.granted = False
         self.problem: Exception | None = None
         self.moves = 0
-        #: Backing nodes whose node manager had no room after all.
+        #: Backing nodes whose node manager refused the sliver for lack of capacity.
         self.refused: list[BackingNodeRecord] = []
-        #: None: room on another one is needed.
+        #: None: capacity on another one is required.
         self._backing_node: Any = None
 
     def _find_host(self) -> Steps[ManagedHost]:
@@ -77,7 +77,7 @@ class BackedCreateMachine(CreateMachine):
             if host is not None and host.usable and not record.lost:
                 return host
             if record.lost or record.failed:
-                self._move("it is gone" if record.lost else adapter.problem(node_id))
+                self._move("it no longer exists" if record.lost else adapter.problem(node_id))
                 continue
             adapter.connect(record)
             adapter.wait_for_hosts(self)
@@ -86,7 +86,7 @@ class BackedCreateMachine(CreateMachine):
             yield Wait(until=time.monotonic() + LOOK_AGAIN)
 
     def _get(self) -> Steps[None]:
-        """Wait for room on a backing node."""
+        """Wait for capacity on a backing node."""
         slots = self._adapter.slots
         slots.allocate(self)
         while True:
@@ -97,12 +97,12 @@ class BackedCreateMachine(CreateMachine):
             yield Wait(until=time.monotonic() + LOOK_AGAIN)
 
     def _move(self, reason: str) -> None:
-        """This backing node is no good: take another."""
+        """Give up this backing node and use another one."""
         text = f"Backing node {self._backing_node.id} cannot be used: {reason}"
         self.moves += 1
         if self.moves > MAX_MOVES:
             raise exceptions.LaunchStatusException(text)
-        self._log.warning("%s; sliver %s goes to another", text, self._name)
+        self._log.warning("%s; sliver %s is moved to another", text, self._name)
         self._backing_node = None
 
     # -- of the framework's other hosts these steps are different
@@ -118,13 +118,16 @@ class BackedCreateMachine(CreateMachine):
         self.external_id = None
         alone = len(self.record.allocations()) <= 1
         if alone or fault.code != INTERNAL or not fault.text.startswith("quota:"):
-            raise exceptions.LaunchStatusException(f"backing node {host.name} does not take {self._name}: {fault.text}") from None
-        self._log.info("Backing node %s has no room for %s: %s", host.name, self._name, fault.text)
+            raise exceptions.LaunchStatusException(f"backing node {host.name} rejects {self._name}: {fault.text}") from None
+        self._log.info("Backing node %s has no capacity for %s: %s", host.name, self._name, fault.text)
         self.refused.append(self.record)
         self._backing_node = None
 
     def _leave(self, host: ManagedHost, error: RpcError) -> None:
-        """Slivers survive both the connection and the node manager; the same record again is no other sliver."""
+        """Keep waiting: slivers survive the loss of both the connection and the node manager.
+
+        Sending the same record again does not create another sliver.
+        """
         self._log.info("Sliver %s waits for its node manager: %s", self._name, error)
 
     def _instance(self, host: ManagedHost, sliver: dict[str, Any]) -> NodeManagerInstance:
@@ -147,7 +150,7 @@ class BackedCreateMachine(CreateMachine):
 
 
 class BackedDeleteMachine(DeleteMachine):
-    """The slot is free when the sliver is gone."""
+    """Deletes a sliver and then frees its slot."""
 
     _adapter: BackedHosting
 

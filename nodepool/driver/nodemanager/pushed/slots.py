@@ -1,8 +1,8 @@
-"""Which slivers are on which backing node: metastatic's bookkeeping, with the room that node managers really have.
+"""Assigns slivers to backing nodes by the actual capacity of their node managers.
 
-Records, locks and writes are those of MST-3. ``label`` in ``user_data`` is the backing label, as all
-labels of the provider share a backing node, and ``slots`` is the number of slivers that its node manager admits; a slot is
-reserved there before the sliver is made, so that of two launchers none gives back what the other is about to use.
+Bookkeeping, records, locks and writes are those of the metastatic driver (MST-3). ``label`` in ``user_data`` is the backing
+label, as all labels of the provider share a backing node, and ``slots`` is the number of slivers that its node manager admits;
+a slot is reserved before the sliver is created, so that no launcher releases what another one is about to use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Owner(Protocol):
 
 
 class BackingNodes(BackingSlots):
-    """Gets, shares and gives back the backing nodes of one provider."""
+    """Requests, shares and releases the backing nodes of one provider."""
 
     def __init__(self, provider_config: Any, zk_conn: Callable[[], Any], owner: Owner) -> None:
         super().__init__(provider_config, zk_conn, logging.getLogger("nodepool.NodeManagerAdapter.backing"))
@@ -59,7 +59,7 @@ class BackingNodes(BackingSlots):
             machine.problem = exceptions.LaunchStatusException(problem)
         elif self.full and self.find_free(machine) is None:
             machine.problem = exceptions.QuotaException(
-                f"there are {self.options.max_nodes} backing nodes (max-backing-nodes), and none has room"
+                f"all {self.options.max_nodes} backing nodes (max-backing-nodes) are full"
             )
         else:
             super().place(machine, actions)
@@ -72,7 +72,7 @@ class BackingNodes(BackingSlots):
         return limit is not None and sum(1 for record in self.book if not record.lost) >= limit
 
     def _impossible(self, label: DriverLabel) -> str | None:
-        """Why no backing node that we know of could ever take this label."""
+        """Return why no backing node that we know of could ever run this label."""
         seen = self._seen.get(label.backing_label)
         if seen is None:
             return None
@@ -82,7 +82,7 @@ class BackingNodes(BackingSlots):
         return f"label {label.name} is too large for backing nodes of label {label.backing_label}: {reason}"
 
     def move_to_room(self, machine: Any) -> None:
-        """Who waits for a backing node that has not come yet takes room that became free elsewhere."""
+        """Move a machine that waits for a new backing node to capacity that became free elsewhere."""
         actions: list[Action] = []
         with self.lock:
             record = machine.record
@@ -99,7 +99,7 @@ class BackingNodes(BackingSlots):
             self.housekeeping.became_idle(record)
 
     def slot_freed(self, record: BackingNodeRecord, actions: list[Action]) -> BackingNodeRecord | None:
-        return None  # a slot is not room enough: see move_to_room
+        return None  # a slot does not imply enough capacity: see move_to_room
 
     def find_free(self, machine: Any) -> BackingNodeRecord | None:
         oldest = time.time() - self.options.max_age if self.options.max_age is not None else 0.0
@@ -110,7 +110,7 @@ class BackingNodes(BackingSlots):
             room = self._room(record, machine)
             if room is not None:
                 host = self.owner.hosts.get(record.node_id or "")
-                # What is there, what is on its way, what does not answer.
+                # Available, requested, not answering.
                 order = 1 if host is None else 0 if host.usable else 2
                 found.append((order, room if self.provider.placement == "pack" else -room, number, record))
         return min(found, key=lambda entry: entry[:-1])[-1] if found else None
@@ -125,7 +125,7 @@ class BackingNodes(BackingSlots):
         else:
             capacity = self._seen.get(record.label_name)
             if capacity is None:
-                return math.inf  # the first one tells how large they are: until then all wait for it
+                return math.inf  # the first one shows their size: until then all wait for it
             free = Free(Needs(capacity["cpu"], capacity["memory"], capacity["disk"]), capacity["slivers"])
         for other in list(self.unsent.values()):
             if other.record is record and other is not machine:

@@ -1,6 +1,7 @@
-"""One SSH connection to a backing node: pushes the node manager, keeps it running, and brings its API here (NM-C.8).
+"""SSH connection to a backing node: pushes the node manager and forwards its API (NM-C.8).
 
-OpenSSH's client does it: its multiplexing gives the Unix socket of the API a place in a directory that only we can read, so
+It uses OpenSSH's client: its multiplexing forwards the Unix socket of the API to a directory that only we can read, so
+that the API of the other machine is accessible only to users who may log in there.
 that the API of the other machine is open to those who may log in there, and to no others.
 """
 
@@ -29,9 +30,9 @@ CONNECT_TIMEOUT, PUSH_TIMEOUT, START_TIMEOUT = 15, 120.0, 240.0
 REMOVE_TIMEOUT, FORWARD_TIMEOUT, CLOSE_TIMEOUT = 120.0, 10.0, 5.0
 #: Between two attempts.
 RETRY = Backoff(0.5, 15.0)
-#: Seconds between two signs of life: without them the other end takes the connection for broken.
+#: Seconds between two heartbeats: without them the other end considers the connection broken.
 BEAT = 20.0
-#: Bytes that the other end may say in one line, and that are kept of its errors.
+#: Maximum bytes of one line from the other end, and the bytes that are kept of its errors.
 MAX_LINE, MAX_ERRORS = 1 << 16, 4096
 
 
@@ -45,11 +46,11 @@ class LinkBusy(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """Where a node manager is pushed to.
+    """Target of a push.
 
     :param owner: the backing node's id.
-    :param since: when that was made (seconds since 1970): of two that claim the machine the younger one has it.
-    :param place: names the machine, also for its next user: what the last one left is found by it.
+    :param since: creation time of that (seconds since 1970): of two that claim the machine the younger one has it.
+    :param place: identifies the machine, also for its next user, who finds the remains of the last one by it.
     """
 
     owner: str
@@ -81,7 +82,7 @@ class Target:
 
 def remote_command(python: str) -> str:
     """What the login shell of the other machine runs: the loader, as root if that needs no password."""
-    # Raw: what comes after the loader is for the loader.
+    # Raw: the bytes after the loader are for the loader.
     begin = (
         'import os;f=os.fdopen(os.dup(0),"rb",0);n=int(f.readline());d=b""\n'
         "while len(d)<n:d+=f.read(n-len(d)) or exit(1)\nexec(d)"
@@ -173,10 +174,10 @@ class Session:
                 raise LinkError(self._reason()) from None
 
     def read(self, deadline: float | None) -> dict[str, Any]:
-        """What the other end says next.
+        """Return the next message of the other end.
 
-        :param deadline: None: the connection is to last; the end of it then is an error, too.
-        :raises LinkError: the connection ends, or the other end cannot go on.
+        :param deadline: None: the connection is to last, and its end is an error, too.
+        :raises LinkError: the connection ends, or the other end cannot continue.
         """
         assert self._process.stdout is not None
         while True:
@@ -213,7 +214,7 @@ class Session:
         while True:
             left = BEAT if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                raise LinkError("it takes too long")
+                raise LinkError("no answer in time")
             ready = {descriptor for descriptor, _ in poll.poll(min(left, BEAT) * 1000)}
             if not ready and self._beating:
                 assert self._process.stdin is not None
@@ -245,9 +246,9 @@ class Session:
         return self._errors.decode(errors="replace").strip() or f"the connection has ended (status {self._process.poll()})"
 
     def forward(self, local: Path, remote: str) -> None:
-        """Give a Unix socket of the other machine a place here.
+        """Forward a Unix socket of the other machine to a local path.
 
-        :raises LinkError: that cannot be done.
+        :raises LinkError: the forwarding failed.
         """
         local.unlink(missing_ok=True)
         try:
@@ -265,7 +266,7 @@ class Session:
             raise LinkError(f"the API cannot be forwarded: {done.stderr.strip()}")
 
     def close(self) -> None:
-        """End it; the daemon there goes on."""
+        """Close the connection; the daemon there keeps running."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         with contextlib.suppress(OSError):
@@ -285,7 +286,7 @@ class Session:
 
 
 class Link:
-    """Keeps the node manager of one backing node in reach, on a thread of its own.
+    """Keeps the connection to one backing node's node manager, on its own thread.
 
     :param changed: called with True when the API can be reached, with False after each failure; on that thread.
     """
@@ -368,7 +369,7 @@ class Link:
             while True:
                 message = session.read(deadline)
                 if message["state"] == "ready":
-                    if not forwarded:  # a daemon that was started again has its socket at the same place
+                    if not forwarded:  # a restarted daemon has its socket at the same path
                         session.forward(self.socket, str(message["socket"]))
                         forwarded = True
                     deadline = None

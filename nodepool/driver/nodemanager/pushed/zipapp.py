@@ -44,7 +44,7 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 @functools.cache
 def build() -> Code:
-    """The file, made once in a process; the same installation always gives the same bytes.
+    """Build the zip file once per process; one installation always yields the same bytes.
 
     :raises RuntimeError: a package is missing.
     """
@@ -57,8 +57,8 @@ def build() -> Code:
     return Code(hashlib.sha256(content).hexdigest(), content)
 
 
-#: Stores that file on the other machine and goes on as it. Standard input: a line of JSON (``sha256``, ``size``, ``base``), the
-#: file when the answer is ``send``, then what the file reads.
+#: Stores that file on the other machine and executes it. Standard input: a line of JSON (``sha256``, ``size``, ``base``), the
+#: file when the answer is ``send``, then the input of the file's program.
 LOADER = """
 import fcntl, hashlib, json, os, sys
 
@@ -67,7 +67,7 @@ def read(size):
     while len(data) < size:
         part = os.read(0, min(size - len(data), 1 << 20))
         if not part:
-            sys.exit("the launcher has gone")
+            sys.exit("the launcher has disconnected")
         data += part
     return data
 

@@ -333,7 +333,7 @@ def test_problems_of_a_driver_that_raises(bench: LauncherBench, monkeypatch: pyt
     pool.getProviderManager("fake-p2").label_problems.note("two", "launch", "no luck")
     ready, lines = pool.getReadiness()
     assert ready
-    assert "provider fake-p1: its driver cannot tell its troubles: RuntimeError('induced')" in lines
+    assert "provider fake-p1: its driver cannot report its problems: RuntimeError('induced')" in lines
     remedy = "repair what the message names; each request for the label tries again"
     assert f"provider fake-p2, label two: no luck. Suggestion: {remedy}" in lines
 

@@ -224,7 +224,7 @@ def test_another_machine_at_the_address(bench: LauncherBench, hosts: BackingHost
     request = bench.zuul.submit("small")
     wait_for(lambda: "Host key verification failed" in caplog.text, 20)
     assert not hosts.places()
-    wait_for(lambda: "sliver np" in caplog.text and "goes to another" in caplog.text, 30)
+    wait_for(lambda: "sliver np" in caplog.text and "is moved to another" in caplog.text, 30)
     bench.zuul.cancel(request)
 
 
