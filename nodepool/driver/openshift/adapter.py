@@ -39,7 +39,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         metadata = {"name": job.namespace, "labels": job.labels}
         body = {"apiVersion": PROJECT_REQUEST.version, "kind": "ProjectRequest", "metadata": metadata}
         self._make_project(job, body)
-        # Labels of a request do not come to be labels of the project: the account is the mark that it is ours.
+        # A project does not get the labels of its request: the account marks it as ours.
         self._create(job, SERVICE_ACCOUNT, bodies.service_account(labels=job.labels))
         self._create(job, SECRET, bodies.token(job.labels))
         self._bind(job)
@@ -57,7 +57,7 @@ class OpenshiftAdapter(KubernetesAdapter):
             raise
 
     def _check_ours(self, job: Job, kind: Kind, body: Object, namespace: str | None) -> None:
-        """A project that is there has no mark yet; its name has the node's id in it."""
+        """Accept an existing project, which has no mark yet: its name contains the node's id."""
 
     def _bind(self, job: Job) -> None:
         """Zuul's account administers the project."""
@@ -99,7 +99,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         return Target(PROJECT, external_id)
 
     def find(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
-        """Users may look at their own projects only, so the server refuses to tell of one that is not there (403)."""
+        """Find an object. Users see only their own projects; a missing one is refused (403)."""
         try:
             return super().find(kind, name, namespace)
         except ApiError as error:
@@ -109,7 +109,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         return next((each for each in found if (each.get("metadata") or {}).get("name") == name), None)
 
     def watchable(self, kind: Kind) -> bool:
-        """Users may watch their projects; what is inside can be watched there only, and is asked for."""
+        """Return whether the kind can be watched: users may watch projects, but not across them."""
         return kind is PROJECT
 
     def watched_selector(self, kind: Kind) -> str:
@@ -134,7 +134,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         known = self._marks.get(uid)
         if known is None:
             account = self.find(SERVICE_ACCOUNT, bodies.USER, project)
-            if account is None:  # it may still come
+            if account is None:  # it may still be created
                 return {}
             known = self._marks[uid] = (account.get("metadata") or {}).get("labels") or {}
         return known

@@ -1,4 +1,4 @@
-"""Pods in projects that are there already; each pool is one (OSH-6, OSH-7, OSH-9)."""
+"""Pods in existing projects, one per pool (OSH-6, OSH-7, OSH-9)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
         if pool is None:
             raise exceptions.LaunchNodepoolException(
                 f"pod {external_id}: none of the pools of provider {self.provider.name} is its project (any more); "
-                "configure the pool again until its nodes are gone"
+                "configure the pool again until its nodes are deleted"
             )
         return Target(POD, external_id.removeprefix(f"{pool}-"), pool)
 

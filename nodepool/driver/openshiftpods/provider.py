@@ -1,4 +1,4 @@
-"""The provider of pods, and the token that Zuul gets."""
+"""The provider of pods and the token for Zuul."""
 
 from __future__ import annotations
 

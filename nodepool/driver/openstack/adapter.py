@@ -57,9 +57,9 @@ ATTACHED = 20_000
 
 
 class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
-    #: Seconds between two looks for a cloud image that is missing.
+    #: Seconds between two searches for a missing cloud image.
     IMAGE_CHECK_TIMEOUT: float = 300
-    #: Shortest and longest time between two looks at a server, in seconds.
+    #: Minimum and maximum seconds between two polls of a server.
     LOOKS = (0.4, 10.0)
     #: Seconds in which the cloud may not find a new server yet, and an active one may be without addresses.
     SETTLING = 10.0
@@ -116,7 +116,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             log=self.log,
         )
         self.leaks = LeakCleaner(self, provider_config, self.log)
-        #: We are not told of servers that others delete.
+        #: The cloud does not report servers that others delete.
         self._attached: LRUCache[str, list[str]] = LRUCache(ATTACHED)
         self._attached_lock = threading.Lock()
         self._missing: set[str] = set()
@@ -197,7 +197,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             yield OpenStackInstance(self.provider, server, self._quotaOfServer(server, volumes))
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """By a listing that is newer than the question; what it does not show, by id: listings leave out cells that are down."""
+        """Return missing instances by a new listing, and by id: listings omit cells that are down."""
         listed = {server["id"]: server for server in self._listServers()}
         missing = []
         for external_id in external_ids:
@@ -270,13 +270,13 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             if errors.classify(exc) is ErrorKind.OTHER:
                 raise
             self.log.warning(
-                "Provider %s cannot look for cloud image %s of label %s: %s",
+                "Provider %s: searching cloud image %s of label %s failed: %s",
                 self.provider.name,
                 wanted.external_name,
                 label.name,
                 exc,
             )
-            self._not_ready[label.name] = f"cannot look for {place}: {exc}"
+            self._not_ready[label.name] = f"searching {place} failed: {exc}"
             return False
         self._not_ready[label.name] = f"{place} was not found in cloud {self.provider.cloud_config.name}"
         self.log.warning(
@@ -315,7 +315,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self._api.delete_image(external_id)
 
     def discardImage(self, external_id: str) -> None:
-        # By way of deleteImage, which subclasses replace.
+        # Through deleteImage, which subclasses replace.
         self._api.discard_image(external_id, self.deleteImage)
 
     def getConsoleLog(self, label: ProviderLabel, external_id: str) -> str | None:

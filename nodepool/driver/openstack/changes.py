@@ -19,7 +19,7 @@ from nodepool.zk.cluster import same_owner
 
 
 def _marks(metadata: dict[str, Any]) -> tuple[str, str] | None:
-    """Provider and node; None for what is not ours."""
+    """Return provider and node; None if the object is not ours."""
     provider, node = metadata.get("nodepool_provider_name"), metadata.get("nodepool_node_id")
     return (provider, node) if provider and node else None
 
@@ -31,7 +31,7 @@ class CloudChanges:
     provider: OpenStackProviderConfig
     leaks: LeakCleaner
     _api: Api
-    #: Floating IPs of servers that this process made or saw; a server that is not in here is not known.
+    #: Floating IPs of servers that this process created or saw; other servers are not known.
     _attached: MutableMapping[str, list[str]]
     _attached_lock: threading.Lock
 
@@ -70,7 +70,7 @@ class CloudChanges:
         return [default["id"]] if default is not None else []
 
     def _chooseZone(self, label: ProviderLabel, az: str | None) -> str | None:
-        """The zone of the request, unless the label has zones of its own."""
+        """Return the zone of the request, unless the label specifies zones."""
         zones = getattr(label, "azs", None)
         return az if not zones or az in zones else random.choice(zones)
 
@@ -78,20 +78,20 @@ class CloudChanges:
         return self._api.delete_server(external_id)
 
     def _lostServer(self, name: str, metadata: dict[str, Any]) -> str | None:
-        """The id of a server whose creation was not answered properly, if it came into being."""
+        """Return the id of a server whose creation was not answered properly, if it exists."""
         for server in self._api.find_servers(name):
             if same_owner(server.get("metadata") or {}, metadata):
                 return str(server["id"])
         return None
 
     def _tagVolumes(self, server: NodepoolOpenStackServer, metadata: dict[str, Any]) -> None:
-        """Mark the volumes that nova made for the server as ours, for the leak cleanup."""
+        """Tag the volumes that nova created for the server as ours, for the leak cleanup."""
         tags = {key: value for key, value in metadata.items() if key.startswith("nodepool_")}
         for volume_id in volumes_of(server):
             try:
                 self._api.tag_volume(volume_id, tags)
             except Exception as error:
-                self.log.warning("Volume %s of server %s cannot be marked: %s", volume_id, server["id"], error)
+                self.log.warning("Volume %s of server %s cannot be tagged: %s", volume_id, server["id"], error)
 
     # -- ports
 
@@ -134,7 +134,7 @@ class CloudChanges:
             self._attached.pop(server_id, None)
 
     def _findFloatingIpsOf(self, server_id: str, loose: bool) -> list[str]:
-        """Those that the server shows, and those that an earlier launcher made for it: it may show them later."""
+        """Return floating IPs that the server shows, or that an earlier launcher created for it."""
         server = self._getServerById(server_id) if self._hasFloatingIps() else None
         if server is None:
             return []

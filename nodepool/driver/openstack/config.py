@@ -278,7 +278,7 @@ class OpenStackProviderConfig(ProviderConfig):
 
 
 def _one_of(keys: tuple[str, ...], exactly_one: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A check over a whole dict: one of *keys* has to be there."""
+    """Return a check over a whole dict: one of *keys* is required."""
 
     def check(data: dict[str, Any]) -> dict[str, Any]:
         given = [key for key in keys if key in data]
@@ -292,7 +292,7 @@ def _one_of(keys: tuple[str, ...], exactly_one: bool) -> Callable[[dict[str, Any
 
 
 def provider_schema() -> dict[Any, Any]:
-    """Options of the provider, common ones left out (validation only)."""
+    """Return the schema of the provider without common options (for validation only)."""
     diskimage = {
         v.Required("name"): str,
         "pause": bool,

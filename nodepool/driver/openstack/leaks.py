@@ -1,4 +1,4 @@
-"""What is left over: ports, floating IPs, volumes, images (OST-2.6)."""
+"""Leaked ports, floating IPs, volumes and images (OST-2.6)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDLE_VOLUME = ("available", "error", "error_deleting")
 
 
 class LeakCleaner:
-    """Ports carry no metadata: those DOWN at two looks, more than the interval apart, are taken for leaked."""
+    """Finds leaks. Ports have no tags: two polls with status DOWN, an interval apart, count."""
 
     def __init__(
         self, adapter: Any, provider: OpenStackProviderConfig, log: logging.Logger, clock: Callable[[], float] = time.monotonic
@@ -39,14 +39,14 @@ class LeakCleaner:
                 self.log.exception("Cleaning up in provider %s failed", self.provider.name)
 
     def resources(self) -> Iterator[OpenStackResource]:
-        """What carries our marks and is not in use: floating IPs, volumes, images. The records tell whether it has leaked."""
+        """Yield floating IPs, volumes and images with our tags that are not in use."""
         for find in (self._floating_ips, self._volumes, self._images):
             try:
                 yield from list(find())
             except CallsStopped:
                 return
             except Exception as error:
-                self.log.warning("Cannot look for leaks in provider %s: %s", self.provider.name, error)
+                self.log.warning("Searching leaks in provider %s failed: %s", self.provider.name, error)
 
     def _labels(self) -> Iterator[Any]:
         for pool in self.provider.pools.values():

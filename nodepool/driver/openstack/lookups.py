@@ -34,8 +34,9 @@ T = TypeVar("T")
 
 
 def questions_worth_listing(listed: int, pace: float) -> float:
-    """So many servers are asked for one by one sooner than a project of ``listed`` servers is listed.
+    """Return how many servers can be queried one by one before a listing is faster.
 
+    :param listed: number of servers in the project.
     :param pace: seconds between two calls.
     """
     listing = math.ceil(listed / PAGE) * pace + listed * LISTED
@@ -50,9 +51,9 @@ class CloudLookups:
     _api: Api
     #: Seconds for which a listing of all servers may serve again.
     LISTING_TTL: float = CACHE_TTL
-    #: Seconds after which something that was not found may be looked for again.
+    #: Seconds after which something that was not found may be searched again.
     ABSENT_TTL: float = 30
-    #: Seconds in which refused servers have the same thing looked at again only once.
+    #: Seconds in which refused servers cause only one renewal of the same data.
     RENEWAL_PAUSE: float = 10
 
     def _initLookups(self) -> None:
@@ -68,7 +69,7 @@ class CloudLookups:
         return value
 
     def _forget(self, *kinds: str) -> None:
-        """Ask the cloud again about these kinds, or about everything; callers that need them wait."""
+        """Drop cached answers of these kinds, or all; callers that need them wait for new ones."""
         self._memo.forget(kinds or None)
 
     def _renewOld(self, kind: str) -> bool:
@@ -79,16 +80,16 @@ class CloudLookups:
         return True
 
     def _refresh_related(self, label: ProviderLabel, message: str) -> None:
-        """The cloud refuses a server of the label: renew what it may be about, so that the next attempt knows better.
+        """Renew the cached data that a refusal may be about, before the next attempt.
 
-        Who else needs these answers goes on with the older ones meanwhile.
+        Other callers use the old data meanwhile.
         """
         image = getattr(label.cloud_image, "external_name", None)
         names = {str(name) for name in (image, label.server_group, *(label.networks or ())) if name}
         try:
             self._memo.renew(suspected_lookups(message), names, self.RENEWAL_PAUSE)
         except Exception as error:
-            self.log.warning("Provider %s cannot look again at what label %s uses: %s", self.provider.name, label.name, error)
+            self.log.warning("Provider %s: renewing the data of label %s failed: %s", self.provider.name, label.name, error)
 
     # -- servers
 
@@ -109,17 +110,17 @@ class CloudLookups:
         return [server for server in servers if not is_deleted(server) and server["id"] not in gone]
 
     def _getServer(self, external_id: str) -> Any:
-        """The server as it is now, None when there is none; for those who ask again anyway when that fails."""
+        """Return the current server, None if missing; without retries, for callers that poll."""
         return self._api.get_server_by_id(external_id, repeat=False)
 
     def _getServerById(self, external_id: str) -> Any:
-        """The same for those who ask once."""
+        """Same as above, with retries, for callers that do not poll."""
         return self._api.get_server_by_id(external_id)
 
     def _someServers(self, ids: Sequence[str]) -> Mapping[str, Any]:
-        """These servers as they are now. Absent means that the cloud says so of this very id; an exception, that it does not say.
+        """Return the current servers; absent ones do not exist. Raises if that is unknown.
 
-        A few of a large project are asked for one by one: its listing takes many seconds.
+        A few of a large project are queried one by one: its listing takes many seconds.
         """
         found: dict[str, Any] = {}
         rest = list(ids)

@@ -32,7 +32,7 @@ from nodepool.zk.records import NodeRequest
 FLOATING_IP_TIMEOUT = 60.0
 """Seconds for a floating IP to become active."""
 DELETE_AGAIN = 30.0
-"""Seconds after which a server whose deletion was accepted, but is not under way, is deleted again."""
+"""Seconds after which a server whose deletion was accepted, but has not started, is deleted again."""
 
 
 class OpenStackDeleteStateMachine(SteppedMachine):
@@ -107,7 +107,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         return self.call(self.adapter._submitApi(self._translated, api, *args), undo)
 
     def _translated(self, api: Callable[..., Any], *args: object) -> Any:
-        """On the executor: the call, whatever it is for, with errors that the launcher tells apart."""
+        """Make a call on the executor, translating errors for the launcher."""
         try:
             return api(*args)
         except Exception as exc:
@@ -136,7 +136,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         return result
 
     def _createServer(self) -> Any:
-        """Runs on the executor. A server that came into being in spite of an error is remembered for deletion."""
+        """Create the server, on the executor. One that exists in spite of an error is remembered."""
         label, pool = self.label, self.label.pool
         try:
             server = self.adapter._createServer(
@@ -157,7 +157,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         except Exception as exc:
             self._noteFailedServer(exc)
             if sdk_error(exc, "BadRequestException"):
-                # A stale zone, image, flavor or network. Looked at again here: other launches do not wait for it.
+                # A stale zone, image, flavor or network. Renewed here: other launches do not wait for it.
                 self.adapter._refresh_related(label, str(exc))
             raise
         return server
@@ -169,7 +169,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         return {key: value for key, value in given.items() if value}
 
     def _translate(self, exc: Exception) -> Exception:
-        """What the launcher is told of a call that failed."""
+        """Return the exception for the launcher after a failed call."""
         server_id = self.external_id if self.server is not None else None
         return launch_error(exc, self.provider.name, self.label, self.az, self.image, server_id)
 
@@ -183,7 +183,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
             try:
                 server_id = self.adapter._lostServer(self.hostname, self.metadata)
             except Exception as error:
-                self.log.warning("Cannot tell whether the cloud has created %s; the leak cleanup will: %s", self.hostname, error)
+                self.log.warning("Creation of %s is unclear, leaving it to the leak cleanup: %s", self.hostname, error)
             if server_id:
                 self.log.warning("The cloud has created %s without a proper answer; it is removed", self.hostname)
         if not server_id:
@@ -192,7 +192,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         try:
             server = self.adapter._getServerById(server_id)
         except Exception as error:
-            self.log.warning("The failed server %s cannot be looked at: %s", server_id, error)
+            self.log.warning("The failed server %s cannot be read: %s", server_id, error)
             return
         fault = fault_message(server)
         if fault:
@@ -229,10 +229,10 @@ class OpenStackCreateStateMachine(SteppedMachine):
         return OpenStackInstance(self.provider, self.server, self.quota)
 
     def _removeLate(self, future: Future[Any]) -> None:
-        """The creation that is not waited for any more has made a server, perhaps in spite of an error."""
+        """Delete a server that an abandoned creation has created, perhaps in spite of an error."""
         server_id = self.external_id if future.cancelled() or future.exception() is not None else future.result()["id"]
         if server_id:
-            self.log.warning("Server %s came after its launch was given up, deleting it", server_id)
+            self.log.warning("Server %s was created after its launch was abandoned, deleting it", server_id)
             self.adapter._requestDeletion(server_id)
 
     def _attached(self, floating_ip: Any) -> Steps[Any]:
@@ -289,5 +289,5 @@ class OpenStackCreateStateMachine(SteppedMachine):
         if is_quota(fault):
             return exceptions.QuotaException(f"Quota exceeded: {fault}")
         if is_full(fault):
-            return exceptions.CapacityException(f"No room for the server: {fault}")
+            return exceptions.CapacityException(f"No capacity for the server: {fault}")
         return exceptions.LaunchStatusException("Server in error state" if status == "ERROR" else "Server was deleted")

@@ -20,7 +20,7 @@ _ATTRIBUTES = {
 }
 
 NOT_RUNNING = frozenset({"DELETED", "SOFT_DELETED", "ERROR", "PAUSED", "SHELVED", "SHELVED_OFFLOADED", "SHUTOFF", "SUSPENDED"})
-"""Status of a server that does not start by itself."""
+"""Status of a server that does not start automatically."""
 
 
 def is_deleted(server: NodepoolOpenStackServer) -> bool:
@@ -34,7 +34,7 @@ def volumes_of(server: NodepoolOpenStackServer) -> set[str]:
 
 
 def does_not_run(server: NodepoolOpenStackServer) -> bool:
-    """Whether logins are impossible, and nothing that the server does by itself changes that."""
+    """Return whether logins are impossible and stay so without intervention."""
     return str(server.get("status") or "").upper() in NOT_RUNNING
 
 
@@ -87,7 +87,7 @@ def _get(item: object, *names: str) -> Any:
 
 
 def quota_from_limits(compute: object, volume: object = None) -> QuotaInformation:
-    """Limits of the project; -1 is unlimited, as is what the cloud does not tell."""
+    """Return the limits of the project; -1 and unreported ones are unlimited."""
 
     def bound(value: float | None) -> float:
         return math.inf if value is None or value == -1 else value
@@ -137,5 +137,5 @@ class OpenStackResource(statemachine.Resource):
         self.id = id
 
     def belongs_to(self, external_id: object) -> bool:
-        # A creation that was not answered may have made a second server. Floating IPs and volumes do not name their server.
+        # A creation that was not answered may have created a second server. Floating IPs and volumes do not name their server.
         return self.type != "instance" or external_id == self.id

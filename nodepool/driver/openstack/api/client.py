@@ -20,7 +20,7 @@ from nodepool.driver.openstack.servers import NodepoolOpenStackServer
 FIP_TAG = "nodepool:"
 """Start of the description of the floating IPs that we create: ``nodepool: key=value key=value``."""
 NETWORKS_AUTO = (2, 37)
-"""Compute microversion from which a server needs to say that it takes what networks there are."""
+"""Compute microversion from which a server must explicitly ask for the existing networks."""
 VOLUME_TYPE = (2, 67)
 AGAIN = (0.5, 2.0, 5.0)
 """Pauses between tries to create a floating IP, in seconds."""
@@ -78,9 +78,9 @@ class CloudApi(ImageApi):
         return (int(version[0]), int(version[1])) if version else (0, 0)
 
     def get_server_by_id(self, server_id: str, repeat: bool = True) -> Record | None:
-        """The server as it is now; None when it does not exist.
+        """Return the current server; None when it does not exist.
 
-        :param repeat: not when the caller looks again anyway.
+        :param repeat: retry after errors; not needed when the caller polls anyway.
         """
         try:
             return self.single("get_server", "compute", f"/servers/{server_id}", "server", missing_ok=True, idempotent=repeat)
@@ -106,7 +106,7 @@ class CloudApi(ImageApi):
         return self.many("find_server", "compute", "/servers/detail", "servers", {"name": f"^{name}$"})
 
     def delete_server(self, server_id: str) -> bool:
-        """False when there is no such server."""
+        """Delete the server; return False when it does not exist."""
         return self._delete("delete_server", "compute", f"/servers/{server_id}", lane="delete")
 
     def get_server_console(self, server_id: str) -> str | None:
@@ -134,7 +134,7 @@ class CloudApi(ImageApi):
             raise
         return True
 
-    # -- what servers are made of
+    # -- inputs of servers
 
     def list_flavors(self) -> list[Record]:
         return self.many("list_flavors", "compute", "/flavors/detail", "flavors")
@@ -278,7 +278,7 @@ class CloudApi(ImageApi):
             except Exception as error:
                 if classify(error) is not ErrorKind.TRANSIENT:
                     raise
-                # No proper answer, so that it may be there all the same. A port has one floating IP for an address.
+                # Not a proper answer, so it may exist all the same. A port has one floating IP per address.
                 found = self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"port_id": port_id})
                 made = next((ip for ip in found if ip.get("description") == body["description"]), None)
                 if made is not None:

@@ -1,4 +1,4 @@
-"""Kinds of errors of OpenStack's services, told by names and HTTP statuses: the SDK need not be loaded."""
+"""Error kinds of OpenStack, by names and HTTP statuses: the SDK need not be loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIGURATION = frozenset((
 TRANSIENT = frozenset((
     "ConnectionError", "ConnectionException", "DiscoveryFailure", "ServiceDiscoveryException", "UnknownConnectionError",
     "RequestException", "VersionNotAvailable", "InvalidResponse",
-    # "the service has no supported versions": what is left of an unreadable version document
+    # "the service has no supported versions": the result of an unreadable version document
     "NotSupported",
 ))  # fmt: skip
 #: The volume service does not exist.
@@ -30,7 +30,7 @@ FULL = ("no valid host", "not enough hosts available", "no more ip addresses ava
 
 
 class BadAnswer(RuntimeError):
-    """What came back is no answer of this service: empty, cut off, HTML of a gateway."""
+    """The response is not from this service: empty, truncated, HTML of a gateway."""
 
 
 class CredentialsRefused(Exception):
@@ -71,13 +71,13 @@ _WHAT_IS_WRONG = re.compile(
     r"|is (?:less|greater) than the (?:minimum|maximum) of \d+|has non-unique elements"
     r"|Additional properties are not allowed \([^()]{1,200}\))\.?\s*\Z"
 )
-LEFT_OUT = "(left out)"
+LEFT_OUT = "(omitted)"
 
 
 def without_values(text: str, *secrets: str) -> str:
-    """The text of an error as people may see it: userdata and metadata are not for everybody who reads logs and problems.
+    """Return the error text without values: userdata and metadata must not be in logs.
 
-    :param secrets: to be left out wherever they are.
+    :param secrets: texts that are removed wherever they occur.
     """
     for secret in secrets:
         text = text.replace(secret, LEFT_OUT)
@@ -89,7 +89,7 @@ def without_values(text: str, *secrets: str) -> str:
 
 
 def tidy(error: BaseException, *secrets: str) -> None:
-    """Make the texts of the error, and of those that it comes from, such as :func:`without_values`: tracebacks show them all."""
+    """Apply :func:`without_values` to the error and its causes, which tracebacks show, too."""
     following: BaseException | None = error
     seen: set[int] = set()
     while following is not None and id(following) not in seen:
@@ -110,13 +110,13 @@ def is_quota(message: str) -> bool:
 
 
 def is_full(message: str) -> bool:
-    """Does the cloud's text say that it has no room?"""
+    """Return whether the cloud's text says that it has no capacity."""
     text = message.lower()
     return any(sign in text for sign in FULL)
 
 
 def classify(error: BaseException) -> ErrorKind:
-    """The kind of any exception of a call."""
+    """Return the kind of any exception of a call."""
     if isinstance(error, CallTimeout):
         return error.kind
     if isinstance(error, (CredentialsRefused, exceptions.RuntimeConfigurationException)):
@@ -163,7 +163,7 @@ def retry_after(error: BaseException) -> float | None:
     return asked_pause(headers)
 
 
-#: What the cloud's text speaks of, and the option that it comes from.
+#: Words in the cloud's text, and the option that they refer to.
 _OPTIONS = (
     ("key_name", "key-name"), ("keypair", "key-name"), ("availability zone", "availability-zones"),
     ("availability_zone", "availability-zones"), ("security group", "security-groups"), ("security_group", "security-groups"),
@@ -176,7 +176,7 @@ _OPTIONS = (
 
 
 def suspect(message: str) -> str | None:
-    """The option of the label that a refusal is about, when it can be told."""
+    """Return the option of the label that a refusal is about, if it can be determined."""
     return next(iter(_suspects(message)), None)
 
 
@@ -185,7 +185,7 @@ def _suspects(message: str) -> list[str]:
     return [option for sign, option in _OPTIONS if sign in text]
 
 
-#: Options whose values are looked up in the cloud and remembered, and as what; of the others nothing is remembered.
+#: Options whose values are looked up in the cloud and cached, and the kinds of cached answers; others are not cached.
 _LOOKUPS = {
     "availability-zones": ("zones",), "networks": ("networks", "network"), "flavor-name": ("flavors",),
     "cloud-image/diskimage": ("image",), "boot-from-volume": ("image",), "server-group": ("server-group",),
@@ -194,7 +194,7 @@ _LOOKUPS = {
 
 
 def suspected_lookups(message: str) -> set[str] | None:
-    """Kinds of remembered answers that a refusal may be about; None when that cannot be told: any."""
+    """Return the kinds of cached answers that a refusal may be about; None: any."""
     options = _suspects(message)
     return {kind for option in options for kind in _LOOKUPS.get(option, ())} if options else None
 
@@ -215,9 +215,9 @@ def given(option: str, label: Any, zone: str | None, image: Mapping[str, Any]) -
 def launch_error(
     exc: Exception, provider: str, label: Any, zone: str | None, image: Mapping[str, Any], server_id: str | None
 ) -> Exception:
-    """What the launcher is told of a call for a server that failed; *exc* itself when it has nothing to tell apart.
+    """Return the exception for the launcher after a failed server call, or *exc* itself.
 
-    :param server_id: None when it was to be created.
+    :param server_id: None when the server was to be created.
     """
     if isinstance(exc, exceptions.QuotaException):
         return exc

@@ -1,4 +1,4 @@
-"""Images that we bring into the cloud (OST-2.7)."""
+"""Images that we upload to the cloud (OST-2.7)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nodepool import exceptions
 from nodepool.driver.openstack.api.errors import is_quota, sdk_error, status_of
 from nodepool.driver.openstack.api.transport import Record, Transport
 
-#: Not a property but a field of the image, and what it has to be.
+#: Fields of the image that are not properties, and their types.
 FIELDS: dict[str, Any] = {"min_disk": int, "min_ram": int, "protected": bool, "tags": list, "visibility": str,
                           "container_format": str, "hw_disk_bus": str}  # fmt: skip
 POLL = (0.5, 10.0)
-"""First and longest pause between two looks at an image that is being taken in, in seconds."""
+"""First and longest pause in seconds between two polls of an image that is being imported."""
 STALLED = 60.0
 """Seconds without a byte going out after which an upload has failed."""
 
@@ -40,7 +40,7 @@ class ImageApi(Transport):
         until = time.monotonic() + timeout
         size = os.path.getsize(filename)
         if self.client.config.config.get("image_api_use_tasks"):
-            # An old way of one vendor, through the object store.
+            # A legacy method of one vendor, through the object store.
             return Record(
                 id=self.client.create_image(
                     name=name,
@@ -56,7 +56,7 @@ class ImageApi(Transport):
             )
         body = {"name": name, "disk_format": disk_format, "container_format": "bare",
                 "visibility": "public" if is_public else "private", **properties(metadata, md5, sha256)}  # fmt: skip
-        # Protection would keep us from removing what did not arrive as it was: it comes last.
+        # Protection would prevent the removal of a damaged image: it is set last.
         protected = body.pop("protected", False)
         created = self.request("create_image", "image", "POST", "/images", wanted="id", json=body)
         image_id = str(created["id"])
@@ -79,7 +79,7 @@ class ImageApi(Transport):
         }
 
         def send() -> None:
-            # Opened anew for each try: a part of it may have gone out.
+            # Opened for each attempt: a part of it may have been sent.
             with open(filename, "rb") as data:
                 try:
                     self.send("image", "PUT", f"/images/{image_id}/file", None, {**options, "data": data})
@@ -133,7 +133,7 @@ class ImageApi(Transport):
         )
 
     def discard_image(self, image_id: str, delete: Callable[[str], Any] | None = None) -> None:
-        """Delete what an upload has left that has not come to an end; the protection that it put on goes first.
+        """Delete the remains of an unfinished upload, after removing its own protection.
 
         :param delete: instead of :meth:`delete_image`.
         :raises BuilderError: as :meth:`delete_image`.
@@ -142,7 +142,7 @@ class ImageApi(Transport):
         try:
             delete(image_id)
         except ProtectedImage:
-            self.log.warning("Image %s of an unfinished upload is protected; the protection is taken away", image_id)
+            self.log.warning("Image %s of an unfinished upload is protected; removing the protection", image_id)
             self._protect(image_id, False)
             delete(image_id)
 
@@ -155,8 +155,8 @@ class ImageApi(Transport):
                 return False
             if status_of(error) == 403 and "protected" in str(error).lower():
                 raise ProtectedImage(
-                    f"image {image_id} of provider {self.provider.name} is protected and cannot be deleted; take the"
-                    f" protection away in cloud {self.provider.cloud_config.name}:"
+                    f"image {image_id} of provider {self.provider.name} is protected and cannot be deleted; remove the"
+                    f" protection in cloud {self.provider.cloud_config.name}:"
                     f" openstack image set --unprotected {image_id}"
                 ) from error
             if status_of(error) == 409:

@@ -84,7 +84,7 @@ class Networks:
 
     @property
     def floating(self) -> dict[str, Any] | None:
-        """Where floating IPs come from."""
+        """Return the network of floating IPs."""
         if self.rules.nat_source:
             return self.find(self.rules.nat_source)
         return next((net for net in self.all if net.get("router:external")), None)
@@ -99,7 +99,7 @@ def _named(network: Mapping[str, Any], names: tuple[str, ...]) -> bool:
 
 
 def addresses(server: Mapping[str, Any], network: str | None = None, kind: str | None = None, version: int = 4) -> list[str]:
-    """Addresses of the server on a network (by name) and of a kind, floating ones first."""
+    """Return addresses of the server on a network (by name) and of a type, floating first."""
     found: list[tuple[bool, str]] = []
     for name, interfaces in (server.get("addresses") or {}).items():
         if network is not None and name != network:

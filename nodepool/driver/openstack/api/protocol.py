@@ -34,9 +34,9 @@ class Api(Protocol):
         """Start a server; the answer has little more than its id."""
 
     def get_server_by_id(self, server_id: str, repeat: bool = True) -> Any:
-        """The server as it is now.
+        """Return the current server.
 
-        :param repeat: not when the caller looks again anyway.
+        :param repeat: retry after errors; not needed when the caller polls anyway.
         """
 
     def list_servers(self) -> list[Any]: ...
@@ -49,7 +49,7 @@ class Api(Protocol):
     def get_server_console(self, server_id: str) -> str | None: ...
     def get_server_group(self, name_or_id: str) -> Any: ...
 
-    # -- what servers are made of
+    # -- inputs of servers
 
     def list_flavors(self) -> list[Any]:
         """Their values can be read as attributes too."""
@@ -82,7 +82,7 @@ class Api(Protocol):
     def delete_image(self, image_id: str) -> bool: ...
 
     def discard_image(self, image_id: str, delete: Callable[[str], Any] | None = None) -> None:
-        """Delete what an upload has left that has not come to an end, also when it is protected.
+        """Delete the remains of an unfinished upload, also when it is protected.
 
         :param delete: instead of :meth:`delete_image`.
         """

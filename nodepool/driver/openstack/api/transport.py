@@ -26,7 +26,7 @@ CONNECTIONS = 32
 """Connections per service that are kept open."""
 
 DELETED = (202, 204)
-"""How the services answer deletions; anything else comes from elsewhere, such as a proxy."""
+"""Statuses of the services for deletions; anything else is from something else, such as a proxy."""
 LANES = {"compute": "read", "network": "network", "block_storage": "volume", "image": "image"}
 AS_IT_IS: dict[str, Any] = {"allow_reauth": False, "status_code_retries": 0}
 """For the SDK's requests: new tokens and further tries are our own affair, at our pace."""
@@ -72,17 +72,17 @@ class Transport:
         self._login_lock = threading.Lock()
 
     def has(self, service: str) -> bool:
-        """Does the cloud have the service, as far as clouds.yaml and the catalogue tell?"""
-        # The SDK takes a catalogue that cannot be had for one without the service.
+        """Return whether the cloud has the service, according to clouds.yaml and the catalog."""
+        # The SDK treats an unavailable catalog as one without the service.
         self.authenticate()
         return bool(self.client.has_service(service.replace("_", "-")))
 
     # -- tokens
 
     def authenticate(self, refused: str | None = None) -> None:
-        """Have a valid token. It is asked for here, not in passing: at the pace, and with the errors, of the identity service.
+        """Ensure a valid token, with the pace and the errors of the identity service.
 
-        :param refused: a token that a service did not take.
+        :param refused: a token that a service did not accept.
         """
         auth = self.client.session.auth
         if not hasattr(auth, "auth_ref") or _is_valid(auth, refused):
@@ -133,26 +133,26 @@ class Transport:
 
     @staticmethod
     def _check_found(response: Response, method: str, path: str) -> None:
-        """Gateways say 404 of services. What does not exist is told in JSON, or (glance) in HTML that names it."""
+        """Raise BadAnswer for a gateway's 404: services send JSON, or (glance) HTML with the name."""
         if response.status_code == 404 and response.text.lstrip()[:1] == "<" and path.rpartition("/")[2] not in response.text:
             raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
 
     # -- requests
 
     def service(self, name: str) -> Any:
-        """The SDK's way to a service; the first use asks for its versions."""
+        """Return the SDK's proxy of a service; the first use queries its versions."""
         with self._locks[name]:
             proxy = self._services.get(name)
             if proxy is None:
                 proxy = getattr(self.client, name)
-                # A service that is absent says so here.
+                # An absent service raises here.
                 url = proxy.endpoint_override or proxy.get_endpoint() or ""
                 if not re.search(r"/v\d", urlparse(url).path):
-                    # Its version document could not be read; the SDK would go on for good without the version.
+                    # Its version document could not be read; the SDK would permanently continue without the version.
                     self.client._proxies.pop(proxy.service_type, None)
                     raise BadAnswer(
                         f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
-                        f" tell its versions at {url or 'the address in the catalogue'}"
+                        f" report its versions at {url or 'the address in the catalogue'}"
                     )
                 self._services[name] = proxy
             return proxy
@@ -161,9 +161,9 @@ class Transport:
         self, operation: str, service: str, method: str, path: str, *, lane: str | None = None, deadline: float | None = None,
         wanted: str | None = None, idempotent: bool | None = None, missing_ok: bool = False, **kw: object,
     ) -> Any:  # fmt: skip
-        """JSON of the answer, None when it has no body.
+        """Return the JSON of the answer, None when it has no body.
 
-        :param wanted: this key has to be in it.
+        :param wanted: a key that it must contain.
         """
         return self.authenticated(
             lambda: self.calls.call(
@@ -182,7 +182,7 @@ class Transport:
         )
 
     def single(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Record:
-        """One object, which is in the answer by the name ``wanted``."""
+        """Return one object, which the answer has under the name ``wanted``."""
         return Record(self.request(operation, service, "GET", path, wanted=wanted, **kw)[wanted])
 
     def many(

@@ -102,14 +102,14 @@ def schema_error(field: str, value: object, wrong: str = "is too long") -> str:
 
 
 @pytest.mark.parametrize("text, found", [
-    (schema_error("user_data", ENCODED), "user_data. Value: (left out), is too long"),
-    (schema_error("my key. Yes", SECRET * 20), "my key. Yes. Value: (left out), is too long"),
+    (schema_error("user_data", ENCODED), "user_data. Value: (omitted), is too long"),
+    (schema_error("my key. Yes", SECRET * 20), "my key. Yes. Value: (omitted), is too long"),
     (schema_error("a", "b. Value: c is too long", "is not of type 'string', 'null'"),
-     "a. Value: (left out), is not of type 'string', 'null'"),
+     "a. Value: (omitted), is not of type 'string', 'null'"),
     (schema_error("server", {"name": "n", "metadata": {"a": SECRET}},
                   "Additional properties are not allowed ('a', 'b' were unexpected)"),
-     "server. Value: (left out), Additional properties are not allowed ('a', 'b' were unexpected)"),
-    (schema_error("a", SECRET, "cannot be"), "a. Value: (left out)"),
+     "server. Value: (omitted), Additional properties are not allowed ('a', 'b' were unexpected)"),
+    (schema_error("a", SECRET, "cannot be"), "a. Value: (omitted)"),
 ])  # fmt: skip
 def test_refused_values_are_left_out(text: str, found: str) -> None:
     found = f"Invalid input for field/attribute {found}"
@@ -165,7 +165,7 @@ def test_a_failed_launch_does_not_show_userdata(launch: Launch, step: str, caplo
     error.__cause__ = ValueError(schema_error("some key", SECRET))
     found = launch(**{step: error})
     assert isinstance(found, RefusedByCloud) and str(found).endswith(
-        "Invalid input for field/attribute user_data. Value: (left out), is too long"
+        "Invalid input for field/attribute user_data. Value: (omitted), is too long"
     )
     LOG.error("Launch attempt 1/1 failed:", exc_info=found)
     assert "The above exception was the direct cause" in caplog.text
