@@ -1,6 +1,6 @@
 """One node request from acceptance to its end.
 
-``state`` says in which states a request can be and what may happen in each; ``base`` is what drivers see and implement,
-``handler`` fills the node set, ``ends`` writes how it ends, ``step`` is what is written at one time, ``host`` what a handler
-needs of its pool.
+``state`` has the states of a request and the allowed events in each; ``base`` is what drivers see and implement,
+``handler`` fills the node set, ``ends`` writes how it ends, ``step`` is one write, ``host`` is the interface of a
+handler to its pool.
 """

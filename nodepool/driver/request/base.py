@@ -38,7 +38,7 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         self.request = request
         self.nodeset: list[Node] = []
         self.state = State.OFFERED
-        #: Whether it waits for room; the pool takes on nothing more then.
+        #: Whether it waits for capacity; the pool then accepts nothing more.
         self.paused = False
         self.launcher_id: str = pw.launcher_id
         self._satisfied_types = LabelRecorder()
@@ -52,21 +52,21 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         self.provider = self.pool = self.zk = self.manager = None  # type: ignore[assignment]
         #: Which quota is short by how much; while paused.
         self.shortage: Reason | None = None
-        #: Whether it is the provider's, not the pool's own; None: the driver does not tell.
+        #: Whether the shortage is one of the provider, not of the pool; None: the driver does not report it.
         self.wants_more_of_provider: bool | None = None
-        #: What of the limits the request exceeds by itself.
+        #: The limit that the request alone exceeds.
         self.exceeded: Reason | None = None
-        #: Why it is declined, for those who wait for it.
+        #: Why it is declined, for users who wait for it.
         self.declined_because: list[Reason] = []
         #: When it was paused (monotonic seconds).
         self.paused_since = 0.0
-        #: Another pool is open, which is to have the request when this one has no room.
+        #: Another pool is open, which is to get the request when this one has no capacity.
         self.gives_way = False
-        #: The request was left to the queue already; launches of it still ran.
+        #: The request was returned to the queue already while launches of it were still running.
         self.released = False
         #: Launcher id of the pool that has sent for it.
         self.destination: str | None = None
-        #: The tenant's limits have room for it; the nodes are booked.
+        #: The tenant's limits are sufficient for it; the nodes are booked.
         self.promised = False
         #: When other pools may be asked again whether they could serve it (monotonic seconds).
         self.ask_after = -math.inf
@@ -75,26 +75,26 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         # Our own books.
         #: What has to wait for an answer of ZooKeeper.
         self._later: set[Event] = set()
-        #: What the pool is told when the request has been given up.
+        #: The outcome for the pool when the request has been given up.
         self._outcome = Outcome(How.DECLINED)
         #: UNIX seconds.
         self.accepted_time: float | None = None
         self._conflicts = 0
         self._lock_directory_exists = False
-        self._lock_directories: dict[str, bool] = {}  # of ready nodes: whether they exist, as ZooKeeper has told us
-        self._held: set[str | None] = set()  # ready nodes that are locked, as ZooKeeper has told us
-        self._discard = False  # the nodes that are given back are to be deleted: they keep what others wait for
+        self._lock_directories: dict[str, bool] = {}  # of ready nodes: whether they exist, according to ZooKeeper
+        self._held: set[str | None] = set()  # ready nodes that are locked, according to ZooKeeper
+        self._discard = False  # delete the released nodes: they occupy what others wait for
 
     # -- for drivers
 
     @property
     @abc.abstractmethod
     def alive_thread_count(self) -> int:
-        """How many launches are under way."""
+        """Return the number of running launches."""
 
     @abc.abstractmethod
     def imagesAvailable(self) -> bool:
-        """Whether the images of the request's labels are there."""
+        """Return whether the images of the request's labels exist."""
 
     @abc.abstractmethod
     def launch(self, node: Node) -> None:
@@ -109,7 +109,7 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         return True
 
     def hasRemainingQuota(self, ntype: str) -> bool:
-        """Whether there is room for one more node of this label now."""
+        """Return whether there is quota for one more node of this label now."""
         return True
 
     def checkReusableNode(self, node: Node) -> bool:
@@ -125,7 +125,7 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         return
 
     def launchesDropped(self) -> None:
-        """The locks of all nodes are gone: launches under way must end without a result (a hook of ours)."""
+        """End launches without a result after the loss of all node locks (a hook of ours)."""
         return
 
     # -- where it stands
@@ -139,14 +139,14 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         self.state = state
 
     def _admits(self, event: Event) -> bool:
-        """Whether to act now; what comes while ZooKeeper is being written is kept for the answer."""
+        """Return whether to act now; events during a ZooKeeper write are kept for the answer."""
         admission = ADMISSION[self.state][event]
         if admission is Admission.LATER:
             self._later.add(event)
         return admission is Admission.ACT
 
     def _catch_up(self) -> None:
-        """An answer has come: take up what had to wait for it."""
+        """Handle the events that waited for an answer of ZooKeeper."""
         for event, act in zip(CATCH_UP, (self.declineRequest, self.hand_back, self.poll), strict=True):
             if event in self._later and self.state not in BUSY:
                 self._later.discard(event)
@@ -161,7 +161,7 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
             self.pw.pause_changed(self)
 
     def end(self, outcome: Outcome) -> None:
-        """The one way to end: the pool is told, once."""
+        """End the handler and report the outcome to the pool once."""
         if self.done:
             return
         self._set_paused(False)
@@ -199,8 +199,8 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
     def _refresh(self) -> None:
         provider, pool, manager = self.pw.getProviderConfig(), self.pw.getPoolConfig(), self.pw.getProviderManager()
         self.zk = self.pw.getZK()
-        if provider is None or pool is None or manager is None:  # gives the request back, see trouble()
-            raise RuntimeError(f"provider {self.pw.provider_name} or its pool {self.pw.pool_name} is gone")
+        if provider is None or pool is None or manager is None:  # returns the request, see trouble()
+            raise RuntimeError(f"provider {self.pw.provider_name} or its pool {self.pw.pool_name} no longer exists")
         self.provider, self.pool, self.manager = provider, pool, manager
 
     def _missing_labels(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a request ends: fulfilled, declined, given back, dropped (DRV-5.6, LAU-7)."""
+"""How a request ends: fulfilled, declined, returned, dropped (DRV-5.6, LAU-7)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONNECTION_ERRORS = (ConnectionLoss, ConnectionClosedError, OperationTimeoutErro
 
 
 class RequestEnds(HandlerBase):
-    """Writes the end of a request and frees what it held."""
+    """Writes the end of a request and releases what it held."""
 
     # -- transactions
 
@@ -47,7 +47,7 @@ class RequestEnds(HandlerBase):
         self, then: Callable[..., None], args: tuple[object, ...], results: list[Any] | None, error: BaseException | None
     ) -> None:
         if self.done:
-            # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper. The request may
+            # Dropped meanwhile: release what was obtained, the rest is found again from ZooKeeper. The request may
             # be in other hands by now.
             for result in results or ():
                 if isinstance(result, str) and "__lock__" in result:
@@ -64,7 +64,7 @@ class RequestEnds(HandlerBase):
         self._catch_up()
 
     def trouble(self, error: BaseException) -> None:
-        """A step has failed: decline, unless only ZooKeeper was out of reach, or the pool is about to go."""
+        """Handle a failed step: decline, unless only ZooKeeper failed or the pool is removed."""
         if isinstance(error, CONNECTION_ERRORS):
             self.log.warning("ZooKeeper failed while working on the request: %r", error)
             self.drop()
@@ -77,7 +77,7 @@ class RequestEnds(HandlerBase):
             self._wait_for_limits(error)
             return
         if self.homeless:
-            self.log.info("Giving the request back: provider %s or its pool %s is gone", self.pw.provider_name, self.pw.pool_name)
+            self.log.info("Returning the request: no provider %s or no pool %s in it", self.pw.provider_name, self.pw.pool_name)
             self.hand_back()
             return
         self.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
@@ -86,7 +86,7 @@ class RequestEnds(HandlerBase):
         self.declineRequest()
 
     def _wait_for_limits(self, error: LimitsPending) -> None:
-        """Neither decline nor make room now: the pool comes back to the request when the limits are known."""
+        """Neither decline nor free capacity now: the pool retries when the limits are known."""
         self.log.debug("Waiting: %s", error)
         if self.accepted:
             self.shortage = error.reason
@@ -101,7 +101,7 @@ class RequestEnds(HandlerBase):
     # -- ends
 
     def poll(self) -> bool:
-        """Look whether the nodes are complete and finish the request; True when it is done."""
+        """Finish the request if its nodes are complete; return True when it is done."""
         if not self._admits(Event.POLL):
             return self.done
         if self.state is State.FREEING:
@@ -159,7 +159,7 @@ class RequestEnds(HandlerBase):
         self._failed_nodes = [node for node in self.nodeset if node.state != zk.READY]
 
     def _drop_aborted(self) -> None:
-        """The cloud had no room for these nodes: they are launched again, and occupy nothing meanwhile."""
+        """Drop nodes that the cloud had no capacity for: they are launched again later."""
         for node in [node for node in self.nodeset if node.state == zk.ABORTED]:
             self.nodeset.remove(node)
             self._satisfied_types.removeNode(node.id)
@@ -236,7 +236,7 @@ class RequestEnds(HandlerBase):
             self.request.state = zk.PENDING
 
     def _label_problems(self) -> list[Reason]:
-        """What is known to be wrong with the labels of the request here."""
+        """Return the known problems with the labels of the request here."""
         problems = self.manager.label_problems if self.manager is not None else None
         known = problems.of(self.request.node_types) if problems is not None else []
         return [because(Declined.LABEL_PROBLEM, problem=f"label {one.label}: {one.text}", help=one.help) for one in known]
@@ -270,9 +270,9 @@ class RequestEnds(HandlerBase):
         self._release(request)
 
     def _give_back(self, retry_after: float = 0.0, reason: Reason | None = None) -> None:
-        """Leave the request to the queue, as if we had never looked at it.
+        """Return the request to the queue as if it had never been accepted.
 
-        :param retry_after: seconds before it is looked at again.
+        :param retry_after: seconds before it is tried again.
         :param reason: what one that was never accepted has to wait for; default: something that is free.
         """
         if self.zk is None:
@@ -288,14 +288,14 @@ class RequestEnds(HandlerBase):
             self.end(Outcome(How.RETURNED if retry_after else How.REFUSED, retry_after, reason))
 
     def move(self, retry_after: float = 0.0, discard: bool = False, to: str | None = None) -> None:
-        """The request waits for room here, and another pool is to have it, or its nodes.
+        """Let another pool have the request, or its nodes, as it waits for capacity here.
 
-        :param retry_after: seconds before it is looked at again.
-        :param discard: delete its nodes: what they occupy is wanted for another pool.
-        :param to: launcher id of the pool that has sent for it; None: whichever has room.
+        :param retry_after: seconds before it is tried again.
+        :param discard: delete its nodes: another pool needs what they occupy.
+        :param to: launcher id of the pool that has asked for it; None: any with capacity.
         """
         if not self._admits(Event.MOVE):
-            return  # it has gone on meanwhile
+            return  # it has made progress meanwhile
         self.pw.note_full(self._missing_labels(), self.shortage or because(Code.NO_ROOM, labels=",".join(self._missing_labels())))
         self._discard, self.destination = discard, to
         self._give_back(retry_after)
@@ -308,7 +308,7 @@ class RequestEnds(HandlerBase):
     def make_way(self) -> None:
         """Let a more urgent request overtake this one, unless it has nodes by now."""
         if self.holds_nothing:
-            self.log.info("Giving the request back: a more urgent one comes first in pool %s", self.pw.label)
+            self.log.info("Returning the request: pool %s has a more urgent one", self.pw.label)
             self.move()
 
     def _release(self, request: zk.NodeRequest | None) -> None:
@@ -350,7 +350,7 @@ class RequestEnds(HandlerBase):
                 self.nodeset.remove(node)
         self.request.lock = None
         if self.nodeset:
-            # Launches under way: their nodes are freed when they end.
+            # Running launches: their nodes are freed when they end.
             self._to(State.FREEING)
             self.pw.request_released(self)
             self.poll()

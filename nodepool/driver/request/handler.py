@@ -1,8 +1,8 @@
 """NodeRequestHandler: takes one request from acceptance to its end (DRV-5, LAU-5 to LAU-7).
 
-All steps of one handler run one after the other (``pw.post``), never two at once; ZooKeeper is written
-asynchronously, and the answer comes back as the next step.  This module fills the node set; how a request ends is
-in ``ends``, what drivers see and implement in ``base``, what may happen when in ``state``.
+The steps of one handler run sequentially (``pw.post``); ZooKeeper is written
+asynchronously, and the answer arrives as the next step.  This module fills the node set; how a request ends is
+in ``ends``, what drivers see and implement in ``base``, the allowed events in ``state``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nodepool.zk.locks import add_lock, add_unlocked_check
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
-#: How often a refused first transaction is tried again at once before the request goes back to the queue.
+#: How often a refused first transaction is retried immediately before the request returns to the queue.
 CONFLICT_RETRIES = 3
 
 
@@ -37,7 +37,7 @@ class NodeRequestHandler(RequestEnds):
     # -- filling the node set
 
     def run(self) -> None:
-        """Accept the request, or go on with a paused one."""
+        """Accept the request, or continue with a paused one."""
         if not self._admits(Event.RUN):
             return
         try:
@@ -51,7 +51,7 @@ class NodeRequestHandler(RequestEnds):
 
     def _fill(self) -> None:
         step = Step()
-        # It counts recorded nodes: the next one is looked at when this one has been recorded, and in one request at a time.
+        # It counts recorded nodes: the next one is checked when this one has been recorded, and in one request at a time.
         serial = not self.RESERVES and type(self).hasRemainingQuota is not NodeRequestHandler.hasRemainingQuota
         try:
             for label in self._missing_labels():
@@ -64,9 +64,9 @@ class NodeRequestHandler(RequestEnds):
                     break
                 if serial and not self.pw.begin_creation(self):
                     self._forget(step)
-                    return  # our turn comes, then run() is called
+                    return  # run() is called when it is our turn
                 if serial and not self.accepted and self.pw.paused:
-                    # Another handler of the pool has paused while we waited for our turn.
+                    # Another handler of the pool has paused while this one waited for its turn.
                     self._forget(step)
                     self.end(Outcome(How.WITHDRAWN, wait_for=self.pw.paused_reason(), checked=True))
                     return
@@ -100,7 +100,7 @@ class NodeRequestHandler(RequestEnds):
             self._give_back(reason=reason)
             return
         if step.short is not None:
-            # At once: the pool takes nothing more from now on, not only when this has been written.
+            # Immediately: the pool accepts nothing more from now on, not only when this has been written.
             if not self.paused:
                 self.log.info(
                     "Pausing request handling: not enough quota for %s%s",
@@ -167,9 +167,9 @@ class NodeRequestHandler(RequestEnds):
         return needed(label, self.pool).get_resources() if needed is not None else {"instances": 1}
 
     def could_serve(self) -> bool:
-        """Whether there is room for all nodes of the request now; nothing is kept.
+        """Return whether there is capacity for all nodes of the request now; nothing is reserved.
 
-        A driver that counts recorded nodes only cannot tell for several.
+        A driver that only counts recorded nodes cannot check several nodes.
         """
         self._refresh()
         if self.decline_reasons():
@@ -283,7 +283,7 @@ class NodeRequestHandler(RequestEnds):
             self._after_step(step)
 
     def _refused(self, step: Step, error: BaseException | None) -> None:
-        """A step was not written: look at the present state again."""
+        """Handle a step that was not written: check the current state again."""
         if not isinstance(error, TransactionFailed):
             self.log.warning("ZooKeeper failed while working on the request: %r", error)
             self.drop()
@@ -292,7 +292,7 @@ class NodeRequestHandler(RequestEnds):
         lock_directory = paths.request_lock(self.request.id or "")
         if self.accepted:
             if error.path == self.request.lock.path:
-                self.drop()  # our lock is gone, and so is our right to write
+                self.drop()  # without our lock we may not write
                 return
         else:
             if isinstance(error.cause, NoNodeError) and error.path == gone:
@@ -310,7 +310,7 @@ class NodeRequestHandler(RequestEnds):
             self.request = present.copy()
         for _label, node in step.reused:
             if error.path == paths.node_lock(node.id or ""):
-                # Our copy may know of it only later; a node that is locked is left alone.
+                # The mirror may know of it only later; a node that is locked is skipped.
                 self._lock_directories[error.path] = not isinstance(error.cause, NoNodeError)
                 if isinstance(error.cause, NotEmptyError):
                     self._held.add(node.id)

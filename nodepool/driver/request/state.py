@@ -12,31 +12,31 @@ from nodepool.reasons import Reason
 class State(enum.Enum):
     """Where the handler of a request stands."""
 
-    #: It is being looked at; nothing has been written.
+    #: It is being checked; nothing has been written.
     OFFERED = "offered"
     #: Nodes and request are being written; the answer of ZooKeeper is the next step.
     WRITING = "writing"
-    #: More nodes are to be chosen, at once or when its turn comes.
+    #: More nodes are to be chosen, immediately or when it is its turn.
     FILLING = "filling"
-    #: All nodes have records; launches may be under way.
+    #: All nodes have records; launches may be running.
     LAUNCHING = "launching"
-    #: There is no room for the nodes that are still missing.
+    #: There is no capacity for the nodes that are still missing.
     WAITING = "waiting"
-    #: The request is being written as fulfilled, and all locks are given up.
+    #: The request is being written as fulfilled, and all locks are released.
     FULFILLING = "fulfilling"
-    #: The request is given up (declined, given back, removed by its owner), with the nodes that have reached an end.
+    #: The request is given up (declined, returned, removed by its owner), with the nodes that have reached an end.
     LEAVING = "leaving"
-    #: The request is free; launches that are under way still hold nodes.
+    #: The request is released; running launches still hold nodes.
     FREEING = "freeing"
     ENDED = "ended"
 
 
 class Event(enum.Enum):
-    """What is asked of a handler; answers of ZooKeeper are no events, they continue what was begun."""
+    """Calls to a handler. Answers of ZooKeeper are not events: they continue a started write."""
 
-    #: Accept the request, or go on filling its node set.
+    #: Accept the request, or continue to fill its node set.
     RUN = "run"
-    #: Look whether the nodes are complete.
+    #: Check whether the nodes are complete.
     POLL = "poll"
     #: This pool cannot serve it.
     DECLINE = "decline"
@@ -73,7 +73,7 @@ ADMISSION: Mapping[State, Mapping[Event, Admission]] = {
         State.FREEING:    (IGNORE, ACT,    IGNORE, IGNORE, IGNORE, ACT),
         State.ENDED:      (IGNORE, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE),
     }.items()}  # fmt: skip
-#: In this order events are taken up that had to wait for an answer; the first that acts makes an end of the others.
+#: Events that waited for an answer are handled in this order; the first one that acts ends the others.
 CATCH_UP = (Event.DECLINE, Event.HAND_BACK, Event.POLL)
 #: States in which an answer of ZooKeeper is awaited.
 BUSY = frozenset({State.WRITING, State.FULFILLING, State.LEAVING})
@@ -100,9 +100,9 @@ class How(enum.Enum):
     DECLINED = "declined"
     #: Its owner has removed it.
     REMOVED = "removed"
-    #: Back to the queue; it had been accepted, or is looked at again after a moment.
+    #: Back to the queue; it had been accepted, or is tried again after a moment.
     RETURNED = "returned"
-    #: Never accepted: there is no room for it.
+    #: Never accepted: there is no capacity for it.
     REFUSED = "refused"
     #: Never accepted: something has to change first.
     WITHDRAWN = "withdrawn"
@@ -112,10 +112,10 @@ class How(enum.Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the pool is told when a handler has come to its end."""
+    """Result for the pool when a handler has ended."""
 
     how: How
-    #: Seconds before the request is looked at again.
+    #: Seconds before the request is tried again.
     retry_after: float = 0.0
     #: Why it has to wait.
     wait_for: Reason | None = None

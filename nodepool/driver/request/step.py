@@ -34,7 +34,7 @@ class LabelRecorder:
 
 
 class Step:
-    """What one pass of a handler wants to write, and where the answers will be."""
+    """The writes of one pass of a handler, and the positions of their results."""
 
     __slots__ = (
         "created",
@@ -52,7 +52,7 @@ class Step:
     def __init__(self) -> None:
         self.reused: list[tuple[str, zk.Node]] = []
         self.created: list[tuple[str, zk.Node]] = []
-        #: The label for which there is no quota.
+        #: The label without quota.
         self.short: str | None = None
         #: Further nodes are to be chosen when this has been written.
         self.more = False
@@ -74,7 +74,7 @@ class Step:
 
 
 def read_results(step: Step, results: list[Any], request: zk.NodeRequest) -> None:
-    """Take over ids, versions and locks from the answer to the first transaction of a step."""
+    """Apply ids, versions and locks from the answer to the first transaction of a step."""
     record = step.request_record
     if record is not None and step.request_index is not None:
         state_time = record.state_time

@@ -1,4 +1,4 @@
-"""One node from ``deleting`` to gone (DRV-7.7, LAU-10)."""
+"""Deletes one node, from state ``deleting`` to the end (DRV-7.7, LAU-10)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StateMachineNodeDeleter:
         return self._ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the deletion has ended, one way or the other."""
+        """Wait until the deletion has ended, successfully or not."""
         self._ended.wait(timeout)
 
     def wake(self) -> None:
@@ -142,7 +142,7 @@ class StateMachineNodeDeleter:
             self.node.lock = None
             self._gone()
         elif isinstance(error, TransactionFailed):
-            # Others wait for the lock, or the record has vanished: the careful way, off the event thread.
+            # Others wait for the lock, or the record has vanished: use the robust method, off the event thread.
             try:
                 self.manager.start_executor(self._remove_carefully)
             except RuntimeError:

@@ -85,7 +85,7 @@ class StateMachineHandler(NodeRequestHandler):
         needed = self.manager.quotaNeededByLabel(ntype, self.pool).get_resources()
         short = self._short(needed, used=True)
         if short is not None:
-            # The figures tell it by now, so they also tell when there is room.
+            # The figures include the node by now: they also show when there is quota again.
             self.manager.refusals.succeeded(ntype)
         elif self.manager.refusals.wait(ntype):
             short = because(Code.REFUSED_BY_CLOUD, provider=self.provider.name, label=ntype)

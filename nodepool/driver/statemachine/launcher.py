@@ -83,7 +83,7 @@ class StateMachineNodeLauncher(StatsReporter):
         #: What the record says, and what was last sent to it.
         self._saved_external_id: object = node.external_id
         self._sent_external_id: object = node.external_id
-        #: The lock on the record is gone; noticed in the next pass.
+        #: The lock on the record is lost; detected in the next pass.
         self._lost = False
         self._delete_failures = 0
         self._orphan_since = 0.0
@@ -138,9 +138,9 @@ class StateMachineNodeLauncher(StatsReporter):
             node.external_id = self._saved_external_id = self._sent_external_id = planned
 
     def launch(self) -> None:
-        """Begin: the (possibly slow) making of the create machine runs on the provider's start threads.
+        """Start the launch; slow create machines are created on the provider's start threads.
 
-        :raises LoopEnded: the provider takes no new work any more.
+        :raises LoopEnded: the provider accepts no new work any more.
         """
         self.start_time = self.manager.clock.monotonic()
         with self.manager.create_loop.hold_open():
@@ -169,7 +169,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if not self._prepared:
             self.prepare()
             if isinstance(self.node.lock, LockHandle):
-                self._save_later()  # ZooKeeper out of reach is no failed attempt
+                self._save_later()  # an unavailable ZooKeeper is not a failed attempt
             else:
                 self._save()
         if self._prepare_error is not None:
@@ -193,7 +193,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.state_machine = machine
 
     def _marks(self) -> dict[str, str]:
-        """Return the metadata that tell the tree's history, from the mirror: this must not block."""
+        """Return the metadata with the tree's history, from the mirror: this must not block."""
         cluster = getattr(self.zk, "cluster", None)
         marks = {CLUSTER_ID: cluster.id} if cluster is not None and cluster.id else {}
         known = self.zk.getCachedNode(self.node.id or "") if marks else None
@@ -289,7 +289,7 @@ class StateMachineNodeLauncher(StatsReporter):
         return self.state_machine.external_id if self.state_machine is not None else self.node.external_id
 
     def _created(self, instance: Instance) -> NodescanRequest:
-        """The machine is up: take over its data, then scan its keys."""
+        """Store the data of the running machine, then scan its keys."""
         self.stage = Stage.SCANNING
         self._runs_since = self.manager.clock.monotonic()
         copy_instance(self.node, instance, self.handler.pool)
@@ -348,14 +348,14 @@ class StateMachineNodeLauncher(StatsReporter):
         return self._attempt_ended()
 
     def _attempt_ended(self) -> float | None:
-        """Begin the next attempt, if there is one; first what is left of this one is deleted."""
+        """Start the next attempt, if any, after deleting the remains of this one."""
         external_id = self._external_id()
         self._abandon_machine()
         if external_id is not None:
             self.node.external_id = external_id
         if self.attempts >= self.retries:
             self.node.external_id = external_id
-            # Also that nothing was made after all: what has the planned name may be of others.
+            # Also store that nothing was created after all: an object with the planned name may belong to others.
             self._end(zk.FAILED, None, save=external_id is not None or self._sent_external_id is not None)
             return None
         self.attempts += 1
@@ -369,7 +369,7 @@ class StateMachineNodeLauncher(StatsReporter):
         return 0.0
 
     def _abandon_machine(self) -> None:
-        """A call of the machine may be under way still: what comes of it is the machine's to remove."""
+        """Abandon the machine: it removes what a call in progress may still create."""
         abandon = getattr(self.state_machine, "abandon", None)
         if abandon is not None:
             try:
@@ -388,7 +388,7 @@ class StateMachineNodeLauncher(StatsReporter):
         return True
 
     def _scan_failed(self) -> None:
-        """The machine came up but its keys could not be read: tell the adapter, log the console."""
+        """Report keys that could not be read to the adapter, and log the console."""
         adapter, label, external_id = self.manager.adapter, self.label, self.node.external_id
         try:
             adapter.notifyNodescanFailure(label, external_id)
@@ -456,7 +456,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.wake()
 
     def _lose(self) -> None:
-        """The lock on the record is gone: write nothing, remove what the record does not know about."""
+        """Stop without writing after losing the lock; remove what the record does not contain."""
         self.log.warning("Lost the lock of node %s; giving up the launch", self.node.id)
         external_id = self._external_id()
         self._abandon_machine()
@@ -473,7 +473,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if state == zk.FAILED and save:
             self._save_later()
         if state in (zk.READY, zk.ABORTED):
-            # Before the state: the pool may look at any moment, because another node of the request has ended.
+            # Before the state: the pool may check at any moment, because another node of the request has ended.
             node.unsaved = True
         node.state = state
         if self.stage is not Stage.ORPHANED:
@@ -524,7 +524,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
 
 class _LockLost(Exception):
-    """Our lock on the node's record is gone."""
+    """Our lock on the node's record is lost."""
 
 
 def copy_image(node: zk.Node, image: ImageAccess) -> None:

@@ -1,4 +1,4 @@
-"""Finding cloud resources whose records are gone (LAU-13), unless ZooKeeper has lost them."""
+"""Finds cloud resources without records (LAU-13), unless ZooKeeper has lost the records."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _key(resource: Resource) -> Hashable:
 
 
 def _leaked(resource: Resource, node: Node | None) -> bool:
-    """Whether the record does not account for a resource tagged with its id.
+    """Return whether the record does not account for a resource tagged with its id.
 
-    A launch of which it never became clear whether it worked may have made another thing than the one that the node has.
+    A launch with an unknown result may have created another resource than the one in the record.
     """
     if node is None:
         return True
@@ -57,7 +57,7 @@ class LeakSearch:
     def run(self, zk: ZooKeeper) -> None:
         name = self._name
         resources = list(self._adapter.listResources())
-        # The records are read after the resources: what was recorded meanwhile is no leak.
+        # The records are read after the resources: what was recorded meanwhile is not a leak.
         nodes = {node.id: node for node in zk.getProviderNodes(name)}
         uploads = {
             (build, upload.id)

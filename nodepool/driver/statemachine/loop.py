@@ -15,7 +15,7 @@ from nodepool.exceptions import FOREIGN
 
 
 class LoopEnded(RuntimeError):
-    """The provider was replaced, and has finished what it was at: its successor takes new work."""
+    """The provider was replaced, and has finished its work: its successor accepts new work."""
 
 
 class Advanced(Protocol):
@@ -25,7 +25,7 @@ class Advanced(Protocol):
 
 
 class MachineLoop:
-    """Runs each machine's passes one after the other on one thread.
+    """Runs the passes of each machine sequentially on one thread.
 
     :param finished: called on the loop's thread with a machine that has ended.
     """
@@ -68,7 +68,7 @@ class MachineLoop:
             self._end_if_drained()
 
     def wake(self, machine: Advanced) -> None:
-        """Run the next pass of this machine at once; from any thread."""
+        """Run the next pass of this machine immediately; from any thread."""
         if machine in self._machines:
             self._queue.add(machine)
 
@@ -119,7 +119,7 @@ class PollInterval:
         self._unchanged = 0
 
     def next(self, machine: StateMachine, changed: bool, bound: float) -> float:
-        """Seconds until ``machine`` wants to be advanced again."""
+        """Return the seconds until ``machine`` has to be advanced again."""
         if changed:
             self._unchanged = 0
             return 0.0

@@ -19,11 +19,11 @@ DriverLabel: TypeAlias = Any
 
 
 class StateMachine:
-    """One resource on its way to being created or deleted.
+    """Creates or deletes one resource.
 
-    ``advance`` does one step and must not block.  It is called again at once while ``state`` keeps changing,
+    ``advance`` does one step and must not block.  It is called again immediately while ``state`` keeps changing,
     afterwards when ``wake`` is called or ``waiting_future`` finishes, no earlier than ``next_wake`` (monotonic
-    seconds) when that is set, and otherwise at the latest after one second.
+    seconds) when that is set, and otherwise after one second at the latest.
     """
 
     START = "start"
@@ -39,7 +39,7 @@ class StateMachine:
     #: Optional hints of the machine to the framework.
     next_wake: float | None = None
     waiting_future: Any = None
-    #: Why it does not get on at present, for the log and the list of problems. Not in 11.0.0.
+    #: Why it makes no progress at present, for the log and the list of problems. Not in 11.0.0.
     trouble: str | None = None
 
     def advance(self) -> Any:
@@ -47,9 +47,9 @@ class StateMachine:
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """The launch is given up, this machine is not advanced any more. Not in 11.0.0.
+        """Give up the launch; this machine is not advanced any more. Not in 11.0.0.
 
-        What ``external_id`` names is deleted by another machine; this one removes what a call under way may still make.
+        Another machine deletes the resource of ``external_id``; this one removes what a running call may still create.
         Must not block.
         """
 
@@ -95,9 +95,10 @@ class Resource:
         self.metadata = metadata or {}
 
     def belongs_to(self, external_id: ExternalId) -> bool:
-        """Whether it is, or is part of, what the node with this id has; asked when it is tagged for that node. Not in 11.0.0.
+        """Return whether the resource belongs to the node with this id. Not in 11.0.0.
 
-        What is not counts as leaked. A driver that cannot tell says True.
+        Called when it is tagged for that node.
+        Resources that do not belong to it are leaks. A driver that cannot determine this returns True.
         """
         return True
 
@@ -125,9 +126,9 @@ class Adapter:
         raise NotImplementedError
 
     def plannedExternalId(self, label: DriverLabel, node_id: str) -> ExternalId:
-        """What the instance of this node will be named by, where that is known before it is made; None: it is not.
+        """Return the future name of the node's instance if it is known; None: it is not.
 
-        It is in the record before the create machine begins: whatever happens then, the deletion knows what to delete.
+        The record contains it before the create machine starts: whatever happens then, the deletion knows what to delete.
         Not in 11.0.0.
         """
         return None
@@ -141,15 +142,16 @@ class Adapter:
         raise NotImplementedError
 
     def findMissingInstances(self, external_ids: list[ExternalId]) -> list[ExternalId]:
-        """Those whose instance is certainly gone, stopped or reclaimed; ready nodes on them are not handed out any more.
+        """Return the ids of instances that are certainly deleted, stopped or reclaimed.
 
-        Called every minute with what the ready nodes have, when there are any. Has to ask the cloud anew. Not in 11.0.0;
+        Ready nodes on them are not assigned any more.
+        Called every minute with the ids of the ready nodes, if any. Must query the cloud each time. Not in 11.0.0;
         a driver without it trusts its records.
         """
         return []
 
     def periodic(self) -> None:
-        """Called every minute by the launcher, before it looks for leaks: the time for housekeeping. Not in 11.0.0."""
+        """Do housekeeping; called every minute before the search for leaks. Not in 11.0.0."""
 
     def listResources(self) -> Iterable[Resource]:
         """All visible resources that may leak. Changes nothing: commands call it, too."""
@@ -200,7 +202,7 @@ class Adapter:
         raise NotImplementedError
 
     def discardImage(self, external_id: ExternalId) -> None:
-        """Delete an image whose upload has not come to an end. Not in 11.0.0."""
+        """Delete the image of an unfinished upload. Not in 11.0.0."""
         self.deleteImage(external_id)
 
     def describeHosts(self) -> list[dict[str, Any]]:
@@ -208,7 +210,7 @@ class Adapter:
         return []
 
     def removeUnfinishedUpload(self, image_name: str, since: float) -> None:
-        """Remove what an upload begun at *since* (Unix seconds) has left, other than images. Not in 11.0.0."""
+        """Remove remains, other than images, of an upload started at *since* (s). Not in 11.0.0."""
 
     def getConsoleLog(self, label: DriverLabel, external_id: ExternalId) -> str | None:
         """The console output of the instance, if it can be had."""

@@ -30,8 +30,8 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 #: Threads for the first part of launches.
 START_THREADS = 8
-#: Of a label whose nodes the cloud refuses for quota although the figures that it tells have room. The first pause is less than
-#: the interval at which pools look at such a node.
+#: For a label whose nodes the cloud refuses for quota although the reported figures are sufficient. The first pause is
+#: less than the interval at which pools check such a node.
 REFUSED = Backoff(0.5, 15.0)
 
 
@@ -75,7 +75,7 @@ class StateMachineProvider(LaunchProvider):
         self.delete_loop.start()
 
     def stop(self) -> None:
-        """Take no new work; machines under way finish in the background."""
+        """Accept no new work; running machines finish in the background."""
         if not self.running or self.stop_thread is not None:
             return
         self.log.debug("Stopping")
@@ -99,7 +99,7 @@ class StateMachineProvider(LaunchProvider):
     _abandon = False
 
     def abandon(self) -> None:
-        """The process ends soon: leave unfinished machines to the next start (their records tell)."""
+        """Stop quickly at the end of the process; unfinished machines are left to the next start."""
         self._abandon = True
         self.create_loop.stop(drain=False)
         self.delete_loop.stop(drain=False)
@@ -110,17 +110,17 @@ class StateMachineProvider(LaunchProvider):
 
     # -- launching and deleting
 
-    #: Starts that take less than this many seconds need no thread of their own.
+    #: Starts that need less than this many seconds need no separate thread.
     QUICK_START = 0.001
     _slow_starts = 3
 
     @property
     def starts_quickly(self) -> bool:
-        """Whether the adapter has lately made its create machines without waiting for anything."""
+        """Return whether the adapter has recently created its machines without waiting."""
         return self._slow_starts == 0
 
     def note_start(self, seconds: float) -> None:
-        """One slow start sends the next ones to the start threads; three quick ones bring them back."""
+        """Use the start threads after one slow start, until three quick ones."""
         self._slow_starts = max(0, self._slow_starts - 1) if seconds < self.QUICK_START else 3
 
     def start_executor(self, function: Callable[[], Any]) -> Future[Any]:
@@ -136,7 +136,7 @@ class StateMachineProvider(LaunchProvider):
         self.launchers.remove(launcher)
 
     def startNodeCleanup(self, node: zk.Node) -> StateMachineNodeDeleter:
-        """:raises LoopEnded: the provider takes no new work any more."""
+        """Start a deletion. Raises LoopEnded: the provider accepts no new work any more."""
         deleter = StateMachineNodeDeleter(self._zk, self, node)
         with self.delete_loop.hold_open():
             self.deleters.append(deleter)
@@ -165,7 +165,7 @@ class StateMachineProvider(LaunchProvider):
             )
         return False
 
-    #: Seconds after which a label that could not work is tried again: the cloud may have got what was missing.
+    #: Seconds after which a failed label is tried again: the cloud may now have what was missing.
     ERROR_LABEL_RETRY = 60.0
 
     def errorLabels(self) -> Iterable[str]:
@@ -181,7 +181,7 @@ class StateMachineProvider(LaunchProvider):
         return self.adapter.listInstances()
 
     def findMissingNodes(self, nodes: Iterable[zk.Node]) -> list[zk.Node]:
-        """Those of these nodes whose instance is certainly gone, stopped or reclaimed; raises what the driver raises."""
+        """Return the nodes whose instance is certainly deleted, stopped or reclaimed."""
         known = list(nodes)
         missing = self.adapter.findMissingInstances([node.external_id for node in known])
         return [node for node in known if node.external_id in missing]
@@ -219,7 +219,7 @@ class StateMachineProvider(LaunchProvider):
         """Everything visible but the instances that our records know."""
         used = QuotaInformation()
         name = self.provider.name
-        # Records before and after the listing: instances appear and vanish while it is made.
+        # Records before and after the listing: instances are created and deleted meanwhile.
         known = {node.id for node in self._zk.getProviderNodes(name)}
         instances = list(self.adapter.listInstances())
         known |= {node.id for node in self._zk.getProviderNodes(name)}

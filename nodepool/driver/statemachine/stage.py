@@ -1,4 +1,4 @@
-"""Where the launch of a node can stand, and what it needs of its provider and of the handler of its request."""
+"""Stages of a node's launch, and its interface to provider and request handler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LaunchProvider(Provider, QuotaSupport, abc.ABC):
 
     adapter: Adapter
     label_problems: LabelProblems
-    #: Labels that the cloud has refused for quota although its figures have room for them.
+    #: Labels that the cloud has refused for quota although its figures are sufficient for them.
     refusals: KeyedBackoff
     create_loop: MachineLoop
     launchers: list[Any]
@@ -36,11 +36,11 @@ class LaunchProvider(Provider, QuotaSupport, abc.ABC):
     @property
     @abc.abstractmethod
     def starts_quickly(self) -> bool:
-        """Whether the adapter has lately made its create machines without waiting for anything."""
+        """Return whether the adapter has recently created its machines without waiting."""
 
     @abc.abstractmethod
     def note_start(self, seconds: float) -> None:
-        """Note how long the adapter has taken to make a create machine."""
+        """Record how long the adapter took to create a create machine."""
 
     @abc.abstractmethod
     def start_executor(self, function: Callable[[], Any]) -> Future[Any]:
@@ -59,20 +59,20 @@ class Serving(RequestHandler, Protocol):
 class Stage(enum.Enum):
     """Where the launch of a node stands."""
 
-    #: To be begun by the create loop itself, as starts are quick.
+    #: To be started by the create loop itself, as starts are quick.
     QUEUED = "queued"
-    #: To be begun on a start thread: a further attempt.
+    #: To be started on a start thread: a further attempt.
     AGAIN = "again"
-    #: A start thread makes the create machine.
+    #: A start thread creates the create machine.
     STARTING = "starting"
     #: The create machine is advanced.
     CREATING = "creating"
     #: The machine is up, its host keys are being read.
     SCANNING = "scanning"
-    #: The adapter is told of a failed scan, on a start thread.
+    #: A failed scan is reported to the adapter, on a start thread.
     REPORTING = "reporting"
-    #: What a failed attempt has left is deleted; then comes the next one.
+    #: The remains of a failed attempt are deleted before the next attempt.
     CLEANING = "cleaning"
-    #: The record is not ours any more, and does not know what is being deleted here.
+    #: The record is not ours any more, and does not contain what is being deleted here.
     ORPHANED = "orphaned"
     ENDED = "ended"

@@ -1,4 +1,4 @@
-"""State machines written as generators: straight code that yields what it waits for."""
+"""State machines written as generators that yield what they wait for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Steps: TypeAlias = Generator[Wait, None, T]
 class SteppedMachine(StateMachine):
     """Runs the generator :meth:`steps` behind the interface of :class:`StateMachine` (DRV-7.3).
 
-    The generator is resumed by each call of ``advance``, which may come at any time: check again after each ``yield``
+    The generator is resumed by each call of ``advance``, which may happen at any time: check again after each ``yield``
     whether the event has happened. The first error ends the machine, and each further ``advance`` raises that error again.
     The generator of an abandoned machine is neither resumed nor closed, and the garbage collector may drop it on any
     thread: clean up in :meth:`abandon`, not in ``finally``.
