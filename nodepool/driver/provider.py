@@ -29,10 +29,10 @@ class Driver(metaclass=abc.ABCMeta):
         return
 
     def configFiles(self) -> dict[str, int | None]:
-        """Files beside Nodepool's own that the provider configurations come from; when one changes, all is loaded again.
+        """Return the driver's configuration files; when one changes, everything is reloaded.
 
-        With the modification times (ns) as of just before the reading, None for a file that could be there and is not.
-        Asked after the providers were loaded. New here, 11.0.0 does not ask.
+        With the modification times (ns) from just before the reading, None for a file that is missing.
+        Called after the providers were loaded. New here, 11.0.0 does not call it.
         """
         return {}
 
@@ -62,7 +62,7 @@ class NodeRequestHandlerNotifications:
 
 
 class Provider(ProviderNotifications):
-    """A running provider. Methods left out by a driver keep these defaults."""
+    """A running provider. Methods that a driver does not implement keep these defaults."""
 
     # What to do when a request cannot get its next node: pause (True) or give the request back (False).
     PAUSE_AT_QUOTA = True
@@ -77,7 +77,7 @@ class Provider(ProviderNotifications):
         super().__init__(*args, **kwargs)
 
     def start(self, zk_conn: ZooKeeper | None) -> None:
-        """Begin background work; an exception means that the provider is not used."""
+        """Start background work; an exception means that the provider is not used."""
         return
 
     def idle(self) -> None:
@@ -85,7 +85,7 @@ class Provider(ProviderNotifications):
         return
 
     def stop(self) -> None:
-        """Take no new work; must not block."""
+        """Accept no new work; must not block."""
         return
 
     def join(self) -> None:
@@ -105,7 +105,7 @@ class Provider(ProviderNotifications):
         raise NotImplementedError(f"{type(self).__name__}.cleanupNode")
 
     def waitForNodeCleanup(self, node_id: object) -> None:
-        """Return when the resource is gone."""
+        """Return when the resource is deleted."""
         return
 
     def cleanupLeakedResources(self) -> None:
@@ -142,18 +142,19 @@ class Provider(ProviderNotifications):
         raise NotImplementedError(f"{type(self).__name__}.deleteImage")
 
     def discardImage(self, name: str, id: str) -> None:
-        """Delete an image whose upload has not come to an end: nothing that the upload itself gave it may hold it."""
+        """Delete the image of an unfinished upload, even if the upload has protected it."""
         self.deleteImage(name, id)
 
     def describeHosts(self) -> list[dict[str, Any]]:
-        """Of a provider with hosts of its own, for people: ``name``, ``usable``, ``problem``, ``used`` and ``limits``.
+        """Describe the provider's own hosts for operators, without waiting.
 
-        The last two are amounts by resource. Never waits. Not in 11.0.0.
+        Keys: ``name``, ``usable``, ``problem``, ``used`` and ``limits``.
+        The last two are amounts by resource. Not in 11.0.0.
         """
         return []
 
     def removeUnfinishedUpload(self, name: str, since: float) -> None:
-        """Remove what an upload begun at *since* (Unix seconds) has left, other than images; few clouds have such parts."""
+        """Remove the remains, except images, of an upload that started at *since* (Unix seconds)."""
         return
 
 
@@ -198,24 +199,24 @@ class RequestHost(Protocol):
     # -- nodes
 
     def claim(self, node_id: str | None) -> bool:
-        """Whether no other handler of this process is about to take the free node."""
+        """Claim a free node; return False if another handler of this process has chosen it."""
 
     def unclaim(self, node_id: str | None) -> None: ...
 
     def begin_creation(self, handler: RequestHandler) -> bool:
-        """Whether the handler may make new nodes now; else ``run`` is called when it may."""
+        """Return whether the handler may create nodes now; otherwise ``run`` is called later."""
 
     def end_creation(self, handler: RequestHandler) -> None: ...
 
     def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
         """Its nodes are in the mirror, but for those of the labels *missing*."""
 
-    # -- room
+    # -- capacity
 
     def pause_changed(self, handler: RequestHandler) -> None: ...
 
     def paused_reason(self) -> Reason:
-        """Which request comes first in the paused pool."""
+        """Return which request is the first one in the paused pool."""
 
     def make_room(self, handler: RequestHandler) -> None:
         """No quota: an idle node of this pool may have to go."""
@@ -223,7 +224,7 @@ class RequestHost(Protocol):
     def note_full(self, labels: list[str], reason: Reason) -> None: ...
 
     def promise_released(self) -> None:
-        """Quota that was promised to nodes which did not come into being is free again."""
+        """Report that quota that was promised to nodes is free, as they were not created."""
 
     def limits_known(self) -> None: ...
 

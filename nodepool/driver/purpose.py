@@ -1,4 +1,4 @@
-"""What a provider is being made for; adapters ask in their constructors."""
+"""The purpose of a provider, which adapters query in their constructors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _images_only: contextvars.ContextVar[bool] = contextvars.ContextVar("images_only
 
 
 def images_only() -> bool:
-    """True while a provider is made for image uploads only, that is by a builder."""
+    """Return whether the provider is created for image uploads only, by a builder."""
     return _images_only.get()
 
 
 @contextmanager
 def making(for_images_only: bool) -> Iterator[None]:
-    """Around the making of a provider, on the thread that makes it."""
+    """Set the purpose while a provider is created on this thread."""
     token = _images_only.set(for_images_only)
     try:
         yield

@@ -42,7 +42,7 @@ def _driver_class(module: ModuleType, path: str) -> type[Driver]:
 def _exec_directory(name: str, path: str) -> ModuleType:
     """Run ``__init__.py`` as a module whose ``__name__`` is the bare driver name.
 
-    It is known to the import system under a name of its own: a directory called like a top-level library shadows
+    The import system knows it under a separate name: a directory with the name of a top-level library shadows
     nothing, and relative imports inside it work.
     """
     filename = os.path.join(path, "__init__.py")
@@ -54,7 +54,7 @@ def _exec_directory(name: str, path: str) -> ModuleType:
     module.__name__ = name
 
     def submodule(attribute: str) -> ModuleType:
-        # ``from . import x`` looks for x under the module's (bare) name; this is asked first.
+        # ``from . import x`` searches x under the module's (bare) name; this hook is called first.
         if not attribute.startswith("__") and importlib.util.find_spec(f"{alias}.{attribute}"):
             return importlib.import_module(f"{alias}.{attribute}")
         raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
@@ -94,7 +94,7 @@ def _meant(name: str) -> str:
 
 
 class _Registry(Mapping[str, Driver]):
-    """Driver name -> instance. Instances are made at first access; names known to be broken are left out."""
+    """Driver name -> instance, created at first access. Broken drivers are omitted."""
 
     def __init__(self) -> None:
         self.instances: dict[str, Driver] = {}
@@ -270,7 +270,7 @@ class Drivers:
 
     @staticmethod
     def known() -> list[str]:
-        """Names that may be given to :meth:`get`, broken ones left out; imports nothing."""
+        """Return the names that :meth:`get` accepts, without broken ones; imports nothing."""
         with Drivers._lock:
             if not Drivers.drivers:
                 Drivers.load(Drivers.drivers_paths or ())

@@ -1,4 +1,4 @@
-"""Helpers for drivers (DRV-6). The code lives in modules of its own; these are the public names."""
+"""Helpers for drivers (DRV-6): the public names of code in other modules."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What quota there is, what is used, what labels need."""
+"""Quota: limits, usage, and the needs of labels."""

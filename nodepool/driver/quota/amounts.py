@@ -69,7 +69,7 @@ class QuotaInformation:
         result: QuotaInformation = self.__class__.__new__(self.__class__)
         memo[id(self)] = result
         result.__dict__.update(self.__dict__)
-        # values are numbers: copying the two dicts is all there is, and much faster than the generic way
+        # values are numbers: copying the two dicts is sufficient, and much faster than deepcopy
         result.quota = {kind: dict(values) for kind, values in self.quota.items()}
         return result
 

@@ -29,7 +29,7 @@ class LimitsPending(Exception):
 
 
 class Shortage(NamedTuple):
-    """What is missing for new nodes; ``left`` may be negative, when a limit was lowered."""
+    """Missing amount for new nodes; ``left`` may be negative, when a limit was lowered."""
 
     resource: str
     needed: float
@@ -51,9 +51,9 @@ class QuotaSupport:
     clock: Clock = SYSTEM
     #: Seconds before limits that could not be renewed in the background are asked for again.
     RENEWAL_PAUSE: float = 10.0
-    #: Seconds after which limits are asked for again while a request waits for room in them.
+    #: Seconds after which limits are queried again while a request waits for free quota.
     WAITING_AGE: float = 20.0
-    #: How often the cloud has contradicted the limits, and of these, how often before they were last asked for.
+    #: How often the cloud has contradicted the limits, and of these, how often before the last query of the limits.
     _quota_contradicted = 0
     _quota_considered = 0
     _quota_renewing = False
@@ -153,14 +153,14 @@ class QuotaSupport:
         return short
 
     def limits_are_waited_for(self, wake: Callable[[], Any]) -> None:
-        """A request waits for room; when the limits are older than ``WAITING_AGE`` they are renewed, then ``wake`` is called."""
+        """Renew limits older than ``WAITING_AGE`` for a waiting request, then call ``wake``."""
         cached = self._current_nodepool_quota
         if cached is not None and self.clock.monotonic() - cached[0] >= self.WAITING_AGE and not self._quota_renewing:
             self._renew_limits()
             self.when_limits_known(wake)
 
     def when_limits_known(self, wake: Callable[[], Any]) -> None:
-        """Call this once when the renewal under way has ended, on its thread; or at once when none is."""
+        """Call ``wake`` once on the renewal thread when the renewal ends; now if there is none."""
         with self._renewal_lock:
             if self._quota_renewing:
                 self._quota_waiters |= {wake}
@@ -178,7 +178,7 @@ class QuotaSupport:
 
     def _renewal(self) -> None:
         try:
-            # A cloud that refuses launches and does not tell the limits is not asked all the time.
+            # A cloud that refuses launches and does not report limits is not queried all the time.
             self._quota_stopping.wait(max(0.0, self._quota_renew_after - self.clock.monotonic()))
             self._renew_now()
         finally:
@@ -203,7 +203,10 @@ class QuotaSupport:
         self._quota_considered = considered
 
     def estimatedNodepoolQuota(self) -> QuotaInformation:
-        """Limits minus unmanaged use, at most ``MAX_QUOTA_AGE`` seconds old (older when the cloud does not tell); a copy."""
+        """Return a copy of the limits minus unmanaged use, cached for ``MAX_QUOTA_AGE`` s.
+
+        It is older when the cloud does not report its limits.
+        """
         return self._limits().copy()
 
     def invalidateQuotaCache(self) -> None:
@@ -237,12 +240,12 @@ class QuotaSupport:
         try:
             need = self.quotaNeededByLabel(label, pool)
         except Exception as error:
-            self.log.warning("Cannot tell what label %s of %s needs: %s", label, self.provider.name, error)
+            self.log.warning("Cannot determine what label %s of %s needs: %s", label, self.provider.name, error)
             return None
         return need.get_resources()
 
     def fits(self, needed: Mapping[str, float], limits: QuotaInformation, parts: list[Mapping[str, float]]) -> Shortage | None:
-        """None when ``needed`` fits beside ``parts``, else what is short by how much."""
+        """Return None when ``needed`` fits in addition to ``parts``, else the shortage."""
         compute = limits.quota["compute"]
         for key, need in needed.items():
             if not need:

@@ -14,7 +14,7 @@ log = logging.getLogger("nodepool.driver.static")
 
 
 class NodeTuple(NamedTuple):
-    """What makes a host: two entries with the same three values would be the same machine."""
+    """Identity of a host: two entries with the same three values would be the same machine."""
 
     hostname: str
     username: str
@@ -135,7 +135,7 @@ class StaticProviderConfig(ProviderConfig):
                 host = nodeTuple(node)
                 text = f"host {host.hostname} with user {host.username} and port {host.port}"
                 if host in seen:
-                    raise ConfigError(f"{text} is there twice; use max-parallel-jobs", where=(*where, "nodes", number))
+                    raise ConfigError(f"{text} is listed twice; use max-parallel-jobs", where=(*where, "nodes", number))
                 seen.add(host)
                 if host in elsewhere:
                     log.warning(

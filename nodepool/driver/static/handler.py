@@ -29,7 +29,7 @@ class StaticNodeRequestHandler(NodeRequestHandler):
         return True
 
     def hasRemainingQuota(self, ntype: str) -> bool:
-        # A label without a free node has to wait until one comes back.
+        # A label without a free node has to wait until one is released.
         return False
 
     def launch(self, node: Node) -> None:

@@ -28,7 +28,7 @@ __all__ = ["NodeTuple", "StaticNodeError", "StaticNodeProvider", "nodeTuple"]
 SSH_TYPES = ("ssh", "network_cli")
 MAX_WORKERS = 16
 START_WAIT = 1.0
-"""How long ``start`` waits for the first pass over all hosts, in seconds; slow hosts go on in the background."""
+"""Seconds that ``start`` waits for the first pass over all hosts; slow hosts continue in the background."""
 
 GONE_STATES = (zk.BUILDING, zk.DELETING, zk.DELETED)
 
@@ -38,7 +38,7 @@ class StaticNodeError(Exception):
 
 
 class Slots:
-    """Who is in which slot of a host."""
+    """The node in each slot of a host."""
 
     def __init__(self, count: int, nodes: Iterable[zk.Node]) -> None:
         self.nodes: list[zk.Node | None] = [None] * count
@@ -72,9 +72,9 @@ def _is_free(node: zk.Node) -> bool:
 
 
 class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
-    """Hosts are brought in line one by one, in parallel, each by looking at its present records.
+    """Reconciles the hosts in parallel, each from its current records.
 
-    Nothing is remembered about slots: ZooKeeper has it.
+    No state of slots is kept here: ZooKeeper has it.
     """
 
     PAUSE_AT_QUOTA = False
@@ -92,10 +92,10 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         self._executor: Executor | None = None
         self._lock = threading.Lock()
         self._host_locks: dict[NodeTuple, threading.Lock] = {}
-        # Only one thread registers nodes at a time, for all who wait to.
+        # Only one thread registers nodes at a time, for all that wait.
         self._turn = threading.Lock()
         self._to_fill: dict[NodeTuple, zk.Node] = {}
-        # Ids of our records by host; only a hint where to look, renewed by every cleanup.
+        # Ids of our records by host; only a hint, renewed by every cleanup.
         self._known: dict[NodeTuple, set[str]] = defaultdict(set)
         self._queued: set[NodeTuple] = set()
         self._running: set[NodeTuple] = set()
@@ -103,7 +103,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         # The mirror may show a deleted record for a moment longer.
         self._deleted: deque[str] = deque(maxlen=1000)
         self._warned: dict[NodeTuple, str] = {}
-        #: Hosts that the log has named; again when they come back.
+        #: Unreachable hosts that were logged; logged again when they are reachable.
         self._announced: set[NodeTuple] = set()
 
     # Life cycle
@@ -125,7 +125,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
 
     def idle(self) -> None:
         self._idle = True
-        # What is being written now is finished when the successor starts to look.
+        # Current writes are finished before the successor starts to read.
         for lock in self._host_locks.values():
             with lock:
                 pass
@@ -142,10 +142,10 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
     # Bringing a host in line
 
     def _submit(self, host: NodeTuple, update: bool = False) -> Future[None] | None:
-        """Look at this host soon.
+        """Check this host soon.
 
-        One look that has not begun serves everybody who asks meanwhile, and a host is not looked at twice at a time:
-        a dead one must not occupy all threads.
+        A check that has not started serves all requests meanwhile, and a host is not checked twice at a time:
+        an unreachable one must not occupy all threads.
         """
         with self._lock:
             if self._executor is None or self._idle or host in self._queued:
@@ -180,7 +180,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         for node in self.zk.getProviderNodes(self.provider.name):
             known[nodeTuple(node)].add(node.id or "")
         with self._lock:
-            # What was registered while we looked must not be forgotten; records that are gone drop out when read.
+            # Records that were registered during the check must not be forgotten; deleted ones are dropped when read.
             for host, ids in self._known.items():
                 known[host].update(ids)
             self._known = known
@@ -203,7 +203,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         return Slots(self._hosts[host][1]["max-parallel-jobs"], self._records(host))
 
     def _sync(self, host: NodeTuple, update: bool) -> bool:
-        """Bring a host in line; False when it could not be reached."""
+        """Reconcile a host; return False when it could not be reached."""
         if self._idle:
             return False
         pool, static_node = self._hosts[host]
@@ -245,10 +245,10 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         return True
 
     def _fill(self, host: NodeTuple, template: zk.Node) -> None:
-        """Have the empty slots registered, in one turn with those of other hosts that come meanwhile.
+        """Register the empty slots, in one batch with those of other waiting hosts.
 
-        The caller holds the lock of its host, also while another one does its work. Raises what keeps its record from being
-        written, so that this concerns no other host.
+        The caller holds the lock of its host, also while another thread does its work. Raises the error that prevents its own
+        record from being written, so that it affects no other host.
         """
         template.serialize()
         with self._lock:
@@ -260,7 +260,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
                 self._register(batch)
 
     def _register(self, batch: dict[NodeTuple, zk.Node]) -> None:
-        """Launchers with the same provider take turns: a slot with two records is handed out twice."""
+        """Register nodes in turns with other launchers: a slot with two records is used twice."""
         mark = TurnLock(self.zk.kazoo_client, self.provider.name, "static", self.provider.name)
         if not mark.take():
             mark.when_gone(lambda: [self._submit(host, update=True) for host in batch])
@@ -314,7 +314,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         return list(keys)
 
     def _template(self, pool: StaticPool, static_node: dict[str, Any]) -> zk.Node:
-        """What a registered node of this host looks like; contacts the host."""
+        """Return the record of a registered node of this host; connects to the host."""
         node = zk.Node()
         node.state = zk.READY
         node.provider = self.provider.name
@@ -345,7 +345,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
     )  # fmt: skip
 
     def _update(self, node: zk.Node, template: zk.Node) -> None:
-        """Bring the record of an idle node up to date; its id stays."""
+        """Update the record of an idle node, keeping its id."""
         if not _is_free(node) or not self._differs(node, template):
             return
         node = node.copy()
@@ -367,7 +367,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         try:
             self.zk.lockNode(node, blocking=False)
         except exceptions.ZKLockException:
-            self.log.warning("Node %s of host %s is locked; it is left alone for now", node.id, node.hostname)
+            self.log.warning("Node %s of host %s is locked; skipping it for now", node.id, node.hostname)
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""The smallest driver: nodes are ready at once (FAK-2)."""
+"""The smallest driver: nodes are ready immediately (FAK-2)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from nodepool.driver.provider import Provider
 
 
 def listing_of(manager: Provider) -> Callable[[], Iterable[Any]] | None:
-    """The way of a provider to list the images in its cloud, None when it has none."""
+    """Return the provider's method for listing the images in its cloud, or None."""
     adapter = getattr(manager, "adapter", manager)
     for name in ("listImages", "_listImages"):
         method: Callable[[], Iterable[Any]] | None = getattr(adapter, name, None)
@@ -33,12 +33,12 @@ def properties_of(image: object) -> Any:
     return get_field(image, "properties") or get_field(image, "metadata") or {}
 
 
-#: What nova notes in an image that it makes of a server; the last ones when the server has a volume.
+#: Properties that nova sets in an image of a server; the last ones when the server has a volume.
 SNAPSHOT_PROPERTIES = ("instance_uuid", "base_image_ref", "block_device_mapping", "bdm_v2")
 
 
 def is_snapshot(image: object) -> bool:
-    """Whether the image was made of a server. It has the marks of the image that the server was made of."""
+    """Return whether the image is a snapshot of a server, whose image's tags it inherits."""
     for item in (image, properties_of(image)):
         if get_field(item, "image_type") == "snapshot" or any(get_field(item, name) is not None for name in SNAPSHOT_PROPERTIES):
             return True

@@ -57,7 +57,7 @@ class ImageUploader:
         raise NotImplementedError
 
     def finishUpload(self) -> Any:
-        """Make an image of the segments; returns the external id."""
+        """Create an image from the segments; return the external id."""
         raise NotImplementedError
 
     def abortUpload(self) -> None:
@@ -69,7 +69,7 @@ class ImageUploader:
     # For subclasses
 
     def getTimeout(self) -> float | None:
-        """Seconds left, or None when there is no limit."""
+        """Return the seconds left, or None when there is no limit."""
         if self.timeout is None:
             return None
         return self.timeout - time.monotonic()

@@ -22,7 +22,7 @@ from nodepool.zk.zookeeper import ABORTED, DELETED, DELETING, FAILED, Node, ZooK
 
 
 class NodeLauncher(threading.Thread, StatsReporter, abc.ABC):
-    """Runs ``launch`` in a thread of its own and writes its end to the node; the user starts it."""
+    """Runs ``launch`` in a separate thread and stores the result; the user starts it."""
 
     def __init__(self, handler: Any, node: Node, provider_config: ProviderConfig) -> None:
         threading.Thread.__init__(self, name=f"NodeLauncher-{node.id}")
@@ -40,7 +40,7 @@ class NodeLauncher(threading.Thread, StatsReporter, abc.ABC):
 
     @abc.abstractmethod
     def launch(self) -> None:
-        """Make the node and store it READY; any exception is a failed launch."""
+        """Create the node and store it READY; any exception is a failed launch."""
 
     def run(self) -> None:
         started = time.monotonic()
@@ -48,7 +48,7 @@ class NodeLauncher(threading.Thread, StatsReporter, abc.ABC):
         try:
             self.launch()
         except kazoo.exceptions.SessionExpiredError:
-            # Our lock is gone with the session: another launcher may own the record now, so nothing is written.
+            # Our lock ended with the session: another launcher may own the record now, nothing is written.
             self.log.error("Lost the ZooKeeper session while launching node %s", self.node.id)
             self.node.state = FAILED
             statsd_key = "error.zksession"
@@ -74,7 +74,7 @@ class NodeLauncher(threading.Thread, StatsReporter, abc.ABC):
 
 
 class NodeDeleter(threading.Thread):
-    """Deletes a locked node in a thread of its own; the user starts it."""
+    """Deletes a locked node in a separate thread; the user starts it."""
 
     log = logging.getLogger("nodepool.NodeDeleter")
 
@@ -86,13 +86,13 @@ class NodeDeleter(threading.Thread):
 
     @staticmethod
     def delete(zk_conn: ZooKeeper, manager: Provider, node: Node, node_exists: bool = True) -> None:
-        """Delete the resource, then the record. On an error the node is unlocked, to be tried again by the launcher.
+        """Delete the resource, then the record. After an error the node is unlocked for a retry.
 
         ``node_exists`` False: there is no record (for example a leaked resource).
         """
         log = get_annotated_logger(NodeDeleter.log, node_id=node.id)
         try:
-            if node.state != DELETING:  # the launcher has written it before; state_time tells since when
+            if node.state != DELETING:  # the launcher has written it before; state_time is the start of the deletion
                 node.state = DELETING
                 if node_exists:
                     zk_conn.storeNode(node)
@@ -100,7 +100,7 @@ class NodeDeleter(threading.Thread):
                 manager.cleanupNode(node.external_id)
                 manager.waitForNodeCleanup(node.external_id)
         except exceptions.NotFound:
-            log.info("The resource of node %s in provider %s is gone already", node.id, node.provider)
+            log.info("The resource of node %s in provider %s no longer exists", node.id, node.provider)
         except Exception:
             log.exception("Exception deleting node %s in provider %s:", node.id, node.provider)
             if node_exists:
@@ -113,7 +113,7 @@ class NodeDeleter(threading.Thread):
 
     @staticmethod
     def _remove(zk_conn: ZooKeeper, node: Node) -> None:
-        """The record and our lock in one transaction; the careful way when others wait for the lock."""
+        """Delete record and lock in one transaction, unless others wait for the lock."""
         if isinstance(node.lock, LockHandle):
             txn = Txn(zk_conn.kazoo_client)
             txn.delete(node.lock.path)

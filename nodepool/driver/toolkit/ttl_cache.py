@@ -21,7 +21,7 @@ class _CachedCall(Generic[T]):
     def __init__(self, cache: LazyExecutorTTLCache, func: Callable[..., T]) -> None:
         self._cache = cache
         self._func = func
-        # re-entrant: the done-callback of a refresh that ended already runs at once, under the lock
+        # reentrant: the done-callback of a refresh that has ended already runs immediately, under the lock
         self._lock = threading.RLock()
         self._have_value = False
         self._value: Any = None
@@ -96,11 +96,11 @@ class _CachedCall(Generic[T]):
 
 
 class LazyExecutorTTLCache:
-    """Decorator: remembers one value, whatever the arguments, and renews it on ``executor`` when older than ``ttl`` s.
+    """Decorator that caches one value for all arguments, renewed after ``ttl`` s.
 
-    Only the first call waits (and raises what the function raises). A failing renewal is logged and tried again after
-    ``ttl``; callers keep getting the last value until it is older than ``max_age`` s. Then one that comes ``ttl`` or more after
-    the error waits for a new answer, as the first call did; the others get the error.
+    Renewals run on ``executor``. Only the first call waits (and raises what the function raises). A failing renewal is logged
+    and tried again after ``ttl``; callers keep getting the last value until it is older than ``max_age`` s. Then a call ``ttl``
+    or more after the error waits for a new answer, as the first call did; the others get the error.
     """
 
     def __init__(

@@ -269,7 +269,7 @@ def judge(request, validate, tmp_path, caplog):
         ("webapp: {port: -1}", ("-1 is no port",)),
         ("zookeeper-servers: [{host: a, port: 70000}]", ("70000 is no port",)),
         (STATIC + "            connection-port: 99999", ("connection-port", "99999 is no port")),
-        (STATIC + "          - {name: h, labels: [a]}", ("is there twice",)),
+        (STATIC + "          - {name: h, labels: [a]}", ("is listed twice",)),
         (STATIC + "            max-parallel-jobs: x", ("max-parallel-jobs",)),
         ("diskimages: [{name: a, rebuild-age: -1}]", ("rebuild-age", "-1 is negative")),
         ("zookeeper-timeout: 0", ("too short",)),
