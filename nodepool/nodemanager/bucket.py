@@ -23,7 +23,7 @@ class Bucket:
         self._level -= amount
 
     def wait(self) -> float:
-        """Seconds until it may be used; 0: now."""
+        """Return the seconds until it may be used; 0: now."""
         self._fill()
         # Slightly more than 0, or rounding could leave too little after such a wait.
         return 0.0 if self._level > 0 else -self._level / self._rate + 0.001

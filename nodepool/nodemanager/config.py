@@ -36,7 +36,7 @@ def _ports(value: object) -> tuple[int, int]:
 
 
 def _port(value: object) -> int:
-    """0: any that is free; False: none at all."""
+    """Return the port; 0: any free one; -1 (from False): none."""
     if value is False:
         return -1
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 65536:
@@ -193,7 +193,7 @@ class NodeManagerConfig:
 
 
 def load(path: str | None) -> NodeManagerConfig:
-    """The configuration of a file; None: all defaults.
+    """Return the configuration of a file; None: all defaults.
 
     :raises ConfigurationError: it cannot be read or is wrong; the text names file and option.
     """
@@ -290,7 +290,7 @@ def parse(content: object, path: str) -> NodeManagerConfig:
 
 
 def total_memory() -> int:
-    """MiB of this machine."""
+    """Return the memory of this machine in MiB."""
     with open("/proc/meminfo") as file:
         return int(file.readline().split()[1]) // 1024
 
@@ -301,7 +301,7 @@ def default_memory(total: int) -> int:
 
 
 def _check(given: Mapping[str, Any], path: str) -> None:
-    """What a schema cannot say.
+    """Check what a schema cannot express.
 
     :raises ConfigurationError: names the option.
     """

@@ -37,7 +37,7 @@ class Waiter:
         """Handle a descriptor that is ready or whose other end is closed."""
 
     def late(self) -> None:
-        """It is time."""
+        """Handle the end of the time limit."""
 
 
 class EventLoop:
@@ -62,7 +62,7 @@ class EventLoop:
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Whether the thread has ended."""
+        """Stop the thread; return whether it has ended."""
         self._running = False
         self._wake()
         if self._thread.ident is not None:
@@ -70,7 +70,7 @@ class EventLoop:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """When the thread has ended."""
+        """Close the descriptors, after the thread has ended."""
         with self._lock:
             if self._wake_write >= 0:
                 self._poll.close()
@@ -107,7 +107,7 @@ class EventLoop:
         waiter.mask = mask
 
     def at(self, waiter: Waiter, when: float | None) -> None:
-        """By the monotonic clock; None: never."""
+        """Set the time limit by the monotonic clock; None: never."""
         waiter.due = when
         if when is None:
             return
@@ -226,7 +226,7 @@ class Workers:
                 self._idle.notify_all()
 
     def stop(self, timeout: float) -> bool:
-        """Jobs that wait are dropped; whether all others have ended."""
+        """Drop waiting jobs; return whether all others have ended."""
         with self._work:
             self._running = False
             self._working -= len(self._jobs)

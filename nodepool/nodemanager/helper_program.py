@@ -105,7 +105,7 @@ class _Server:
         return True
 
     def _fork(self, wait: Callable[[], socket.socket | None], kept: socket.socket) -> int:
-        """A worker; returns the end of its report. Raises OSError.
+        """Fork a worker; return the read end of its report. Raises OSError.
 
         :param wait: in the worker: its connection, when there is one; it ends without.
         :param kept: the socket that it needs.
@@ -206,7 +206,7 @@ class _Spare:
 
 
 def _worker(wait: Callable[[], socket.socket | None], operations: dict[str, Operation], report: int, kept: socket.socket) -> None:
-    """Life of a worker; never returns."""
+    """Run a worker; never returns."""
     code = 1
     try:
         # Sockets of other requests must not leak into a sliver.
@@ -263,7 +263,7 @@ def _plain_victim() -> None:
 
 
 def seal() -> None:
-    """No module is loaded from files any more: after entering a sliver those would be the sliver's files."""
+    """Stop importing from files: after entering a sliver they would be the sliver's files."""
     for codec in ("ascii", "utf-8", "latin-1", "idna"):
         codecs.lookup(codec)
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder in (BuiltinImporter, FrozenImporter)]
@@ -273,7 +273,7 @@ def seal() -> None:
 
 
 def main(descriptor: int) -> None:
-    """The helper's program."""
+    """Run the helper."""
     if os.geteuid() == 0:
         # For an ordinary user the files /proc/<pid>/uid_map of children would then belong to root; entering a sliver has
         # the same effect later.

@@ -25,7 +25,7 @@ UNLIMITED = 2**62
 
 
 def make_services(config: NodeManagerConfig, zygote: Zygote) -> Services:
-    """What this host can give: cgroups, disks and networks need root."""
+    """Return the services of this host: cgroups, disks and networks require root."""
     services = Services(zygote=zygote, id_base=config.id_base)
     if os.geteuid() != 0:
         return services
@@ -98,7 +98,7 @@ class Host:
                 service.tidy()  # type: ignore[union-attr]
 
     def problems(self) -> list[Problem]:
-        """What this machine lacks for limits, disks and networks."""
+        """Return what this machine lacks for limits, disks and networks."""
         found: list[Problem] = []
         for service in (self._services.cgroups, self._services.disks, self._services.net):
             problems = getattr(service, "problems", None)
@@ -156,7 +156,7 @@ class Host:
         self._cut = cut
 
     def device_gone(self, name: str) -> None:
-        """The next device of this sliver counts from 0."""
+        """Reset the byte counters: the sliver's next device starts at 0."""
         if self._accounts is not None:
             self._accounts.forget_device(name)
 

@@ -142,7 +142,7 @@ class NodeManager:
         self._delivery = threading.RLock()
 
     def _room_left(self) -> int:
-        """Bytes for images and their root trees."""
+        """Return the bytes for images and their root trees."""
         return self.host.left(self.slivers.effective())
 
     # -- life
@@ -209,7 +209,7 @@ class NodeManager:
         os.close(self._state_lock)
 
     def _serve_ssh(self, handle: Handle, connection: int) -> Starting:
-        """An SSH server for one connection, inside the sliver."""
+        """Start an SSH server for one connection, inside the sliver."""
         return self.backend.serve(handle, SSHD_ARGV, connection)
 
     def _opened(self, name: str, handle: Handle | None) -> float | None:
@@ -247,7 +247,7 @@ class NodeManager:
             self.servers.connections.look_again(name)
 
     def _ssh_place(self, handle: Handle, index: int | None) -> tuple[str, int]:
-        """Address and port for logins: the sliver's own, where it has a server and an address."""
+        """Return address and port for logins: the sliver's own if it has server and address."""
         if self.sshd is not None and handle.get("veth"):
             address = handle.get("address") or sshd.own_address(
                 int(handle["pid"]), sshd.bridge_networks(str(handle["veth"]["veth"]))
@@ -489,7 +489,7 @@ class NodeManager:
         return self.describe(name) if found in ends and (found != ABSENT or self.sliver_record(name) is None) else None
 
     def describe_all(self) -> list[dict[str, Any]]:
-        """All slivers that have a record."""
+        """Return all slivers that have a record."""
         effective = self.slivers.effective()
         return [self.describe(name, effective) for name in self.sliver_names()]
 
@@ -556,7 +556,7 @@ class NodeManager:
         }
 
     def sliver_of_uid(self, uid: int) -> str | None:
-        """The sliver that a user id of the host belongs to."""
+        """Return the sliver that a user id of the host belongs to."""
         index = (uid - self.config.id_base) // 65536
         return self.database.owner_of_index(index) if index > 0 else None
 

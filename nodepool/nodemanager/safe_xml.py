@@ -14,7 +14,7 @@ class UnsafeXml(ValueError):
 
 
 def parser(types: bool = False) -> Any:
-    """An expat parser whose ``Parse`` raises UnsafeXml at such declarations.
+    """Return an expat parser whose ``Parse`` raises UnsafeXml at such declarations.
 
     :param types: a document type without entities is fine.
     """

@@ -8,5 +8,5 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\
 
 
 def clean(text: str) -> str:
-    """In one line, and without what a terminal would obey or show in another order than it is."""
+    """Return the text in one line, without characters that a terminal would interpret."""
     return _CONTROL.sub("\ufffd", " ".join(text.split()) if _CONTROL.search(text) else text)

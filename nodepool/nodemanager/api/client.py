@@ -125,7 +125,7 @@ class Client:
         self._connection = lambda timeout: _TlsConnection(host, port or 8120, timeout=timeout, context=context)
 
     def call(self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT) -> Any:
-        """The result.
+        """Call a method and return its result.
 
         :raises RpcFault: refused.
         :raises RpcError: no usable answer within ``timeout`` seconds.
@@ -154,7 +154,7 @@ class Client:
         timeout: float,
         stream: BinaryIO | None = None,
     ) -> tuple[int, bytes]:
-        """Status and body; a body of success goes to the stream instead."""
+        """Return status and body; the body of a success is written to the stream instead."""
         connection = self._connection(timeout)
         with self._lock:
             if self._closed:
@@ -228,7 +228,7 @@ class Client:
         self._check(status, answer)
 
     def images(self, timeout: float = CALL_TIMEOUT) -> list[str]:
-        """Names of the images that the node has.
+        """Return names of the images that the node has.
 
         :raises RpcFault: refused.
         :raises RpcError: no usable answer.

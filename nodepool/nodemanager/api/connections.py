@@ -126,7 +126,7 @@ class Connections:
         self._loop.post(lambda: listener.begin(self._loop, self.handshakes, self.enter, self._charge))
 
     def remove(self, listener: Listener) -> None:
-        """And close it."""
+        """Remove the listener and close it."""
         self._loop.post(listener.end)
 
     def cut_off(self, key: Hashable) -> None:
@@ -138,12 +138,12 @@ class Connections:
                 _shut(connection)
 
     def look_again(self, sliver: str) -> None:
-        """It has changed: calls that wait for it may have their answer."""
+        """Recheck calls that wait for a change of the sliver: they may have their answer."""
         if sliver in self._parked:
             self._loop.post(lambda: self._look_again(sliver))
 
     def counts(self) -> Counter[str]:
-        """Connections by state."""
+        """Return the number of connections by state."""
         with self._lock:
             return Counter(c.state for share in self._shares.values() for c in share.connections)
 
@@ -195,7 +195,7 @@ class Connections:
             self.event(connection)
 
     def _share(self, peer: Peer) -> Share:
-        """With the lock."""
+        """Return the share of a peer; the caller holds the lock."""
         share = self._shares.get(peer.key)
         if share is None:
             if len(self._shares) >= self._prune_at:
@@ -205,7 +205,7 @@ class Connections:
         return share
 
     def _close(self, connection: Connection) -> None:
-        """Idempotent; not while a thread answers it."""
+        """Close the connection. Idempotent; not while a thread answers it."""
         with self._lock:
             share, connection.share = connection.share, None
             if share is None:
@@ -298,7 +298,7 @@ class Connections:
                 return
 
     def _take(self, connection: Connection, share: Share, piece: bytes) -> bool:
-        """Whether no more is to be read."""
+        """Read what has arrived; return whether no more is to be read."""
         request = connection.request
         try:
             if not piece:
@@ -348,7 +348,7 @@ class Connections:
                     self._queue(share)
 
     def _job(self, connection: Connection) -> None:
-        """In a thread."""
+        """Answer a request, in a thread."""
         begun = time.thread_time()
         answer: bytes | Parked | None = None
         try:
@@ -362,7 +362,7 @@ class Connections:
             self._loop.post(lambda: self._done(connection, answer, used))
 
     def _result(self, connection: Connection) -> bytes | Parked | None:
-        """The answer; None: there is none, or it is given."""
+        """Return the answer; None: there is none, or it has been sent."""
         if connection.parked is not None:
             found = connection.parked.check()
             return connection.parked if found is None else self._desk.told(connection.caller, found)
@@ -450,6 +450,6 @@ class Connections:
 
 
 def _shut(connection: Any) -> None:
-    """From any thread: of the plain socket, as the TLS object is another thread's."""
+    """Shut down from any thread: the plain socket, as the TLS object is another thread's."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection.stream, socket.SHUT_RDWR)

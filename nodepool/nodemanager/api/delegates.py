@@ -43,7 +43,7 @@ def forward_program() -> str:
 
 
 def authorized_keys(found: Mapping[str, Mapping[str, Any]], program: str) -> Iterable[str]:
-    """Lines for sshd: each key may do nothing but call the API as its delegate."""
+    """Return lines for sshd: each key may only call the API as its delegate."""
     for name, record in sorted(found.items()):
         try:
             keys = clean_keys(record.get("ssh_keys") or "").splitlines()
@@ -136,7 +136,7 @@ class UnixAccounts:
         write_keys(account, keys)
 
     def destroy(self, name: str) -> None:
-        """Idempotent.
+        """Delete the account. Idempotent.
 
         :raises AccountError: it cannot be removed, or is not ours.
         """

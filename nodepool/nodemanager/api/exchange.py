@@ -71,7 +71,7 @@ class Refused(Exception):
 
 
 def head(status: int, content_type: str, length: int) -> bytes:
-    """The first lines of an answer."""
+    """Return the head of an answer."""
     return (
         f"HTTP/1.0 {status} {_REASONS.get(status, 'Answer')}\r\nContent-Type: {content_type}\r\n"
         f"Content-Length: {length}\r\nConnection: close\r\n\r\n"
@@ -79,13 +79,13 @@ def head(status: int, content_type: str, length: int) -> bytes:
 
 
 def refusal(refused: Refused) -> bytes:
-    """A whole answer."""
+    """Return a complete answer that refuses a request."""
     text = f"{refused}\n".encode("utf-8", "replace")
     return head(refused.status, "text/plain; charset=utf-8", len(text)) + text
 
 
 def xml_answer(body: bytes) -> bytes:
-    """A whole answer."""
+    """Return a complete answer with an XML body."""
     return head(200, "text/xml", len(body)) + body
 
 
@@ -114,7 +114,7 @@ class Request:
         return self.path == "/images" or self.path.startswith("/images/")
 
     def feed(self, piece: bytes) -> bool:
-        """Whether it is complete: head and body of a call, the head of anything else.
+        """Add data; return whether it is complete (head and body of a call, else the head).
 
         :raises Refused: it is malformed or too large.
         """
@@ -140,7 +140,7 @@ class Request:
         return True
 
     def ended(self) -> Refused | None:
-        """The client sends no more, and it is not complete; None: it has sent nothing at all."""
+        """Return the refusal of an incomplete request; None: the client has sent nothing."""
         return Refused(400, "the request ended early") if self.data or self.verb else None
 
     def _head(self, data: bytes) -> None:
@@ -223,7 +223,7 @@ class Desk:
     # -- images
 
     def image(self, connection: socket.socket, request: Request, caller: Caller) -> None:
-        """Carry out a request about images over a connection that blocks, and answer it.
+        """Execute and answer a request about images over a blocking connection.
 
         :raises OSError: the connection broke.
         """

@@ -41,7 +41,7 @@ def _fault(text: str) -> int:
 
 
 def _read_request() -> bytes:
-    """Standard input until its end."""
+    """Return standard input until its end."""
     try:
         data = sys.stdin.buffer.read(MAX_REQUEST + 1)
     except OSError as error:
@@ -52,7 +52,7 @@ def _read_request() -> bytes:
 
 
 def _answer(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Head, and what was read of the body with it."""
+    """Return the head, and the part of the body that was read with it."""
     data = b""
     while (end := data.find(b"\r\n\r\n")) < 0:
         piece = connection.recv(65536)

@@ -145,7 +145,7 @@ class Handshakes(Generic[P]):
             handshake.stream.close()
 
     def stop(self, timeout: float) -> None:
-        """When the loop's thread has ended."""
+        """Close all connections, after the loop's thread has ended."""
         self._workers.stop(timeout)
         for handshake in list(self._open):
             handshake.stream.close()

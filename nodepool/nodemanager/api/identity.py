@@ -59,13 +59,13 @@ class Identity:
         self._own_uid = os.geteuid() if own_uid is None else own_uid
 
     def trusted(self, uid: int) -> Caller | None:
-        """Root, or a controller of this host; None: anybody else."""
+        """Return root, or a controller of this host; None: anybody else."""
         if uid in (0, self._own_uid):
             return Caller(ROOT, "root")
         return Caller(CONTROLLER, f"uid {uid}") if uid in self._controllers else None
 
     def of_uid(self, uid: int, trust: bool = True) -> Caller:
-        """The account with this user id; may ask name services.
+        """Return the caller of the account with this user id; may query name services.
 
         :param trust: it may be root, or a controller.
         """
@@ -95,7 +95,7 @@ class Identity:
 
     @staticmethod
     def tcp_uid(connection: socket.socket) -> int | None:
-        """By the owner of the socket at the other end, on this host; None when there is none (any more)."""
+        """Return the owner of the socket at the other end, on this host; None: none (any more)."""
         uid = socket_owner(connection.getpeername(), connection.getsockname())
         # The other end may be closed and its port reused by another process: then ours is not connected any more either.
         if uid is None or connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _CONNECTED:
@@ -111,11 +111,11 @@ class Identity:
         return None if uid is None else self.of_uid(uid, trust=False)
 
     def may_forward(self, caller: Caller) -> bool:
-        """Whether a caller may speak for a delegate: the forwarding shell of the shared account."""
+        """Return whether a caller may speak for delegates: the shell of the shared account."""
         return caller.kind == ROOT or (caller.kind == OTHER and caller.name == SHARED_DELEGATE)
 
     def forwarded(self, name: str) -> Caller | None:
-        """The delegate of this name."""
+        """Return the delegate of this name."""
         methods = self._delegate_methods(name)
         return None if methods is None else Caller(DELEGATE, name, frozenset(methods))
 
@@ -153,7 +153,7 @@ def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
 
 
 def _diagnose(local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int, int] | None:
-    """State, uid and inode, by one question to the kernel.
+    """Return state, uid and inode, by one query to the kernel.
 
     :raises OSError: this kernel does not answer such questions.
     """

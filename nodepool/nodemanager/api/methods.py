@@ -272,12 +272,12 @@ SYNONYMS = {"Create": "CreateSliver", "Destroy": "DeleteSliver", "Recreate": "Re
 
 
 def canonical(name: str) -> str:
-    """Today's name of a method."""
+    """Return the current name of a method."""
     return SYNONYMS.get(name, name)
 
 
 def help_text() -> str:
-    """One line per method."""
+    """Return one line per method."""
     return "\n".join(METHODS[name].signature for name in sorted(METHODS)) + "\n"
 
 
@@ -290,7 +290,7 @@ class Api:
         self._changes: dict[tuple[str, str], Bucket] = {}
 
     def call(self, caller: Caller, name: str, arguments: Sequence[Any]) -> Any:
-        """The result; None is given as 1 (A.8).
+        """Call a method and return its result; None is returned as 1 (A.8).
 
         :raises Fault: in the order: method, number of arguments, target, permission, content.
         """
@@ -372,7 +372,7 @@ class Api:
         )
 
     def _delegated(self, caller: Caller, method: Method, record: Mapping[str, Any]) -> bool:
-        """Whether the record names this caller for this method.
+        """Return whether the record names this caller for this method.
 
         A name means the delegate of that name; if there is none, the sliver; else what a certificate names so.  Accounts of
         the host have names that others chose for other reasons.

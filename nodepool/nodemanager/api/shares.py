@@ -58,7 +58,7 @@ class Share(Waiter):
         self._again(self)
 
     def next(self) -> Any | None:
-        """The next connection whose request may be answered now."""
+        """Return the next connection whose request may be answered now."""
         if self.kind != OTHER:
             return self.requests.popleft() if self.requests else None
         for place, connection in enumerate(self.requests):
@@ -75,10 +75,10 @@ class Share(Waiter):
             everybody.use(seconds)
 
     def wait(self, everybody: Bucket) -> float:
-        """Seconds until there is time for this caller."""
+        """Return the seconds until this caller has processor time."""
         return 0.0 if self.time is None else max(self.time.wait(), everybody.wait())
 
     @property
     def idle(self) -> bool:
-        """Nothing would be lost if it were forgotten."""
+        """Whether nothing is lost if it is dropped."""
         return not self.connections and self.due is None and (self.time is None or self.time.full)

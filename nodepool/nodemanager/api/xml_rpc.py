@@ -77,7 +77,7 @@ def _values(values: Sequence[Any]) -> str:
 
 
 def call(method: str, arguments: Sequence[Any]) -> bytes:
-    """The text of a call.
+    """Return the text of a call.
 
     :raises TypeError: an argument has no form in XML-RPC.
     :raises OverflowError: a number is too large.
@@ -87,12 +87,12 @@ def call(method: str, arguments: Sequence[Any]) -> bytes:
 
 
 def response(result: object) -> bytes:
-    """The text of an answer; raises as :func:`call`."""
+    """Return the text of an answer; raises as :func:`call`."""
     return f"<?xml version='1.0'?>\n<methodResponse>\n{_values((result,))}</methodResponse>\n".encode("utf-8", "replace")
 
 
 def fault(code: int, text: str) -> bytes:
-    """The text of a refusal."""
+    """Return the text of a refusal."""
     return (
         f"<?xml version='1.0'?>\n<methodResponse>\n<fault>\n<value><struct>\n<member><name>faultCode</name>\n"
         f"<value><int>{code}</int></value></member>\n<member><name>faultString</name>\n"

@@ -17,12 +17,12 @@ OURS = {
 
 
 def names() -> list[str]:
-    """All backends that can be named in the configuration, sorted."""
+    """Return all backends that can be named in the configuration, sorted."""
     return sorted(set(OURS) | {point.name for point in entry_points(group=ENTRY_POINTS)})
 
 
 def load(name: str) -> type[Backend]:
-    """The class of a backend. Raises BackendError when there is none, or when it cannot be loaded."""
+    """Return the class of a backend. BackendError: it does not exist or cannot be loaded."""
     try:
         for point in entry_points(group=ENTRY_POINTS):
             if point.name == name:

@@ -25,7 +25,7 @@ IDS_PER_SLIVER = 65536
 
 
 def missing_ssh_server() -> list[Problem]:
-    """What to do about logins to slivers of image ``host``, which use the server of this machine."""
+    """Return how to enable logins to slivers of image ``host``, which use this host's sshd."""
     if os.path.exists(SSHD_ARGV[0]):
         return []
     return [Problem("sshd", False, "install openssh-server; slivers of image host cannot be logged into without")]
@@ -78,11 +78,11 @@ class Starting(Protocol):
     """Of the monotonic clock: by then there is an answer."""
 
     def fileno(self) -> int:
-        """Readable when there is an answer."""
+        """Return a descriptor that is readable when there is an answer."""
         ...
 
     def process(self) -> Spawned:
-        """The process; waits for the answer. Raises BackendError."""
+        """Wait for the answer and return the process. Raises BackendError."""
         ...
 
     def go_on(self, more: Mapping[str, Any] | None = None, descriptor: int | None = None) -> None:
@@ -90,11 +90,11 @@ class Starting(Protocol):
         ...
 
     def answer(self) -> tuple[dict[str, Any], list[int], Any]:
-        """What the worker answers, descriptors, and the connection to it. Raises BackendError."""
+        """Return the worker's answer, descriptors, and the connection to it. Raises BackendError."""
         ...
 
     def close(self) -> None:
-        """The answer is not waited for any more."""
+        """Drop the request without waiting for the answer."""
         ...
 
 
@@ -106,7 +106,7 @@ class CgroupService(Protocol):
     def apply(self, name: str, rspec: Mapping[str, Any]) -> None: ...
 
     def procs_files(self, name: str) -> list[str]:
-        """Where a new process writes "0" to join; the group with the controller cpu is the last."""
+        """Return files to which a new process writes "0" to join; last: controller cpu."""
         ...
 
     def expect_moves(self) -> None: ...
@@ -201,7 +201,7 @@ class Backend(ABC):
 
     @property
     def freezes(self) -> bool:
-        """Whether `freeze` works; else a sliver that is not enabled is stopped."""
+        """Whether `freeze` works; otherwise disabled slivers are stopped."""
         return True
 
     def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
@@ -215,7 +215,7 @@ class Backend(ABC):
 
     @abstractmethod
     def create(self, spec: SliverSpec) -> Handle:
-        """Root tree, disk, namespaces, cgroup; process 1 running. Idempotent. Raises BackendError."""
+        """Create root tree, disk, namespaces, cgroup and process 1. Idempotent. BackendError."""
 
     @abstractmethod
     def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
@@ -227,15 +227,15 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, spec: SliverSpec, handle: Handle) -> Handle:
-        """Process 1 and the init script run again."""
+        """Start process 1 and run the init script again."""
 
     @abstractmethod
     def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
-        """nm_enabled 0."""
+        """Freeze the sliver: nm_enabled is 0."""
 
     @abstractmethod
     def adopt(self, spec: SliverSpec, handle: Handle) -> bool:
-        """Still alive after a restart of the daemon (process, start time, id range)?"""
+        """Return whether it is alive after a daemon restart (process, start time, id range)."""
 
     @abstractmethod
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
@@ -256,7 +256,7 @@ class Backend(ABC):
         env: Mapping[str, str] | None = None,
         user: str = "root",
     ) -> Spawned:
-        """A process inside all namespaces and the cgroup.
+        """Start a process inside all namespaces and the cgroup.
 
         Its streams are pipes, or None for the sliver's own /dev/null: nothing else of the host may be open inside.
         Raises BackendError.
@@ -272,8 +272,8 @@ class Backend(ABC):
 
     @abstractmethod
     def console(self, spec: SliverSpec) -> bytes:
-        """The end of what the init script printed."""
+        """Return the end of the init script's output."""
 
     @abstractmethod
     def found(self) -> list[str]:
-        """Names of slivers that exist on this host in any part."""
+        """Return names of slivers of which any part exists on this host."""

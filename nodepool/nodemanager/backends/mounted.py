@@ -44,7 +44,7 @@ class MountedTreeBackend(NativeBackend):
         return target
 
     def _furnish(self, spec: SliverSpec, handle: Handle, private: bytes, public: str) -> Handle:
-        """Files, network and init script of a container that was just started; it ends when that fails."""
+        """Write files, network and init script of a new container; end it after a failure."""
         try:
             self._confine(spec, handle)
             request = self._furnishing(spec)
@@ -66,10 +66,10 @@ class MountedTreeBackend(NativeBackend):
         return handle
 
     def _confine(self, spec: SliverSpec, handle: Handle) -> None:
-        """For backends whose process 1 is not in its cgroup yet."""
+        """Confine process 1, in backends that create it outside its cgroup."""
 
     def _forget(self, name: str) -> None:
-        """The container has ended: what its program still knows of it goes. Raises BackendError."""
+        """Remove what the container's program still has of it. Raises BackendError."""
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         self.directory(name)  # refuses invalid names

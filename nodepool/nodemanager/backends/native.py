@@ -116,7 +116,7 @@ class NativeBackend(Backend):
     # --- paths and numbers -------------------------------------------------------------------------------------------
 
     def base(self, index: int) -> int:
-        """First id of a sliver on the host."""
+        """Return first id of a sliver on the host."""
         if index < 1:
             raise BackendError(f"index {index}: must be 1 or more")
         first = self.services.id_base + index * IDS_PER_SLIVER
@@ -125,7 +125,7 @@ class NativeBackend(Backend):
         return first
 
     def directory(self, name: str) -> Path:
-        """What the host keeps of a sliver."""
+        """Return the host's directory of a sliver."""
         return self.state_dir / "slivers" / check_sliver_name(name)
 
     def _writable(self, name: str) -> Path:
@@ -248,7 +248,7 @@ class NativeBackend(Backend):
         return handle
 
     def _begin_work(self, spec: SliverSpec, handle: Handle) -> None:
-        """Process 1 runs, and nothing else yet that could fill the disk."""
+        """Set up network and init script after process 1 was started, reserving disk space first."""
         if spec.initscript is not None:
             with contextlib.suppress(OSError):
                 self._console_path(spec.name).touch(mode=0o600)
@@ -408,7 +408,7 @@ class NativeBackend(Backend):
         }
 
     def listen(self, handle: Handle, port: int, address: str = "127.0.0.1") -> int:
-        """A listening socket inside the sliver's network namespace; the caller closes it. Raises BackendError."""
+        """Return a listening socket in the sliver's network namespace. Raises BackendError."""
         _answer, descriptors = self.services.zygote.call("listen", {**self._identity(handle), "address": address, "port": port})
         return descriptors[0]
 
@@ -428,7 +428,7 @@ class NativeBackend(Backend):
         return not self._members(index)
 
     def _members(self, index: int) -> list[int]:
-        """Processes whose user namespace is the sliver's; for hosts without cgroups."""
+        """Return the processes in the sliver's user namespace; for hosts without cgroups."""
         wanted = (self.base(index), IDS_PER_SLIVER)
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and syscalls.uid_range(int(entry)) == wanted]
 
@@ -520,12 +520,12 @@ class NativeBackend(Backend):
 
 
 def file_entry(path: str, content: bytes, mode: int) -> dict[str, Any]:
-    """A file for the worker that furnishes a sliver."""
+    """Return a file for the worker that sets up a sliver."""
     return {"path": path, "content": base64.b64encode(content).decode(), "mode": mode}
 
 
 def ssh_files(private: bytes, public: str) -> list[dict[str, Any]]:
-    """Host key and configuration of the SSH server inside."""
+    """Return host key and configuration of the SSH server inside."""
     return [
         file_entry(sshfiles.HOST_KEY_PATH, private, 0o600),
         file_entry(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),

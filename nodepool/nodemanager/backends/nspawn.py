@@ -30,7 +30,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def properties(rspec: Mapping[str, Any], cores: int) -> list[str]:
-    """Limits of a unit of systemd (NM-C.3); per mille are of the whole host."""
+    """Return the limits of a systemd unit (NM-C.3), from per mille of the whole host."""
     guaranteed = int(rspec.get("nm_cpu_guaranteed_share", 0))
     weight = guaranteed or int(rspec.get("nm_cpu_share", 32))
     found = [f"CPUWeight={max(1, min(10000, weight))}", f"TasksMax={int(rspec.get('nm_pids_max', 1024))}"]
@@ -175,7 +175,7 @@ class NspawnBackend(MountedTreeBackend):
             self._end_unit(name, "stop")
 
     def _end_unit(self, name: str, *words: str) -> None:
-        """A unit that has ended is unloaded at any moment."""
+        """End a unit; one that has ended may be unloaded at any moment."""
         if self._cgroup(name).exists():
             try:
                 self._run_command(["systemctl", *words, f"{self._machine(name)}.service"])

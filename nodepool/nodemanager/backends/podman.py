@@ -45,7 +45,7 @@ def command(unified: str = UNIFIED) -> list[str]:
 
 
 def _ulimits() -> list[str]:
-    """Those of this process, within reason: podman's own wish for more fails where root may not raise limits."""
+    """Return bounded limits of this process: root may not always raise them as podman tries."""
     found = []
     for name, number in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
         soft, hard = (min(value % (1 << 32), MAX_LIMIT) for value in resource.getrlimit(number))
@@ -54,7 +54,7 @@ def _ulimits() -> list[str]:
 
 
 def run_argv(name: str, label: str, spec: SliverSpec, root: str, base: int, count: int) -> list[str]:
-    """Arguments for podman that start a sliver's container."""
+    """Return the arguments for podman that start a sliver's container."""
     memory = int(spec.rspec.get("nm_mem_limit", 0))
     size = f",size={max(1, memory // 5)}m" if memory else ""
     argv = [

@@ -99,7 +99,7 @@ class RootlessBackend(NativeBackend):
         return not self._marked(name)
 
     def _marked(self, name: str) -> list[int]:
-        """Process 1 of the sliver, found by its environment; more than one only after crashes."""
+        """Return process 1 of the sliver by its environment; several only after crashes."""
         wanted = f"{MARK}={self._mark(name)}".encode()
         found = []
         for entry in os.listdir("/proc"):

@@ -50,7 +50,7 @@ PRIVILEGES: dict[str, Privilege] = {
 
 
 def expand(names: Collection[str]) -> frozenset[str]:
-    """These and all that they include."""
+    """Return these privileges and all that they include."""
     found: set[str] = set()
     for name in names:
         found |= {name, *expand(PRIVILEGES[name].includes)}
@@ -58,12 +58,12 @@ def expand(names: Collection[str]) -> frozenset[str]:
 
 
 def capabilities(names: Collection[str]) -> frozenset[int]:
-    """All capabilities of a sliver with these privileges."""
+    """Return all capabilities of a sliver with these privileges."""
     return LEAST.union(*(PRIVILEGES[name].capabilities for name in expand(names)))
 
 
 def check(names: object) -> list[str]:
-    """Sorted, each once.
+    """Return the privileges, sorted and without duplicates.
 
     :raises ValueError: no list of names of privileges.
     """

@@ -125,7 +125,7 @@ def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of numbers that follow each other."""
+    """Yield first and last of each run of consecutive numbers."""
     first = last = None
     for number in sorted(numbers):
         if last is not None and first is not None and number != last + 1:
@@ -137,7 +137,7 @@ def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def allowed(given: Collection[str]) -> system_calls.Calls:
-    """The calls of slivers with these privileges, whatever their arguments."""
+    """Return the calls of slivers with these privileges, whatever their arguments."""
     given = privileges.expand(given)
     found = {name: numbers for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
     for privilege, calls in (
@@ -152,7 +152,7 @@ def allowed(given: Collection[str]) -> system_calls.Calls:
 
 @functools.cache
 def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
-    """The filter's program for a machine and privileges. Raises KeyError for machines without a table of numbers."""
+    """Return the filter program. Raises KeyError for machines without a table of numbers."""
     column = list(_ARCHITECTURES).index(machine)
     let_through = allowed(given)
     given = privileges.expand(given)

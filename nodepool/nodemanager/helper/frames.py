@@ -14,7 +14,7 @@ MAX_DESCRIPTORS = 16
 
 
 def send_frame(connection: socket.socket, value: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """A JSON object with its length; descriptors ride on the first byte."""
+    """Send a JSON object with its length; descriptors are sent with the first byte."""
     body = json.dumps(value).encode()
     data = struct.pack("=I", len(body)) + body
     sent = socket.send_fds(connection, [data], list(descriptors)) if descriptors else connection.send(data)
@@ -23,7 +23,7 @@ def send_frame(connection: socket.socket, value: Mapping[str, Any], descriptors:
 
 
 def receive_frame(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next object, or None at the end of the stream. Raises OSError, ValueError."""
+    """Return the next object, or None at the end of the stream. Raises OSError, ValueError."""
     head, descriptors, _flags, _address = socket.recv_fds(connection, 4, MAX_DESCRIPTORS)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)

@@ -47,7 +47,7 @@ def _root() -> int:
 
 
 def read_file(path: str, limit: int = MAX_TABLE) -> str:
-    """A regular file of the tree, at most `limit` bytes; "" when there is none. Never blocks."""
+    """Return a regular file of the tree, at most `limit` bytes; "" if missing. Never blocks."""
     root = _root()
     try:
         descriptor = syscalls.openat2(root, path, os.O_RDONLY | os.O_NONBLOCK, _SAFE)
@@ -80,7 +80,7 @@ def accounts() -> dict[str, Account]:
 
 
 def groups_of(name: str) -> list[int]:
-    """Further groups of an account."""
+    """Return the supplementary groups of an account."""
     found = []
     for line in read_file("/etc/group").splitlines():
         fields = line.split(":")
@@ -167,7 +167,7 @@ def ensure_account(name: str, owner: int = 0) -> Account:
 
 
 def write_keys(username: str, keys: str, owner: int = 0) -> None:
-    """authorized_keys of root and of the user: 0700 directory, 0600 file (NM-A.4). Raises OSError."""
+    """Write authorized_keys of root and user: directory 0700, file 0600 (NM-A.4). OSError."""
     text = "".join(f"{line.strip()}\n" for line in keys.splitlines() if line.strip())
     known = accounts()
     for name in (username,) if owner else dict.fromkeys(("root", username)):
@@ -185,7 +185,7 @@ def write_keys(username: str, keys: str, owner: int = 0) -> None:
 
 
 def furnish(request: Mapping[str, Any]) -> None:
-    """Account, keys and files of a request, as the root of the sliver. Raises OSError."""
+    """Write account, keys and files of a request, as root of the sliver. Raises OSError."""
     owner = request.get("owner", 0)
     if request.get("username"):
         ensure_account(request["username"], owner)
@@ -211,7 +211,7 @@ def furnish(request: Mapping[str, Any]) -> None:
 
 
 def add_host(hostname: str, owner: int = 0) -> None:
-    """The sliver's own name in its /etc/hosts; sudo asks for it. Raises OSError."""
+    """Add the sliver's name to its /etc/hosts, for sudo. Raises OSError."""
     text = read_file("/etc/hosts") or "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
     if hostname not in text.split():
         write_file("/etc/hosts", f"{text.rstrip()}\n127.0.1.1 {hostname}\n".encode(), 0o644, owner, owner)
@@ -249,7 +249,7 @@ def confine(given: Collection[str]) -> None:
 
 
 def open_null() -> int:
-    """The sliver's own /dev/null; a file in memory where something else stands there. Raises OSError."""
+    """Open the sliver's /dev/null, or a file in memory if it is not the device. OSError."""
     root = _root()
     try:
         descriptor = syscalls.openat2(root, "dev/null", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY, _SAFE)
@@ -265,7 +265,7 @@ def open_null() -> int:
 
 
 def reset_signals(ignore_children: bool = False) -> None:
-    """Dispositions as a fresh program expects them; with `ignore_children` the kernel reaps for us."""
+    """Reset signal dispositions; with `ignore_children` the kernel reaps children."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN if ignore_children else signal.SIG_DFL)
@@ -292,7 +292,7 @@ def become(user: str) -> Account:
 
 
 def environment(account: Account, extra: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment of a program: nothing of the daemon's."""
+    """Return the environment of a program, without anything of the daemon's."""
     return {
         "PATH": PATH,
         "HOME": account.home,

@@ -60,7 +60,7 @@ def join_all_but_cpu(files: Sequence[str]) -> dict[str, int]:
 
 
 def open_sliver(request: dict[str, Any]) -> int:
-    """A pidfd of process 1 that is certainly the one meant. Raises StepError."""
+    """Return a pidfd that is certainly of the intended process 1. Raises StepError."""
     pid = int(request["pid"])
     try:
         descriptor = os.pidfd_open(pid)
@@ -72,7 +72,7 @@ def open_sliver(request: dict[str, Any]) -> int:
 
 
 def child(flags: int, work: Callable[[int], None], failure: str) -> tuple[int, int]:
-    """Clone; the child runs `work(failure pipe)` and must end in exec. Waits for exec or a text of failure.
+    """Clone a child that runs `work(failure pipe)`; wait for its exec or a failure text.
 
     Returns (pid, pidfd). Raises StepError with the child's text.
     """
@@ -125,7 +125,7 @@ def finish(outcome: int, pid: int, failure: str) -> None:
 
 
 def enter(request: dict[str, Any], sliver: int) -> None:
-    """This process into the sliver's namespaces; of the one for processes, its children. Raises StepError."""
+    """Enter the sliver's namespaces; the pid namespace affects children. Raises StepError."""
     try:
         syscalls.setns(sliver, request.get("namespaces", ALL_NAMESPACES))
     except OSError as error:
@@ -186,7 +186,7 @@ def _fork_relay(request: dict[str, Any], cpu: Mapping[str, int], keep: Sequence[
 
 
 def spawn(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """A process inside: namespaces, cgroup, filter, user.
+    """Start a process inside: namespaces, cgroup, filter, user.
 
     Descriptors: pipes; `streams` of the request says which of them is stdin, stdout and stderr (None: /dev/null).  With
     `console` instead, what the program prints is added to that file.
@@ -208,7 +208,10 @@ def spawn(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
 
 
 def serve(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """A process inside whose stdin and stdout are a connection of the host, carried by a relay. Descriptor: the connection."""
+    """Start a process inside with a relayed host connection as stdin and stdout.
+
+    :param descriptors: the connection.
+    """
     sliver = open_sliver(request)
     cpu = join_all_but_cpu(request.get("procs", []))
     connection = socket.socket(fileno=descriptors[0])
@@ -246,7 +249,7 @@ def furnish(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, 
 
 
 def listen(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """A listening socket in the network namespace of a sliver."""
+    """Return a listening socket in the network namespace of a sliver."""
     sliver = open_sliver(request)
     flags = syscalls.CLONE_NEWNET
     syscalls.setns(sliver, flags | (syscalls.CLONE_NEWUSER if request.get("rootless") else 0))
@@ -261,7 +264,7 @@ def listen(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, A
 
 
 def ping(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """Does the helper live?"""
+    """Answer, to show that the helper is alive."""
     return {"pid": os.getppid()}, []
 
 

@@ -60,7 +60,7 @@ def _give_up_all(keep: Sequence[int], uid: int) -> None:
 
 
 def prepare(connection: socket.socket) -> None:
-    """What a server would ask of the connection if it had it."""
+    """Set the socket options that a server would set on its connection."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -69,7 +69,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 def carry(connection: socket.socket, control: socket.socket) -> None:
-    """Between a client's connection and the end of a pair that arrives on `control`, until one of them ends."""
+    """Relay between a connection and the socket that arrives on `control`, until one ends."""
     _message, descriptors, _flags, _address = socket.recv_fds(control, 1, 1)
     control.close()
     if not descriptors:
@@ -134,7 +134,7 @@ def _exchange(client: socket.socket, program: socket.socket) -> None:
 
 
 def keep_output(pipe: int, file: int) -> None:
-    """What programs write into a pipe goes to a file, until the last of them has ended; a full disk loses it."""
+    """Write the output of programs from a pipe to a file; a full disk loses it."""
     while data := os.read(pipe, PIECE):
         try:
             if os.fstat(file).st_size + len(data) > MAX_OUTPUT:

@@ -32,11 +32,11 @@ class SpawnedProcess:
         self._exit: Exit | None = None
 
     def fileno(self) -> int:
-        """Readable when the process has ended."""
+        """Return a descriptor that is readable when the process has ended."""
         return self._events.fileno()
 
     def wait(self, timeout: float) -> Exit | None:
-        """How it ended; None while it still runs after `timeout` seconds."""
+        """Return the exit status; None while it still runs after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while self._exit is None:
             if not _readable(self._events.fileno(), deadline):
@@ -90,7 +90,7 @@ class Pending:
         self.deadline = time.monotonic() + timeout + 2.0
 
     def fileno(self) -> int:
-        """Readable when there is an answer."""
+        """Return a descriptor that is readable when there is an answer."""
         return self._connection.fileno()
 
     def answer(self) -> tuple[dict[str, Any], list[int], socket.socket]:
@@ -130,12 +130,12 @@ class Pending:
             os.close(each)
 
     def process(self) -> SpawnedProcess:
-        """The process, when it runs. Raises BackendError."""
+        """Return the process once it runs. Raises BackendError."""
         answer, received, connection = self.answer()
         return SpawnedProcess(int(answer["pid"]), received[0], connection)
 
     def close(self) -> None:
-        """The answer is not waited for any more."""
+        """Drop the request without waiting for the answer."""
         self._connection.close()
 
 
@@ -150,7 +150,7 @@ class Zygote:
 
     @property
     def pid(self) -> int | None:
-        """Of the helper."""
+        """Process id of the helper."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:

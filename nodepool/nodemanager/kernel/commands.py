@@ -19,7 +19,7 @@ SAID = 1000
 
 
 def find(name: str) -> str | None:
-    """The program of this name, whatever the daemon's own PATH is."""
+    """Return the path of a program, independent of the daemon's own PATH."""
     return shutil.which(name, path=PATH)
 
 

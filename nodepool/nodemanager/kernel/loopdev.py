@@ -67,12 +67,12 @@ class Loop:
                 setting.write_text(str(REQUEST_KIB))
 
     def inode(self) -> int:
-        """Of the file."""
+        """Return the inode of the backing file."""
         info = fcntl.ioctl(self._descriptor, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_SIZE))
         return int(struct.unpack_from("=Q", info, 8)[0])
 
     def refresh(self) -> None:
-        """The file has another size now."""
+        """Apply a changed size of the file."""
         fcntl.ioctl(self._descriptor, _LOOP_SET_CAPACITY)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ def over(path: Path) -> list[str]:
 
 
 def attach(path: Path) -> Loop:
-    """A loop device over the image, freed by its last user. Raises OSError."""
+    """Return a loop device over the image, freed by its last user. Raises OSError."""
     backing = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)

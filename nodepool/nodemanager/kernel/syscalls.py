@@ -62,7 +62,7 @@ SHORTAGE = frozenset((errno.EAGAIN, errno.ENOMEM, errno.EBUSY, errno.ENFILE, err
 
 
 def machine() -> str:
-    """The machine's name for the tables of numbers. Raises OSError(ENOSYS) on machines without a table."""
+    """Return the machine's name in the tables of numbers. OSError(ENOSYS): it has none."""
     name = platform.machine()
     if name not in _CLONE:
         raise OSError(errno.ENOSYS, f"slivers are not supported on {name} (only on {', '.join(sorted(_CLONE))})")
@@ -102,7 +102,7 @@ def umount(target: str, flags: int = MNT_DETACH) -> None:
 
 
 def open_tree(path: str, directory: int = AT_FDCWD, flags: int = OPEN_TREE_CLONE) -> int:
-    """A detached copy of the mount at `path`; an empty path means the descriptor itself."""
+    """Return a detached copy of the mount at `path`; empty path: the descriptor itself."""
     extra = 0 if path else AT_EMPTY_PATH
     return _call(f"open_tree {path}", _OPEN_TREE, directory, os.fsencode(path), flags | extra | os.O_CLOEXEC)
 
@@ -124,7 +124,7 @@ def move_mount(mount_fd: int, target: str | int) -> None:
 
 
 def new_mount(kind: str, options: dict[str, str | None], attributes: int = 0, source: str = "") -> int:
-    """A detached mount of a new file system; options with the value None are flags."""
+    """Return a detached mount of a new file system; options with the value None are flags."""
     context = _call(f"fsopen {kind}", _FSOPEN, kind.encode(), 1)
     try:
         try:
@@ -146,7 +146,7 @@ def new_mount(kind: str, options: dict[str, str | None], attributes: int = 0, so
 
 
 def _context_messages(context: int) -> str:
-    """What the kernel says about a failed fsconfig."""
+    """Return the kernel's messages about a failed fsconfig."""
     lines: list[str] = []
     os.set_blocking(context, False)
     while len(lines) < 8:
@@ -226,7 +226,7 @@ def prctl(option: int, argument: int = 0, pointer: object = None) -> int:
 
 
 def set_name(name: str) -> None:
-    """The name of this process for ps; 15 bytes."""
+    """Set the name of this process for ps; 15 bytes."""
     prctl(PR_SET_NAME, ctypes.addressof(ctypes.create_string_buffer(name.encode()[:15])))
 
 
@@ -265,7 +265,7 @@ def keep_capabilities(kept: Collection[int], meanwhile: Callable[[], None]) -> N
 
 
 def file_user(user: int, group: int) -> None:
-    """Access files as this user and group from now on. Anybody but 0 is without root's capabilities over files meanwhile."""
+    """Access files as this user and group from now on, without root's file capabilities."""
     # Both report errors only through the previous id that they return.
     _libc.setfsgid(ctypes.c_uint32(group))
     _libc.setfsuid(ctypes.c_uint32(user))
@@ -274,7 +274,7 @@ def file_user(user: int, group: int) -> None:
 
 
 def _capabilities() -> tuple[int, int, int]:
-    """Effective, permitted and inheritable, as bits."""
+    """Return effective, permitted and inheritable capabilities as bits."""
     data = ctypes.create_string_buffer(24)
     _call("capget", _CAPGET[machine()], ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0)), data)
     words = struct.unpack("=6I", data.raw)
@@ -302,7 +302,7 @@ def loopback_up() -> None:
 
 
 def start_time(pid: int) -> int | None:
-    """Ticks since boot at which the process began; None when there is none. With the boot id it names a process for good."""
+    """Return the start time in ticks since boot; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -322,7 +322,7 @@ def children(pid: int) -> list[int]:
 
 
 def uid_range(pid: int) -> tuple[int, int] | None:
-    """First id on the host and number of ids of the process's user namespace."""
+    """Return first host id and number of ids of the process's user namespace."""
     try:
         with open(f"/proc/{pid}/uid_map", encoding="ascii") as file:
             lines = file.read().splitlines()

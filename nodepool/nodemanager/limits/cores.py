@@ -12,7 +12,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def topology(processors: Iterable[int]) -> tuple[dict[int, set[int]], dict[int, int]]:
-    """Siblings and memory node of each CPU."""
+    """Return siblings and memory node of each CPU."""
     siblings, nodes = {}, {}
     for number in processors:
         try:
@@ -38,7 +38,7 @@ class Cores:
         self._reserved: dict[str, tuple[frozenset[int], bool]] = {}
 
     def limit_nodes(self, allowed: set[int]) -> None:
-        """Memory nodes that we may use at all; none given: all."""
+        """Limit the usable memory nodes; none given: all."""
         if allowed:
             self.nodes = allowed
 
@@ -81,7 +81,7 @@ class Cores:
             self._reserved.pop(name, None)
 
     def _next(self, kept: set[int], free: set[int]) -> int:
-        """A sibling of one that is kept; else one of the core with most free siblings, on the same memory node."""
+        """Return a sibling of a kept core, or one of the core with most free siblings."""
         nodes = {self._node.get(core, 0) for core in kept}
 
         def rank(core: int) -> tuple[bool, bool, int, int]:
@@ -92,7 +92,7 @@ class Cores:
         return min(free, key=rank)
 
     def placement(self, name: str | None) -> tuple[set[int], set[int]]:
-        """CPUs and memory nodes of a sliver; None: of all that have none of their own."""
+        """Return CPUs and memory nodes of a sliver; None: the shared ones."""
         shared = set(self._all) - self.taken()
         own, both = self._reserved.get(name, (frozenset(), True)) if name is not None else (frozenset[int](), True)
         cpus = set(own) | (shared if both else set())

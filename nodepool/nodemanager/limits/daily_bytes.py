@@ -142,7 +142,7 @@ class Accounting:
             account.seen = {kind: 0 for kind, _, _ in _KINDS}
 
     def used(self, name: str) -> tuple[int, int]:
-        """Bytes in this period: below the cap, exempt."""
+        """Return the bytes in this period: below the cap, exempt."""
         account = self._accounts.get(name)
         return (account.used["plain"], account.used["exempt"]) if account is not None else (0, 0)
 

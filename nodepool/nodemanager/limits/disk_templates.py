@@ -68,7 +68,7 @@ class Templates:
             log.warning("Disk templates cannot be created now: %s", error)
 
     def _take(self, kib: int, new: Path) -> bool:
-        """One of those; False: there is none."""
+        """Use one of the prepared copies; return False if there is none."""
         for number in range(STOCK):
             with contextlib.suppress(FileNotFoundError):
                 (self._directory / f"{TEMPLATE}-{kib}.ready{number}").rename(new)
@@ -76,7 +76,7 @@ class Templates:
         return False
 
     def _template(self, kib: int) -> Path:
-        """A formatted image of that size that is never mounted itself."""
+        """Return a formatted image of that size that is never mounted itself."""
         path = self._directory / f"{TEMPLATE}-{kib}.img"
         with self._lock:
             if not path.exists():
@@ -97,7 +97,7 @@ class Templates:
 
     @staticmethod
     def _format(path: Path, kib: int) -> None:
-        """A new ext4 image. Raises DiskError."""
+        """Create a new ext4 image. Raises DiskError."""
         tool = commands.find("mke2fs")
         if tool is None:
             raise DiskError("mke2fs is missing: install e2fsprogs")

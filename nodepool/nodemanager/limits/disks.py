@@ -117,7 +117,7 @@ class Disks:
         return True
 
     def allocated(self) -> dict[str, int]:
-        """Sliver -> bytes of the host's file system that its image occupies; those that are being removed count."""
+        """Return sliver -> bytes that its image occupies on the host, including removals."""
         found = {}
         places = [(path.name, path) for path in self._entries("slivers")] + [(f"{path}", path) for path in self._removed()]
         for name, path in places:
@@ -176,7 +176,7 @@ class Disks:
         return self._state / "slivers" / check_name(name) / "disk.img"
 
     def create(self, name: str, kib: int) -> Disk:
-        """The image of a sliver; one that exists is kept. Size in KiB. Raises DiskError."""
+        """Create the image of a sliver unless it exists. Size in KiB. Raises DiskError."""
         path = self.image(name)
         if path.exists():
             return Disk(str(path), self._quota(name), self._device(name) or "")
@@ -322,7 +322,7 @@ class Disks:
         return self.image(name).with_name("disk.kib")
 
     def _quota(self, name: str) -> int:
-        """KiB."""
+        """Return the quota in KiB."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return int(self._quota_file(name).read_text())
         return self.image(name).stat().st_size // KIB
@@ -340,7 +340,7 @@ class Disks:
             file.write(str(surplus + reserve))
 
     def usage(self, name: str) -> int:
-        """Bytes in use inside."""
+        """Return the bytes in use inside."""
         target = self._target(name)
         if target is None:
             with contextlib.suppress(FileNotFoundError):
@@ -392,7 +392,7 @@ class Disks:
             self._later(self._remove, directory)
 
     def found(self) -> list[str]:
-        """Names of slivers that have a disk, or a mount of one."""
+        """Return names of slivers that have a disk, or a mount of one."""
         names = set()
         with contextlib.suppress(FileNotFoundError):
             names = {
@@ -409,12 +409,12 @@ class Disks:
         return sorted(names)
 
     def devices(self, name: str) -> list[str]:
-        """Device number (major:minor) of the mounted disk, for limits on I/O."""
+        """Return the device number (major:minor) of the mounted disk, for I/O limits."""
         device = self._device(name)
         return [f"{loopdev.MAJOR}:{device.removeprefix('/dev/loop')}"] if device is not None else []
 
     def _targets(self, name: str) -> list[str]:
-        """Where the disk is mounted: everything from a loop device below the sliver's directory, deepest first."""
+        """Return the mount points of loop devices below the sliver's directory, deepest first."""
         return _below(self.image(name).parent)
 
     def _target(self, name: str) -> str | None:
@@ -429,24 +429,24 @@ class Disks:
 
 
 def _may_grow_mounted() -> bool:
-    """CAP_SYS_RESOURCE (24); containers often lack it."""
+    """Return whether we have CAP_SYS_RESOURCE (24), which containers often lack."""
     with open("/proc/self/status") as file:
         effective = next(line for line in file if line.startswith("CapEff:"))
     return bool(int(effective.split()[1], 16) >> 24 & 1)
 
 
 def _formatted_size(path: Path) -> int:
-    """Bytes that the ext4 file system in the image spans."""
+    """Return the bytes that the ext4 file system in the image spans."""
     return _blocks(path, 4, 0x150) * BLOCK
 
 
 def _used_size(path: Path) -> int:
-    """Bytes in use in the ext4 file system in an image that is not mounted."""
+    """Return the bytes in use in the ext4 file system of an unmounted image."""
     return (_blocks(path, 4, 0x150) - _blocks(path, 0xC, 0x158)) * BLOCK
 
 
 def _blocks(path: Path, low: int, high: int) -> int:
-    """A number of the superblock, which is at 1024, from the places of its halves."""
+    """Return a number of the superblock (at 1024) from the positions of its halves."""
     with open(path, "rb") as file:
         block = os.pread(file.fileno(), 1024, 1024)
     return int((struct.unpack_from("<I", block, high)[0] << 32) + struct.unpack_from("<I", block, low)[0])
@@ -467,7 +467,7 @@ def _grow(target: str, size: int) -> None:
 
 
 def _mounts() -> Iterator[tuple[str, str, str]]:
-    """Target, source and root of each mount of this namespace, in order of mounting."""
+    """Return target, source and root of each mount of this namespace, in mount order."""
     with open("/proc/self/mountinfo") as file:
         for line in file:
             head, _, tail = line.partition(" - ")

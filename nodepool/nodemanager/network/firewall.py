@@ -38,14 +38,14 @@ _STRANGERS = "chain strangers {"
 
 
 def _set(name: str, networks: Iterable[str]) -> str:
-    """A named set; nft refuses those without an element or with overlapping ones."""
+    """Return a named set; nft refuses those without elements or with overlapping ones."""
     merged = ipaddress.collapse_addresses(ipaddress.IPv4Network(network, strict=False) for network in networks)
     elements = ", ".join(str(network) for network in merged)
     return f"set {name} {{ type ipv4_addr; flags interval; {f'elements = {{ {elements} }};' if elements else ''} }}"
 
 
 def resolvers(given: Iterable[str]) -> list[str]:
-    """IPv4 addresses of the DNS servers that slivers may ask: those given, else those of this host."""
+    """Return the DNS servers that slivers may use: the given ones or this host's (IPv4)."""
     found = list(given)
     for path in _RESOLVERS if not found else ():
         try:
@@ -65,7 +65,7 @@ def resolvers(given: Iterable[str]) -> list[str]:
 
 
 def resolv_conf(given: Iterable[str]) -> bytes | None:
-    """For slivers, in which a resolver on the host itself is not reached; None: no server is known."""
+    """Return resolv.conf of slivers, without resolvers on this host; None: no server known."""
     servers = resolvers(given)[:3]
     try:
         lines = _RESOLVERS[0].read_text(errors="replace").splitlines()
@@ -76,7 +76,7 @@ def resolv_conf(given: Iterable[str]) -> bytes | None:
 
 
 def connected() -> list[str]:
-    """IPv4 networks that this host is in, without those of slivers."""
+    """Return the IPv4 networks of this host, without those of slivers."""
     found = []
     for line in _ROUTES.read_text().splitlines()[1:] if _ROUTES.exists() else ():
         device, destination, gateway, *_rest = words = line.split()
@@ -220,7 +220,7 @@ class Firewall:
 
 
 def _tables() -> list[str]:
-    """Of all daemons on this host."""
+    """Return the tables of all daemons on this host."""
     return _TABLE.findall(run("nft", ["list", "tables", "inet"]))
 
 

@@ -55,12 +55,12 @@ def rates(rspec: Mapping[str, Any], cap: int) -> Rates:
 
 
 def quantum(share: int) -> int:
-    """Bytes that a class sends in its turn."""
+    """Return the bytes that a class sends in its turn."""
     return min(share * QUANTUM, LARGEST_QUANTUM)
 
 
 def queue(rate: int) -> int:
-    """Bytes that may wait."""
+    """Return the bytes that may wait."""
     return min(_LARGEST_QUEUE, max(_SMALLEST_QUEUE, int(rate / 8 * _QUEUE_SECONDS)))
 
 
@@ -74,14 +74,14 @@ def _htb(rate: int, ceil: int, turn: int) -> str:
 
 
 def class_of(index: int, exempt: bool = False) -> str:
-    """Raises NetworkError: no class is left for that index."""
+    """Return the class of an index. Raises NetworkError: none is left."""
     if not 0 <= index <= LARGEST_INDEX:
         raise NetworkError(f"index {index}: bandwidth can be limited for {LARGEST_INDEX} slivers")
     return f"1:{_FIRST_CLASS + 2 * index + int(exempt):x}"
 
 
 def index_of(classid: str) -> tuple[int, bool] | None:
-    """Of a sliver's class: its index, and whether it is the one for exempt destinations."""
+    """Return the index of a sliver's class, and whether it is for exempt destinations."""
     minor = int(classid.partition(":")[2], 16)
     return ((minor - _FIRST_CLASS) // 2, bool(minor & 1)) if minor >= _FIRST_CLASS else None
 
@@ -213,7 +213,7 @@ class Shaper:
             self._veths[index], self._specs[index] = veth, dict(rspec)
 
     def remove(self, index: int) -> None:
-        """Filters and classes of a sliver; none is fine."""
+        """Remove filters and classes of a sliver, if there are any."""
         with self._lock:
             self._veths.pop(index, None)
             self._specs.pop(index, None)
@@ -228,7 +228,7 @@ class Shaper:
             )
 
     def counters(self) -> dict[int, tuple[int, int]]:
-        """Bytes sent by each index: below the node's cap, and to exempt destinations. Raises NetworkError."""
+        """Return bytes sent by each index: below the node's cap, and exempt. NetworkError."""
         found: dict[int, tuple[int, int]] = {}
         current: tuple[int, bool] | None = None
         for line in run("tc", ["-s", "class", "show", "dev", self.device]).splitlines():

@@ -32,7 +32,7 @@ def run(name: str, arguments: Sequence[str], text: str = "", inside: int | None 
 
 
 def batch(name: str, lines: Sequence[str], inside: int | None = None, force: bool = False) -> str:
-    """Several requests to ip or tc. With `force` the rest is done after one that fails, and no failure of one is reported."""
+    """Run several requests of ip or tc. With `force`, failures are skipped and not reported."""
     if not lines:
         return ""
     arguments = ["-force", "-batch", "-"] if force else ["-batch", "-"]

@@ -53,7 +53,7 @@ class NetInfo:
 
 
 def addresses(subnet: str, index: int) -> tuple[str, str]:
-    """Gateway and sliver of the /30 that belongs to an index. Raises NetworkError: the subnet is too small."""
+    """Return gateway and sliver of the /30 of an index. NetworkError: the subnet is too small."""
     network = ipaddress.ip_network(subnet, strict=False)
     first = int(network.network_address) + 4 * index
     if index < 1 or first + 3 > int(network.broadcast_address):
@@ -169,7 +169,7 @@ class Network:
                     self.shaper.remove(index)
 
     def _share(self, what: str) -> None:
-        """What slivers with a network need together: "shaping", and the rules for "nat" or "bridge". Raises NetworkError."""
+        """Set up what slivers share: "shaping", or the rules of "nat", "bridge". NetworkError."""
         with self._lock:
             if what != "shaping":
                 self._firewall.load(what == "nat")
@@ -178,7 +178,7 @@ class Network:
             self._shared.add(what)
 
     def node_cap(self, bits_per_second: int, exempt_ips: Iterable[str]) -> None:
-        """The cap of all slivers together, in bit/s, and destinations it is not for. Raises NetworkError."""
+        """Set the cap of all slivers in bit/s and exempt destinations. Raises NetworkError."""
         self.shaper.node_cap(bits_per_second, exempt_ips, "shaping" in self._shared)
 
     def stop(self) -> None:
@@ -193,14 +193,14 @@ class Network:
                     self.remove_shared()
 
     def remove_shared(self) -> None:
-        """ifb, rules and routing, when no sliver is left."""
+        """Remove ifb, rules and routing when no sliver is left."""
         with self._lock:
             batch("ip", [f"link del {self.shaper.device}"], force=True)
             self._firewall.remove()
             self._shared.clear()
 
     def resolv_conf(self, mode: str) -> bytes | None:
-        """/etc/resolv.conf of a sliver with this network; None: its own."""
+        """Return /etc/resolv.conf of a sliver with this network; None: its own."""
         return resolv_conf(self._config.dns) if mode == "nat" else None
 
     # --- one sliver --------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Network:
         return f"nodepool-nm{self.tag}:{index}:{name}"
 
     def _scan(self) -> list[tuple[str, str, int]]:
-        """Name, veth and index of the devices that are ours."""
+        """Return name, veth and index of our devices."""
         found = []
         for entry in os.listdir(CLASS_NET) if CLASS_NET.is_dir() else ():
             if _VETH.match(entry):
@@ -220,7 +220,7 @@ class Network:
         return found
 
     def _new_name(self, index: int) -> str:
-        """Never used before on this host: the kernel frees devices some time after they were removed."""
+        """Return an unused name: the kernel frees devices some time after their removal."""
         with self._lock:
             self._stamp = max(self._stamp + 1, time.time_ns() // 1_000_000)
             return f"nm{index}-{_base36(self._stamp % 36**7)}"
@@ -354,7 +354,7 @@ class Network:
         return {}
 
     def counters(self) -> dict[str, tuple[int, int]]:
-        """Bytes sent by each sliver: below the node's cap, and to exempt destinations; for the daily accounts."""
+        """Return bytes sent by each sliver below the node's cap and exempt, for daily limits."""
         if "shaping" not in self._shared:
             return {}
         found = self.shaper.counters()
@@ -379,7 +379,7 @@ class Network:
         future.add_done_callback(lambda done: self._removed(name, veth, index, done))
 
     def _beside(self) -> concurrent.futures.ThreadPoolExecutor:
-        """With the lock."""
+        """Return the executor for background work; the caller holds the lock."""
         if self._executor is None:
             self._executor = concurrent.futures.ThreadPoolExecutor(1, "ThreadPoolExecutor-nodemanager-net")
         return self._executor
@@ -392,7 +392,7 @@ class Network:
 
     @staticmethod
     def _told(info: dict[str, Any]) -> tuple[str, int] | None:
-        """From what `create` returned, or a dict of it."""
+        """Return veth and index from the result of `create`, or from a dict of it."""
         veth = (asdict(info) if isinstance(info, NetInfo) else info or {}).get("veth", "")
         match = _VETH.match(veth)
         return (veth, int(match[1])) if match is not None else None
@@ -433,7 +433,7 @@ class Network:
                 ) from None
 
     def found(self) -> list[str]:
-        """Names of slivers that have a device and are not just being removed."""
+        """Return names of slivers with a device that is not being removed."""
         with self._lock:
             ending = {name for name, _ in (*self._removals.values(), *self._left.values())}
         return sorted({name for name, _, _ in self._scan()} - ending)

@@ -63,7 +63,7 @@ class Place:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Raises PushError: another process keeps it for too long."""
+        """Hold the lock of the place. Raises PushError: another process keeps it for too long."""
         # Next to the directory, which may be deleted meanwhile.
         with open(self.base / f".{self.name}.lock", "w") as file:
             try:
@@ -75,7 +75,7 @@ class Place:
     # -- what there is
 
     def pid(self) -> int | None:
-        """The daemon's process, while it runs."""
+        """Return the daemon's process id while it runs."""
         try:
             with open(self.pid_file) as file:
                 try:
@@ -117,7 +117,7 @@ class Place:
     # -- what is done; locked
 
     def ensure(self, job: dict[str, Any], code: str) -> None:
-        """The daemon of this owner runs, from this zip file and with these options.
+        """Ensure that the daemon of this owner runs from this zip file with these options.
 
         :raises PushError: it cannot be started.
         """
@@ -164,7 +164,7 @@ class Place:
         }
 
     def start(self, code: str) -> None:
-        """Raises PushError."""
+        """Start the daemon. Raises PushError."""
         try:
             service.start(self.name, self.directory, code)
         except service.ServiceError as error:
@@ -195,7 +195,7 @@ class Place:
             raise PushError(f"process {pid} of the node manager does not end")
 
     def slivers(self) -> list[str]:
-        """Raises PushError: the daemon does not answer."""
+        """Return the slivers. Raises PushError: the daemon does not answer."""
         try:
             return [str(s["name"]) for s in self.client.call("ListSlivers")]
         except (RpcError, RpcFault) as error:

@@ -31,7 +31,7 @@ class ServiceError(Exception):
 
 
 def logging_config(path: str) -> dict[str, Any]:
-    """A log that does not grow without limit."""
+    """Return the configuration of a log that does not grow without limit."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -50,7 +50,7 @@ def logging_config(path: str) -> dict[str, Any]:
 
 
 def listen_address(address: str) -> str:
-    """Where slivers are reached: the address itself when this machine has it, else (a name, or behind a translation) all.
+    """Return the address if this machine has it, else (a name, or behind NAT) all addresses.
 
     A machine's own name is often a loopback address to itself.
     """
@@ -158,7 +158,7 @@ def forget(place: str) -> None:
 
 
 def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
-    """Be the daemon; whether it ended because it is not needed any more, and the exit status."""
+    """Run the daemon; return whether it ended because it is not needed, and exit status."""
     from nodepool.nodemanager import service as nodemanager
     from nodepool.process.service import run_daemon
 

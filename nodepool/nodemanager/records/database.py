@@ -193,7 +193,7 @@ class Database:
 
     @property
     def version(self) -> int | None:
-        """Another number after each change; None: something is being changed."""
+        """Number that differs after each change; None: a change is in progress."""
         connection = self._connection
         return None if connection is None or connection.in_transaction else self._version
 
@@ -210,7 +210,7 @@ class Database:
         return self._record(rows[0]) if rows else None
 
     def records(self, source: str | None = None) -> list[Record]:
-        """All, or those of one source, by key."""
+        """Return all records, or those of one source, by key."""
         if source is None:
             rows = self._rows("SELECT * FROM records ORDER BY record_key")
         else:
@@ -260,7 +260,7 @@ class Database:
         )
 
     def next_expiry(self) -> float | None:
-        """Unix seconds of the earliest, or None."""
+        """Return the earliest expiry in Unix seconds, or None."""
         expiry: float | None = self._rows("SELECT min(expiry) FROM records")[0][0]
         return expiry
 
@@ -268,7 +268,7 @@ class Database:
         return [self._record(row) for row in self._rows("SELECT * FROM records WHERE expiry < ? ORDER BY record_key", now)]
 
     def serial(self, source: str) -> float:
-        """Of the last complete update; 0 before the first."""
+        """Return the serial of the last complete update; 0 before the first."""
         rows = self._rows("SELECT serial FROM serials WHERE source = ?", source)
         return float(rows[0][0]) if rows else 0.0
 
@@ -279,7 +279,7 @@ class Database:
     # -- what this host adds
 
     def local(self, key: str) -> dict[str, Any]:
-        """Empty when there is nothing."""
+        """Return the host's own values of a record; empty if there are none."""
         rows = self._rows("SELECT json FROM local WHERE record_key = ?", key)
         return dict(json.loads(rows[0][0])) if rows else {}
 
@@ -287,7 +287,7 @@ class Database:
         return {key: json.loads(text) for key, text in self._rows("SELECT record_key, json FROM local ORDER BY record_key")}
 
     def keys_with(self, name: str) -> list[str]:
-        """Records for which this host keeps a value of that name."""
+        """Return the records for which this host keeps a value of that name."""
         return [key for (key,) in self._rows("SELECT record_key FROM local WHERE json_extract(json, ?) IS NOT NULL", f"$.{name}")]
 
     def update_local(self, key: str, **values: object) -> dict[str, Any]:
@@ -308,7 +308,7 @@ class Database:
             cursor.execute("DELETE FROM local WHERE record_key = ?", (key,))
 
     def allocate_index(self, name: str, limit: int = 1000, usable: Callable[[int], bool] = lambda number: True) -> int:
-        """The number of a sliver: user ids, port, addresses; the lowest that is free, kept until :meth:`free_index`.
+        """Return the lowest free number for a sliver, kept until :meth:`free_index`.
 
         :param usable: whether a free number can be taken now.
         :raises DatabaseError: all are taken.
@@ -342,7 +342,7 @@ class Database:
             cursor.execute("DELETE FROM indexes WHERE name = ?", (name,))
 
     def counters(self, name: str) -> dict[str, Any]:
-        """Of the accounting period; they outlive the sliver."""
+        """Return the counters of the accounting period; they outlive the sliver."""
         rows = self._rows("SELECT json FROM counters WHERE name = ?", name)
         return dict(json.loads(rows[0][0])) if rows else {}
 
@@ -351,14 +351,14 @@ class Database:
             cursor.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, json.dumps(content)))
 
     def use_ticket(self, jti: str, expiry: float) -> bool:
-        """False when it was used before.  Forgotten when it has expired, as then it is refused for that."""
+        """Store the id of a ticket until it expires; return False when it was used before."""
         with self._transaction() as cursor:
             cursor.execute("DELETE FROM used_tickets WHERE expiry < ?", (self._now(),))
             cursor.execute("INSERT OR IGNORE INTO used_tickets VALUES (?, ?)", (jti, expiry))
             return cursor.rowcount == 1
 
     def dump(self) -> str:
-        """Everything, as JSON text for people."""
+        """Return everything as JSON text for humans."""
         return json.dumps(
             {
                 "records": {

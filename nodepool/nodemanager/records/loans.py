@@ -16,7 +16,7 @@ class LoanError(ValueError):
 
 
 def validate(given: object) -> list[Loan]:
-    """A whole list of loans; one bare triple counts as a list of one.
+    """Return the checked list of loans; one bare triple counts as a list of one.
 
     :raises LoanError: it is malformed.
     """

@@ -55,7 +55,7 @@ class _Restricted(pickle.Unpickler):
 
 
 def load(data: bytes) -> Any:
-    """The value of a pickle of numbers, texts, lists, tuples, dictionaries and sets.
+    """Return the value of a pickle of numbers, strings, lists, tuples, dicts and sets.
 
     :raises ImportFailed: damaged, too large, or with anything else.
     """
@@ -120,7 +120,7 @@ def _one(database: Database, name: str, given: object, result: Imported) -> None
 
 
 def _modern(given: Mapping[Any, Any]) -> dict[str, Any]:
-    """Today's fields of a record of the first version (A.5) or of the last (B.2); resources that are none any more go."""
+    """Return a record of version A.5 or B.2 with current fields; obsolete resources go."""
     record = {
         str(name): value
         for name, value in given.items()

@@ -65,7 +65,7 @@ def clean_keys(text: object) -> str:
 
 
 def decode_initscript(text: object) -> bytes | None:
-    """The init script out of its base64 form.
+    """Return the init script from its base64 form.
 
     :raises RecordError: it is not base64, or too long.
     """
@@ -96,7 +96,7 @@ def number(record: Mapping[str, Any], field: str) -> float | None:
 
 
 def parse_record(given: object) -> dict[str, Any]:
-    """A checked copy; fields that are not known are kept.
+    """Return a checked copy; unknown fields are kept.
 
     :raises RecordError: it cannot be used.
     """
@@ -126,7 +126,7 @@ def parse_record(given: object) -> dict[str, Any]:
 
 
 def _plain(value: object) -> None:
-    """Whole numbers of 64 bits and texts as keys: what every answer of the API can say."""
+    """Check for 64-bit integers and string keys, which the API can encode."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -96,7 +96,7 @@ BOTH_CORES = "nm_cpu_cores_both"
 
 
 def check_name(name: object) -> str:
-    """A name of a sliver or delegate, fit for paths, host names and records.
+    """Return a sliver or delegate name that is valid in paths, host names and records.
 
     :raises ValueError: it is none.
     """
@@ -117,7 +117,7 @@ def _amount(name: str, value: object) -> int:
 
 
 def validate(given: Mapping[str, Any]) -> dict[str, int]:
-    """The resources that are given, by today's names.
+    """Return the given resources by their current names.
 
     ``nm_cpu_cores`` may be ``"<n>b"``.  A ceiling of -1 means none.
 
@@ -169,7 +169,7 @@ def overlay(defaults: Mapping[str, int], given: Mapping[str, Any]) -> dict[str, 
 
 
 def with_defaults(given: Mapping[str, Any]) -> dict[str, int]:
-    """A complete RSpec; a guaranteed rate above its ceiling, as defaults and grants may give together, is cut to it.
+    """Return a complete RSpec; guaranteed rates above their ceiling are reduced to it.
 
     :raises RSpecError: an unknown resource or an impossible amount.
     """

@@ -166,7 +166,7 @@ _LIMIT = 64 * 1024 * 1024
 
 
 def digest() -> str:
-    """Changes when what the tree is built from changes, and with each boot: so the tree need not be synced to disk."""
+    """Return a digest of the tree's sources and the boot: the tree need not be synced."""
     seen = hashlib.sha256(f"host {VERSION} {os.geteuid() == 0} {boot_id()}\n".encode())
     for path in (
         "/etc/passwd",
@@ -192,7 +192,7 @@ def digest() -> str:
 
 
 def overlaid() -> list[str]:
-    """Directories of the host that are layers of the tree: usr, and on hosts without merged /usr also bin, lib, ..."""
+    """Return the host's directories that are layers: usr, and bin, lib, ... if not merged."""
     return ["usr", *(name for name in SYSTEM_DIRECTORIES if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"))]
 
 
@@ -259,7 +259,7 @@ def _build_etc(etc: Path) -> None:
 
 
 def _write_accounts(etc: Path) -> None:
-    """System accounts only, no passwords, no members of groups."""
+    """Write system accounts only, without passwords and members of groups."""
     users = [line.split(":") for line in Path("/etc/passwd").read_text(errors="replace").splitlines() if line.count(":") == 6]
     system = [u for u in users if u[2].isdigit() and (int(u[2]) < 1000 or int(u[2]) == 65534)]
     if not any(u[0] == "sshd" for u in system):

@@ -57,7 +57,7 @@ def new_host_key() -> tuple[bytes, str]:
 
 
 def _keygen() -> tuple[bytes, str]:
-    """The same by OpenSSH's program, in about 10 ms."""
+    """Return a key pair created by OpenSSH's program, in about 10 ms."""
     with tempfile.TemporaryDirectory(prefix="nodepool-key-") as folder:
         path = os.path.join(folder, "key")
         try:

@@ -99,7 +99,7 @@ class _Budget:
 
 
 def parts_of(name: str) -> list[str]:
-    """The components of a member's name. Raises TarError for names that lead, or try to lead, outside."""
+    """Return the components of a member's name. TarError: the name leads outside."""
     if "\0" in name or len(name) > _MAX_PATH:
         raise TarError(f"member {name[:80]!r}: impossible name")
     if name.startswith("/"):

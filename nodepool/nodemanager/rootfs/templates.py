@@ -110,7 +110,7 @@ class RootStore:
         return RootTree(key, {"root": [str(template / "root")]})
 
     def _checksum(self, path: Path) -> str:
-        """SHA-256 of a file; remembered as long as its inode, size and time stay."""
+        """Return the SHA-256 of a file, cached while inode, size and time stay the same."""
         mark, known = self._remembered(path)
         if known is not None:
             return known
@@ -130,7 +130,7 @@ class RootStore:
             return checksum
 
     def _remembered(self, path: Path) -> tuple[str, str | None]:
-        """What a file is known by, and its checksum if that is known."""
+        """Return the identity of a file, and its checksum if it is cached."""
         found = os.stat(path)
         mark = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
         entry = self._checksums().get(str(path))
@@ -149,7 +149,7 @@ class RootStore:
 
     @contextlib.contextmanager
     def _locked(self, key: str, shared: bool = False, wait: bool = True) -> Iterator[None]:
-        """Held against other threads and processes. An exclusive holder removes its file, so that none is left of old keys.
+        """Hold a lock against other threads and processes; exclusive holders remove its file.
 
         Raises BlockingIOError: it is held, and this one does not `wait`.
         """
@@ -196,7 +196,7 @@ class RootStore:
         return template
 
     def made(self, key: str, build: Callable[[Path], None], sliver: str, what: str) -> RootTree:
-        """The tree `root` of a template that a backend builds itself. Raises BackendError."""
+        """Return the tree `root` of a template that a backend builds itself. BackendError."""
         template = self._template(key, build, check_sliver_name(sliver), what)
         _check_tree(template / "root", what)
         return RootTree(key, {"root": [str(template / "root")]})
@@ -245,7 +245,7 @@ class RootStore:
         return not any(references.iterdir()) and time.time() - references.stat().st_mtime >= idle
 
     def templates(self) -> dict[str, list[str]]:
-        """Key -> slivers that use it."""
+        """Return key -> slivers that use the template."""
         if not self.directory.is_dir():
             return {}
         return {

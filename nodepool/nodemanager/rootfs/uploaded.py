@@ -114,7 +114,7 @@ class Images:
         return found
 
     def open(self, name: str) -> BinaryIO:
-        """To read it.
+        """Open an image for reading.
 
         :raises ImageError: it cannot be had.
         """

@@ -124,7 +124,7 @@ def attach(mount_fd: int, root: int, path: str, directory: bool = True, make: bo
 
 
 def overlay(layers: Sequence[str], upper: str, work: str) -> int:
-    """A detached overlay; nodev, because images may hold device nodes."""
+    """Return a detached overlay; nodev, because images may contain device nodes."""
     return syscalls.new_mount(
         "overlay",
         {
@@ -155,7 +155,7 @@ def only_public(layers: Sequence[str]) -> int:
 
 
 def make_upper(writable: str, name: str, owner: int) -> None:
-    """Upper and work directory of one overlay on the sliver's disk."""
+    """Create upper and work directory of one overlay on the sliver's disk."""
     for directory in (name, f"{name}-work"):
         path = os.path.join(writable, directory)
         try:
@@ -167,7 +167,7 @@ def make_upper(writable: str, name: str, owner: int) -> None:
 
 
 def build_tree(request: dict[str, Any], userns: int) -> int:
-    """Stage and overlays in this private mount namespace; returns a descriptor of the new root."""
+    """Build stage and overlays in this mount namespace; return a descriptor of the new root."""
     base = request["base"]
     syscalls.mount("tmpfs", request["stage"], "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=711")
     os.chdir(request["stage"])
@@ -211,13 +211,13 @@ def build_tree(request: dict[str, Any], userns: int) -> int:
 
 
 def tmpfs_size(request: dict[str, Any], parts: int) -> dict[str, str | None]:
-    """A part of the sliver's memory: what lies in a tmpfs is charged to it, and it must keep enough to be logged into."""
+    """Return a size: a part of the sliver's memory, to which files in a tmpfs are charged."""
     memory = int(request.get("memory", 0))
     return {"size": f"{max(1, memory // parts)}m"} if memory else {}
 
 
 def build_devices(root: int, base: int, request: dict[str, Any]) -> None:
-    """/dev, /dev/pts, /dev/shm."""
+    """Build /dev, /dev/pts, /dev/shm."""
     owner: dict[str, str | None] = {"uid": str(base), "gid": str(base)}
     dev = syscalls.new_mount(
         "tmpfs", {**owner, "mode": "755", "size": "64k", "nr_inodes": "64"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC
@@ -249,7 +249,7 @@ def build_devices(root: int, base: int, request: dict[str, Any]) -> None:
 
 
 def build_run(root: int, base: int, request: dict[str, Any]) -> None:
-    """/run, and in it the API's socket."""
+    """Build /run with the API's socket."""
     api = request.get("api")
     run = syscalls.new_mount(
         "tmpfs",
@@ -275,7 +275,7 @@ def build_run(root: int, base: int, request: dict[str, Any]) -> None:
 
 
 def process_view(one: process_one.First) -> int:
-    """A detached /proc of the sliver's pid namespace."""
+    """Return a detached /proc of the sliver's pid namespace."""
     try:
         return syscalls.new_mount("proc", {"pidns": f"/proc/{one.pid}/ns/pid"}, PRIVATE)
     except OSError as error:
@@ -296,7 +296,7 @@ def process_view(one: process_one.First) -> int:
 
 
 def mount_process_views(root: int, one: process_one.First, base: int, given: Collection[str]) -> None:
-    """/proc and /sys as the sliver sees them; this process goes to the sliver's network for it."""
+    """Mount /proc and /sys of the sliver; enters the sliver's network for that."""
     syscalls.setns(one.pidfd, syscalls.CLONE_NEWNET)
     attach(process_view(one), root, "proc")
     if "ping" in given:
@@ -345,7 +345,7 @@ def cover(root: int, path: str, mask: str | None) -> None:
 
 
 def write_maps(pid: int, base: int, count: int) -> None:
-    """The ids of the sliver."""
+    """Write the id maps of the sliver."""
     for kind in ("uid_map", "gid_map"):
         descriptor = os.open(f"/proc/{pid}/{kind}", os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -373,7 +373,7 @@ def as_owner(base: int) -> Iterator[None]:
 
 
 def limit_objects(proc: int) -> None:
-    """Limits of this user namespace; root inside has no right to raise them (CAP_SYS_RESOURCE). By its first process.
+    """Set limits of this user namespace, by its first process; root inside cannot raise them.
 
     :param proc: a /proc in which sysctls can be written; what stands at that path changes while the tree is built.
     """

@@ -57,9 +57,9 @@ def begin(
     after: Callable[[], None],
     environment: Mapping[str, str] | None = None,
 ) -> First:
-    """Clone with namespaces. The child runs `before`, joins its cgroups, runs `after` behind the gate, becomes the sleeper.
+    """Clone a process 1 that runs `before`, joins its cgroups, runs `after` and sleeps.
 
-    It ends when the gate is closed. Raises OSError.
+    `after` runs when the gate is opened; process 1 ends when the gate is closed. Raises OSError.
     """
     gate, gate_inside = socket.socketpair()
     outcome, outcome_write = os.pipe2(os.O_CLOEXEC)
@@ -106,7 +106,7 @@ def _wait(gate: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def settle(request: Mapping[str, Any]) -> None:
-    """Name, loopback and files of the sliver, by its own process 1. Raises OSError."""
+    """Set name, loopback and files of the sliver, by its process 1. Raises OSError."""
     os.setsid()
     socket.sethostname(request["hostname"])
     syscalls.loopback_up()
@@ -115,7 +115,7 @@ def settle(request: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def held_namespaces(flags: int) -> Iterator[int]:
-    """The pid of a process that does nothing but hold new namespaces as long as the block runs. Raises OSError."""
+    """Yield the pid of a process that holds new namespaces during the block. Raises OSError."""
     hold, release = os.pipe2(os.O_CLOEXEC)
     pid, pidfd = syscalls.clone(flags)
     if pid == 0:

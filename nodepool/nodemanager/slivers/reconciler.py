@@ -139,7 +139,7 @@ class Slivers:
             self._reconciler.queue.add(name, urgent=False)
 
     def names(self) -> set[str]:
-        """Slivers that have a record."""
+        """Return the slivers that have a record."""
         return {r.content["name"] for r in self._database.records() if r.content.get("account_type") == records.SLIVER}
 
     def status(self, name: str) -> Status:
@@ -173,11 +173,11 @@ class Slivers:
     # -- desired state
 
     def granted(self, record: Mapping[str, Any]) -> dict[str, int]:
-        """The complete RSpec without loans."""
+        """Return the complete RSpec without loans."""
         return rspec.with_defaults({**self._config.default_rspec, **(record.get("rspec") or {})})
 
     def effective(self) -> dict[str, dict[str, int]]:
-        """Name -> RSpec with loans, of all slivers with a record; not to be changed."""
+        """Return name -> RSpec with loans, of all slivers with a record; do not change it."""
         version = self._database.version
         known, result = self._effective
         if version is not None and known == version:
@@ -301,7 +301,7 @@ class Slivers:
         return handle
 
     def _made(self) -> set[str]:
-        """Slivers that exist."""
+        """Return the existing slivers."""
         return {key.partition("_")[2] for key in self._database.keys_with("handle") if key.startswith("sliver_")}
 
     def _run(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle) -> float | None:
@@ -325,7 +325,7 @@ class Slivers:
         return pace if again is None else min(again, pace)
 
     def _start(self, spec: SliverSpec, handle: Handle) -> tuple[Handle, str]:
-        """And what was left as it is."""
+        """Start the sliver; return its handle and what could not be applied."""
         try:
             return self.backend.start(spec, handle), ""
         except BackendError as error:

@@ -29,14 +29,14 @@ class Startup:
         self._waiting: set[str] = set()
 
     def begin(self, sources: Iterable[str]) -> None:
-        """To be called once, before the sources start."""
+        """Start the slivers that need not wait; call this once, before the sources start."""
         with self._lock:
             self._waiting = set(sources)
             waiting = frozenset(self._waiting)
         self._start_all(lambda source: source not in waiting)
 
     def synced(self, source: str) -> None:
-        """The source has delivered a complete update."""
+        """Start the slivers of a source that has delivered a complete update."""
         with self._lock:
             if source not in self._waiting:
                 return

@@ -155,7 +155,7 @@ def parse(
 
 
 def _defaults(found: _Slice) -> dict[str, int]:
-    """What can be used of the default slice: a mistake in it must not refuse every sliver."""
+    """Return the usable part of the default slice: an error in it must not refuse all slivers."""
     usable: dict[str, int] = {}
     for name, amount in found.rspec.items():
         try:

@@ -177,7 +177,7 @@ class SlicesXmlSource:
             self._stop.wait(self._interval * (1 + JITTER * random.random()))
 
     def look(self) -> bool:
-        """Fetch once; True when an update was delivered."""
+        """Fetch once; return True when an update was delivered."""
         try:
             return self._look()
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -226,7 +226,7 @@ class SlicesXmlSource:
             log.error("%s cannot be used, slivers stay as they are: %s", self._url or self._file, text)
 
     def _read_file(self, again: bool) -> tuple[bytes | None, None, tuple[int, ...] | None]:
-        """No document: unchanged."""
+        """Return the document of a file; None: unchanged."""
         with open(str(self._file), "rb") as stream:
             status = os.fstat(stream.fileno())
             state = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -235,7 +235,7 @@ class SlicesXmlSource:
             return stream.read(slices_xml.MAX_SIZE + 1), None, state
 
     def _fetch(self, again: bool) -> tuple[bytes | None, str | None, None]:
-        """No document: unchanged."""
+        """Return the document of a URL; None: unchanged."""
         assert self._opener is not None
         deadline = time.monotonic() + FETCH_LIMIT
         request = urllib.request.Request(
@@ -272,7 +272,7 @@ class SlicesXmlSource:
             log.warning("Cannot keep a copy of %s: %s", self._url or self._file, error)
 
     def _deliver_copy(self) -> None:
-        """Once, when the database was lost while the authority is away; old news adds, but never removes."""
+        """Deliver the saved copy once, if the database was lost; it only adds records."""
         if not self._use_copy:
             return
         self._use_copy = False
@@ -288,7 +288,7 @@ class SlicesXmlSource:
 
 
 def node_id(config: NodeManagerConfig) -> str:
-    """Of the configuration, else the first line of /etc/planetlab/node_id, as it was, else the name of the host."""
+    """Return the configured node id, or /etc/planetlab/node_id's first line, or the host name."""
     if config.node_id:
         return config.node_id
     try:
@@ -299,7 +299,7 @@ def node_id(config: NodeManagerConfig) -> str:
 
 
 def fingerprint(certificate: str) -> str:
-    """SHA-256 of the first certificate of a PEM file, as hexadecimal text; empty when it cannot be read."""
+    """Return the hex SHA-256 of the first certificate of a PEM file; empty if unreadable."""
     try:
         with open(certificate, encoding="ascii") as stream:
             text = stream.read()
@@ -378,7 +378,7 @@ class ZooKeeperSource:
             self._wake.wait(wait)
 
     def _arm(self, kazoo: KazooClient) -> None:
-        """Before reading, so that no change is missed."""
+        """Set the watch before reading, so that no change is missed."""
         connection = self._connection
         answered = threading.Event()
         errors: list[BaseException] = []
@@ -427,7 +427,7 @@ class ZooKeeperSource:
         self._manager.deliver(self.name, None, records, True)
 
     def _announce(self, kazoo: KazooClient) -> None:
-        """An ephemeral record by which launchers find this host."""
+        """Create the ephemeral record by which launchers find this host."""
         capacity = self._manager.capacity()
         tls = self._config.tls
         text = json.dumps(

@@ -27,7 +27,7 @@ Sign = Callable[[list[Any]], str]
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A listener at an IPv4 loopback address, where the kernel knows whose the other end is.
+    """Return a listener at an IPv4 loopback address, where the kernel identifies clients.
 
     :raises ConfigurationError: it is another address, or cannot be had.
     """

@@ -34,7 +34,7 @@ UseOnce = Callable[[str, float], bool]
 
 
 def missing(options: Mapping[str, Any]) -> str | None:
-    """What this machine lacks for tickets with these options; None: nothing."""
+    """Return what this machine lacks for tickets with these options; None: nothing."""
     wanted = {"keys": ("jwt", "cryptography"), "xml-keys": ("signxml", "lxml", "cryptography")}
     absent = optional.missing({name for option, names in wanted.items() if options.get(option) for name in names})
     return None if absent is None else f"tickets need {absent}"
@@ -78,7 +78,7 @@ def _private_key(key: bytes) -> Any:
 
 
 def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: str, lifetime: int = 3600) -> str:
-    """A compact JWS for one host.
+    """Return a compact JWS for one host.
 
     :param key: private key, PEM, Ed25519 or P-256.
     :param lifetime: seconds.
@@ -101,7 +101,7 @@ def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: st
 def sign_xml(
     records: Sequence[Mapping[str, Any]], key: bytes, certificate: bytes, issuer: str, host: str, lifetime: int = 3600
 ) -> str:
-    """The form of the original: an envelope with an enveloped signature (C14N 1.0; SHA-256 where it had SHA-1).
+    """Return the original form: an enveloped signature (C14N 1.0; SHA-256, not SHA-1).
 
     :param key: private key, PEM, RSA or elliptic curve.
     :param certificate: its certificate, PEM.
@@ -129,7 +129,7 @@ def sign_xml(
 def verify(
     signed: str, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float | None = None
 ) -> list[dict[str, Any]]:
-    """The records of a ticket whose signature, time, host and first use have been checked.
+    """Verify signature, time, host and first use; return the records.
 
     :param options: ``keys`` (PEM files of public keys), ``issuers``, ``xml-keys`` (PEM files of certificates).
     :param use_once: remembers the id until its expiry; False when it was used.
@@ -254,7 +254,7 @@ def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once
 
 
 def _envelope(element: Any, host: str, now: float) -> dict[str, Any]:
-    """The claims: JSON in the Data of the element that is signed, and of no other."""
+    """Return the claims: JSON in the Data of the signed element, and of no other."""
     if element is None:
         raise TicketError("nothing is signed")
     data = [e for e in element.iter() if isinstance(e.tag, str) and e.tag.rpartition("}")[2] == "Data"]

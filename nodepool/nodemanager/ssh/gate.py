@@ -57,7 +57,7 @@ class _Door:
 
     @property
     def due(self) -> float | None:
-        """By the monotonic clock, when something is to be done whatever happens; None: never."""
+        """Time of the next action by the monotonic clock; None: never."""
         times = [each.deadline for each in self.starting.values()]
         if self.closed_until is not None:
             times.append(self.closed_until)
@@ -89,7 +89,7 @@ class Gate:
         self._running = True
 
     def port(self, index: int) -> int:
-        """The port of the sliver with this number (from 1).
+        """Return the port of the sliver with this number (from 1).
 
         :raises BackendError: the range is too small.
         """
@@ -144,7 +144,7 @@ class Gate:
         return listener
 
     def free(self, index: int) -> bool:
-        """Whether the port of this number can be had; another program may have it."""
+        """Return whether the port of this number is available; another program may use it."""
         try:
             self._listener(self.port(index)).close()
         except OSError as error:
@@ -203,7 +203,7 @@ class Gate:
                 log.exception("Error about connections to slivers:")
 
     def _patience(self) -> float | None:
-        """Seconds until a server that is being started is late, or a door opens again."""
+        """Return seconds until a starting server is late, or a door opens again."""
         with self._lock:
             times = [due for door in self._doors.values() if (due := door.due) is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None

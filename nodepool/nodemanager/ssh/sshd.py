@@ -36,7 +36,7 @@ _LISTENING = b"Server listening on "
 
 
 def _addresses(process: int | str) -> list[str]:
-    """IPv4 addresses, other than loopback, in the network namespace of a process."""
+    """Return the IPv4 addresses, except loopback, in a process's network namespace."""
     try:
         lines = Path(f"/proc/{process}/net/fib_trie").read_text().splitlines()
     except OSError:
@@ -148,13 +148,13 @@ class SshServers:
         return None
 
     def sessions(self, name: str) -> int:
-        """Connections to the sliver's server; those that outlive it are not counted."""
+        """Return the connections of the sliver's server, without those that outlive it."""
         with self._lock:
             server = self._servers.get(name)
         return 0 if server is None else sessions_of(server)
 
     def forget(self, name: str) -> None:
-        """The sliver does not run."""
+        """Forget the server of a stopped sliver."""
         self._watch.remove(name)
         with self._lock:
             self._running.pop(name, None)
@@ -200,7 +200,7 @@ class SshServers:
         return None
 
     def _find(self, name: str, handle: Handle) -> int | None:
-        """A server that an earlier daemon started."""
+        """Return a server that an earlier daemon started."""
         for pid in self._processes(name, int(handle["pid"])):
             with contextlib.suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")

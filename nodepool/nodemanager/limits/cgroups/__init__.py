@@ -88,7 +88,7 @@ class Cgroups:
 
     @classmethod
     def detect(cls, root_name: str = ROOT_NAME) -> Cgroups:
-        """Where each controller lives on this host; one that is in both generations is where the kernel lets it be used."""
+        """Return where each controller can be used on this host, in either generation."""
         return cls(detect_places(), root_name)
 
     def problems(self) -> list[Problem]:
@@ -200,7 +200,7 @@ class Cgroups:
         return (root, root / BESTEFFORT) if "cpu" in place.controllers else (root,)
 
     def _existing(self, place: Place, name: str) -> list[Path]:
-        """More than one only while it is moved, or when that was interrupted."""
+        """Return the groups of a sliver; more than one only during or after an interrupted move."""
         directory = check_name(name) + SUFFIX
         return [parent / directory for parent in self._parents(place) if (parent / directory).is_dir()]
 
@@ -279,7 +279,7 @@ class Cgroups:
             files.io(group, self.io_devices(name), int(given["nm_io_read_bps"]), int(given["nm_io_write_bps"]))
 
     def _move(self, place: Place, old: Path, new: Path) -> None:
-        """All processes to another group, and the old one goes."""
+        """Move all processes to another group and remove the old one."""
         files = _FILES[place.kind]
         if files.frozen(old):
             files.freeze(new, True)
@@ -294,7 +294,7 @@ class Cgroups:
         self._rmdir(place, old, deadline)
 
     def rebalance(self, specs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Weights by these effective RSpecs; after a start, when only weights were known."""
+        """Set the weights for these effective RSpecs; after a start only weights were known."""
         with self._lock:
             self._shares = {name: int(spec.get("nm_cpu_share", DEFAULT_RSPEC["nm_cpu_share"])) for name, spec in specs.items()}
             self._guarantees = {
@@ -309,7 +309,7 @@ class Cgroups:
         return share * (1 if name in self._heavy else FAVOUR)
 
     def _write_weights(self, names: Iterable[str]) -> None:
-        """Of slivers without a guarantee."""
+        """Write the weights of slivers without a guarantee."""
         place = self._where.get("cpu")
         if place is not None:
             for name in names:
@@ -318,13 +318,13 @@ class Cgroups:
                         _FILES[place.kind].cpu_weight(group, self._weight(name, self._shares[name]))
 
     def start(self) -> None:
-        """From now on slivers that use little CPU go before those that use much."""
+        """Start favoring slivers that use little CPU."""
         if "cpu" in self._where and self.controllers["cpuacct"] is not None:
             self._pace = CpuPace(self._processors, self._cpu_times, self._competitors, self._favour_others)
             self._pace.start()
 
     def _competitors(self) -> list[dict[str, int]]:
-        """Weights of those that compete with each other: slivers without a guarantee; those with one, and all others as one."""
+        """Return the weights of slivers that compete with each other."""
         with self._lock:
             besteffort = {name: share for name, share in self._shares.items() if name not in self._guarantees}
             return [besteffort, self._weights] if self._guarantees else [besteffort]
@@ -359,7 +359,7 @@ class Cgroups:
             )
 
     def _write_cores(self) -> None:
-        """Reserved cores to their slivers, the rest to everybody else; those that lose some first."""
+        """Write reserved cores, and the rest for all others; slivers that lose cores first."""
         place = self._where.get("cpuset")
         if place is None or self._cores is None:
             return
@@ -380,7 +380,7 @@ class Cgroups:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def procs_files(self, name: str) -> list[str]:
-        """Where a new process writes "0" to join; the group with the controller cpu is the last."""
+        """Return files to which a new process writes "0" to join; last: controller cpu."""
         places = sorted(self._places, key=lambda place: "cpu" in place.controllers)
         return [str(path / "cgroup.procs") for place in places for path in self._existing(place, name)[:1]]
 
@@ -404,7 +404,7 @@ class Cgroups:
             raise CgroupError(f"process {pid} cannot join sliver {name}: {error.strerror}") from error
 
     def _freezer(self) -> Place | None:
-        """The newer generation's is preferred: a process frozen by it can still be killed."""
+        """Return the freezer, preferably version 2's: its frozen processes can be killed."""
         newer = next((place for place in self._places if place.kind == "v2"), None)
         return newer if newer is not None and "freezer" in newer.controllers else self._where.get("freezer")
 
@@ -436,7 +436,7 @@ class Cgroups:
         )
 
     def _thaw(self, name: str) -> None:
-        """What the older freezer holds cannot even die."""
+        """Thaw the processes that version 1's freezer holds: they cannot die while frozen."""
         place = self._where.get("freezer")
         if place is not None and place.kind == "v1":
             for group in self._existing(place, name):
@@ -487,7 +487,7 @@ class Cgroups:
             cgroup_weights.shelter(place, self._root(place), pids)
 
     def stop(self) -> None:
-        """The daemon ends: without slivers nothing of ours stays behind."""
+        """Stop measuring, and remove our groups if there are no slivers."""
         if self._pace is not None:
             self._pace.stop()
             with self._lock:  # nothing measures anymore whether guarantees are used
@@ -530,13 +530,13 @@ class Cgroups:
         return sum(_FILES[place.kind].oom_kills(group) or 0 for group in self._existing(place, name))
 
     def describe(self, name: str) -> str:
-        """CPUs of a sliver as a list, for people."""
+        """Return the CPUs of a sliver as a list for humans."""
         with self._lock:
             return format_list(self._cores.placement(name)[0]) if self._cores is not None else ""
 
 
 def _cores_of(given: Mapping[str, Any]) -> tuple[int, bool]:
-    """``"2b"``, or a number and nm_cpu_cores_both."""
+    """Return count and sibling use from ``"2b"``, or from a number and nm_cpu_cores_both."""
     value = given["nm_cpu_cores"]
     if isinstance(value, str):
         return int(value.removesuffix("b") or 0), value.endswith("b")

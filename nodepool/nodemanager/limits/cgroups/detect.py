@@ -60,7 +60,7 @@ _MISSING = {
 
 
 def problems(controllers: Mapping[str, str | None]) -> list[Problem]:
-    """What these controllers (name -> "v1", "v2" or None) do not offer."""
+    """Return what these controllers (name -> "v1", "v2" or None) do not support."""
     found = []
     for name, effect in _MISSING.items():
         if controllers[name] is None:
@@ -128,7 +128,7 @@ def make_moves_quick(place: Place) -> None:
 
 
 def own_group(mount: Path, controllers: Collection[str] = ()) -> Path:
-    """The group of this process: of version 1 with these controllers, or of version 2."""
+    """Return this process's group: of version 1 with these controllers, or of version 2."""
     wanted = {"blkio" if name == "io" else name for name in controllers}
     with open("/proc/self/cgroup") as file:
         for line in file:
@@ -139,7 +139,7 @@ def own_group(mount: Path, controllers: Collection[str] = ()) -> Path:
 
 
 def _delegated(mount: Path) -> Path:
-    """Our own group, or the one above it, if systemd delegated it to us; else the root."""
+    """Return our own or its parent group if systemd delegated it to us, else the root."""
     group = own_group(mount)
     for candidate in (group, group.parent):
         if candidate == mount or not candidate.is_relative_to(mount):

@@ -44,7 +44,7 @@ def write(path: Path, value: object) -> None:
 
 
 def number(path: Path) -> int | None:
-    """None: the file is not there, or holds no number such as ``max``."""
+    """Return the number in the file; None: no file, or not a number such as ``max``."""
     try:
         return int(read(path))
     except (OSError, ValueError):
@@ -52,7 +52,7 @@ def number(path: Path) -> int | None:
 
 
 def field(path: Path, key: str) -> int | None:
-    """The number of a line ``key number``."""
+    """Return the number of a line ``key number``."""
     with contextlib.suppress(OSError, ValueError):
         for line in read(path).splitlines():
             name, _, value = line.partition(" ")
@@ -62,7 +62,7 @@ def field(path: Path, key: str) -> int | None:
 
 
 def parse_list(text: str) -> set[int]:
-    """``0-3,7`` as numbers."""
+    """Return the numbers of a list such as ``0-3,7``."""
     found: set[int] = set()
     for part in text.replace("\n", "").split(","):
         if part:
@@ -76,7 +76,7 @@ def format_list(numbers: Iterable[int]) -> str:
 
 
 def walk(directory: Path) -> Iterator[Path]:
-    """The group and all groups below it, deepest first."""
+    """Yield the group and all groups below it, deepest first."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(directory)):
             if entry.is_dir(follow_symlinks=False):

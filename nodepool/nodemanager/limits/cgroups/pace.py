@@ -35,7 +35,7 @@ IDLE = 0.01
 
 
 def heavy(used: Mapping[str, float], shares: Mapping[str, int], cores: int, before: set[str]) -> set[str]:
-    """Slivers that are not favoured.
+    """Return the slivers that are not favored.
 
     :param used: cores that each uses.
     :param shares: nm_cpu_share of each.

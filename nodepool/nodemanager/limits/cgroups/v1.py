@@ -29,7 +29,7 @@ def made(group: Path) -> None:
 
 
 def cpu_weight(group: Path, weight: int) -> None:
-    """In units of v2: 1 to 10000."""
+    """Set the weight in units of version 2: 1 to 10000."""
     write(group / "cpu.shares", min(262_144, max(2, round(weight * _SHARES))))
 
 
@@ -102,14 +102,14 @@ def pids(group: Path, maximum: int) -> None:
 
 
 def io(group: Path, devices: Iterable[str], read_bps: int, write_bps: int) -> None:
-    """Bytes per second; 0: no limit."""
+    """Set limits in bytes per second; 0: no limit."""
     for device in devices:
         write(group / "blkio.throttle.read_bps_device", f"{device} {read_bps}")
         write(group / "blkio.throttle.write_bps_device", f"{device} {write_bps}")
 
 
 def freeze(group: Path, frozen: bool) -> None:
-    """Returns when it is so.
+    """Freeze or thaw; returns when that is done.
 
     :raises CgroupError: some process does not stop.
     """
@@ -153,7 +153,7 @@ def oom_kills(group: Path) -> int | None:
 
 
 def kill(group: Path) -> bool:
-    """Whether the kernel could kill the group as a whole: this generation never can."""
+    """Return False: version 1 cannot kill a group as a whole."""
     return False
 
 
@@ -163,11 +163,11 @@ def wait_empty(group: Path, timeout: float) -> None:
 
 
 def delegate(group: Path, controllers: Iterable[str]) -> None:
-    """All controllers of a hierarchy are in every group."""
+    """Do nothing: all controllers of a hierarchy are in every group."""
 
 
 def available(group: Path) -> frozenset[str]:
-    """Controllers by the files that the group has."""
+    """Return the controllers by the files that the group has."""
     files = {
         "cpu": "cpu.shares",
         "cpuacct": "cpuacct.usage",

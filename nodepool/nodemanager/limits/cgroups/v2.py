@@ -15,11 +15,11 @@ FREEZE_TIMEOUT = 5.0
 
 
 def made(group: Path) -> None:
-    """After mkdir: nothing to do."""
+    """Do nothing after mkdir."""
 
 
 def cpu_weight(group: Path, weight: int) -> None:
-    """1 to 10000."""
+    """Set the weight, 1 to 10000."""
     write(group / "cpu.weight", min(10_000, max(1, weight)))
 
 
@@ -45,7 +45,7 @@ def get_cpus(group: Path) -> str:
 
 
 def memory(group: Path, limit: int, guaranteed: int) -> None:
-    """MiB; 0: none. Here a limit below use would kill, so that it is reclaimed first.
+    """Set limits in MiB; 0: none. Reclaims first, as a limit below the use would kill.
 
     :raises CgroupError: more is in use and cannot be reclaimed.
     """
@@ -59,7 +59,7 @@ def memory(group: Path, limit: int, guaranteed: int) -> None:
 
 
 def _reclaim(group: Path, value: int) -> None:
-    """A write to memory.high below use reclaims before it returns."""
+    """Reclaim: a write to memory.high below the use does so before it returns."""
     before = read(group / "memory.high")
     write(group / "memory.high", value)
     try:
@@ -79,7 +79,7 @@ def pids(group: Path, maximum: int) -> None:
 
 
 def io(group: Path, devices: Iterable[str], read_bps: int, write_bps: int) -> None:
-    """Bytes per second; 0: no limit."""
+    """Set limits in bytes per second; 0: no limit."""
     for device in devices:
         write(group / "io.max", f"{device} rbps={read_bps or 'max'} wbps={write_bps or 'max'}")
 
@@ -104,7 +104,7 @@ def _wait_event(group: Path, key: str, value: int, timeout: float) -> bool:
 
 
 def freeze(group: Path, frozen: bool) -> None:
-    """Returns when it is so.
+    """Freeze or thaw; returns when that is done.
 
     :raises CgroupError: some process does not stop.
     """
@@ -147,7 +147,7 @@ def kill(group: Path) -> bool:
 
 
 def wait_empty(group: Path, timeout: float) -> None:
-    """Until no process is left in or below the group, or the time is over."""
+    """Wait until no process is in or below the group, or until the timeout."""
     with contextlib.suppress(FileNotFoundError):
         _wait_event(group, "populated", 0, timeout)
 
@@ -160,6 +160,6 @@ def delegate(group: Path, controllers: Iterable[str]) -> None:
 
 
 def available(group: Path) -> frozenset[str]:
-    """Controllers that the group may hand down; the freezer belongs to every group of this generation (5.2)."""
+    """Return the controllers that the group may delegate; every group has the freezer (5.2)."""
     found = set(read(group / "cgroup.controllers").split())
     return frozenset(found & {"cpu", "cpuset", "memory", "pids", "io"})

@@ -87,7 +87,7 @@ def balance(
 
 
 def _beside(place: Place, root: Path) -> int:
-    """Weight of the host's other groups, such as those of systemd; processes that are in no group count as one."""
+    """Return the weight of the host's other groups; processes in no group count as one."""
     weights = []
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(place.base)):
@@ -98,7 +98,7 @@ def _beside(place: Place, root: Path) -> int:
 
 
 def shelter(place: Place, root: Path, pids: Iterable[int]) -> None:
-    """A group of their own for the daemon's processes, so that it is served under full load inside slivers, too.
+    """Create a group for the daemon's processes: it must run when slivers are fully busy.
 
     Where they are in a group already, as of a service manager, they stay there.
     """
@@ -120,7 +120,7 @@ def shelter(place: Place, root: Path, pids: Iterable[int]) -> None:
 
 
 def unshelter(place: Place, root: Path) -> None:
-    """The daemon ends: back to where it was, and no group stays behind."""
+    """Move the daemon's processes back and remove the group."""
     group = _shelter(root)
     deadline = time.monotonic() + REMOVE_TIMEOUT
     while group.is_dir():
