@@ -25,7 +25,7 @@ STARTING = "it is still starting; no action is needed"
 
 
 def get_provider(provider_config: ProviderConfig) -> Provider:
-    """A new, not started provider."""
+    """Return a new provider that is not started."""
     return Drivers.get(provider_config.driver.name or "").getProvider(provider_config)
 
 
@@ -206,7 +206,7 @@ class ProviderManager:
 
     @staticmethod
     def _take(new_config: Config, name: str, manager: Provider | BaseException | None, running: dict[str, Provider]) -> None:
-        """Note the outcome of a start; the running provider stays while its successor is starting."""
+        """Record the result of a start; the old provider stays until its successor has started."""
         if isinstance(manager, FOREIGN):
             new_config.provider_failures[name] = one_line(manager) or type(manager).__name__
         elif manager is not None:

@@ -49,7 +49,7 @@ class ProviderNotifications:
     """Notifications a provider may care about."""
 
     def nodeDeletedNotification(self, node: Node) -> None:
-        """The znode of *node* was removed."""
+        """Handle the removal of the znode of *node*."""
         return
 
 
@@ -57,7 +57,7 @@ class NodeRequestHandlerNotifications:
     """Notifications a request handler may care about."""
 
     def nodeReusedNotification(self, node: Node) -> None:
-        """The ready *node* was assigned to the request."""
+        """Handle the assignment of the ready *node* to the request."""
         return
 
 
@@ -93,7 +93,7 @@ class Provider(ProviderNotifications):
         return
 
     def labelReady(self, name: str) -> bool:
-        """True when the label could be served, quota aside."""
+        """Return True when the label could be served, apart from quota."""
         return True
 
     def startNodeCleanup(self, node: Node) -> Any:
@@ -117,11 +117,11 @@ class Provider(ProviderNotifications):
         raise NotImplementedError(f"{type(self).__name__}.getRequestHandler")
 
     def listNodes(self) -> Iterable[Any]:
-        """Objects with ``id`` and ``metadata``; for tools only."""
+        """Return objects with ``id`` and ``metadata``; for tools only."""
         return []
 
     def errorLabels(self) -> Iterable[str]:
-        """Labels known to be permanently broken."""
+        """Return the labels known to be permanently broken."""
         return []
 
     def uploadImage(
@@ -194,7 +194,7 @@ class RequestHost(Protocol):
         """Run the next step of a handler; steps of one handler never overlap."""
 
     def progress(self, handler: RequestHandler) -> None:
-        """A launch of the handler has ended, or something else has happened that concerns its request."""
+        """Handle the end of a launch, or another event that concerns the handler's request."""
 
     # -- nodes
 
@@ -209,7 +209,7 @@ class RequestHost(Protocol):
     def end_creation(self, handler: RequestHandler) -> None: ...
 
     def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
-        """Its nodes are in the mirror, but for those of the labels *missing*."""
+        """Record that its nodes are in the mirror, except those of the labels *missing*."""
 
     # -- capacity
 
@@ -219,7 +219,7 @@ class RequestHost(Protocol):
         """Return which request is the first one in the paused pool."""
 
     def make_room(self, handler: RequestHandler) -> None:
-        """No quota: an idle node of this pool may have to go."""
+        """Free quota by deleting an idle node of this pool, if necessary."""
 
     def note_full(self, labels: list[str], reason: Reason) -> None: ...
 
@@ -235,10 +235,10 @@ class RequestHost(Protocol):
     def driver_failed(self, request: NodeRequest, error: BaseException) -> None: ...
 
     def decline(self, request: NodeRequest, reasons: list[Reason]) -> str | None:
-        """Note why it is declined; when every pool has declined it the result is why, in words."""
+        """Record why it is declined, for the message when every pool has declined it."""
 
     def request_released(self, handler: RequestHandler) -> None:
-        """The request is open again while launches of this handler still run."""
+        """Record that the request is open again while launches of this handler still run."""
 
     def ended(self, handler: RequestHandler, outcome: Outcome) -> None: ...
 

@@ -28,7 +28,7 @@ ENTRY_POINT_GROUP = "nodepool.drivers"
 
 
 def _driver_class(module: ModuleType, path: str) -> type[Driver]:
-    """The one driver class defined in that very module; DriverLoadError otherwise."""
+    """Return the one driver class defined in that very module; DriverLoadError otherwise."""
     found = [
         item
         for item in vars(module).values()
@@ -88,7 +88,7 @@ def _describe_failure(name: str, path: str, exc: BaseException) -> DriverLoadErr
 
 
 def _meant(name: str) -> str:
-    """What an unknown name may mean, for the end of a message."""
+    """Return suggestions for an unknown name, for the end of a message."""
     close = difflib.get_close_matches(name, Drivers.known(), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -156,7 +156,7 @@ class _Registry(Mapping[str, Driver]):
                 raise KeyError(name) from exc
 
     def __iter__(self) -> Iterator[str]:
-        """Every usable name; this loads all drivers, the service itself uses :meth:`Drivers.loaded`."""
+        """Yield every usable name; loads all drivers, unlike :meth:`Drivers.loaded`."""
         with Drivers._lock:
             self.read_entry_points()
             for name in list(self.pending):
@@ -263,7 +263,7 @@ class Drivers:
 
     @staticmethod
     def loaded() -> list[Driver]:
-        """The instances that exist already."""
+        """Return the instances that exist already."""
         with Drivers._lock:
             registry = Drivers.drivers
             return list((registry.instances if isinstance(registry, _Registry) else registry).values())

@@ -20,7 +20,7 @@ class AwsDriver(statemachine.StateMachineDriver):
         self._used = False
 
     def configFiles(self) -> dict[str, int | None]:
-        """Profiles: a provider whose profile was missing is tried again. New keys are noticed without (credentials.py)."""
+        """Return the files with profiles: they are rechecked if a provider's profile was missing."""
         if not self._used:
             return {}
         files = (

@@ -301,7 +301,7 @@ class AwsAdapter(statemachine.Adapter):
         return self.cloud.list_snapshots()
 
     def _listImages(self) -> list[dict[str, Any]]:
-        """For ``nodepool alien-image-list``."""
+        """List the images for ``nodepool alien-image-list``."""
         return [
             {"id": ami["ImageId"], "name": ami.get("Name"), "properties": tag_list_to_dict(ami.get("Tags"))}
             for ami in self.cloud.list_amis()

@@ -59,7 +59,7 @@ class AwsLeaks:
     # -- tags that an import does not copy
 
     def copy_tags(self) -> None:
-        """Imports leave AMI and snapshot without tags: copy those of the task when it is ours."""
+        """Copy the tags of our import tasks to AMI and snapshot, which imports leave untagged."""
         self._tasks = None
         untagged = [(ami["ImageId"], self._ami_tags(ami)) for ami in self.cloud.list_amis() if self._unknown(ami, "ImageId")]
         untagged += [

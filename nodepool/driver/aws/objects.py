@@ -24,13 +24,13 @@ def is_spot(instance: dict[str, Any]) -> bool:
 
 
 def state_of(thing: dict[str, Any]) -> str:
-    """State of an instance (nested), host, volume or snapshot (plain)."""
+    """Return the state of an instance (nested), host, volume or snapshot (plain)."""
     state = thing.get("State")
     return str(state.get("Name") if isinstance(state, dict) else state or "")
 
 
 def instance_id_of(external_id: ExternalId) -> str | None:
-    """Records of old releases have the instance's id only."""
+    """Return the instance id; records of old releases have only that."""
     return external_id.get("instance") if isinstance(external_id, dict) else external_id
 
 

@@ -21,7 +21,7 @@ GB_PER_TB = 1000
 
 
 def instance_code(instance_type: str, spot: bool) -> str | None:
-    """The quota code of an instance type; None when there is none, or none that we know."""
+    """Return the quota code of an instance type; None when there is none or it is unknown."""
     match = _FAMILY.match(instance_type)
     pair = INSTANCE_QUOTA_CODES.get(match.group(1)) if match else None
     return None if pair is None else (pair.spot if spot else pair.on_demand)
@@ -37,7 +37,7 @@ def host_code(instance_type: str) -> str | None:
 
 
 def volume_use(volume_type: str | None, size: float | None, iops: float | None) -> dict[str, float]:
-    """Quota codes of one volume; ``size`` is in GiB, which count as GB like AWS does."""
+    """Return the usage of one volume; ``size`` is in GiB, which count as GB as in AWS."""
     codes = VOLUME_QUOTA_CODES.get(volume_type or "")
     if codes is None:
         return {}
@@ -126,7 +126,7 @@ class AwsQuota:
         return QuotaInformation(**first)
 
     def of_instance(self, instance: dict[str, Any], volumes: Iterable[dict[str, Any]] = ()) -> QuotaInformation:
-        """One that exists, with these volumes."""
+        """Return the usage of an existing instance with these volumes."""
         instance_type = instance["InstanceType"]
         if (instance.get("Placement") or {}).get("HostId"):
             quota = self.of_host(instance_type)
@@ -139,7 +139,7 @@ class AwsQuota:
     # -- limits
 
     def _wanted(self, provider: ProviderConfig) -> tuple[set[str], set[str]]:
-        """Codes for EC2 and EBS that our labels use."""
+        """Return the codes for EC2 and EBS that our labels use."""
         ec2: set[str | None] = set()
         ebs: set[str | None] = set()
         for pool in provider.pools.values():
@@ -161,7 +161,7 @@ class AwsQuota:
         return {code for code in ec2 if code}, {code for code in ebs if code}
 
     def limits(self, provider: ProviderConfig) -> QuotaInformation:
-        """Limits of the codes that our labels use; everything else is infinite."""
+        """Return the limits of the codes that our labels use; all others are infinite."""
         ec2, ebs = self._wanted(provider)
         values: dict[str, float] = {}
         for codes, fetch in ((ec2, self.cloud.ec2_quotas), (ebs, self.cloud.ebs_quotas)):

@@ -109,7 +109,7 @@ class AzureAdapter(MachineAdapter):
         return {"id": str(self.memo.get("filter", image.name, lambda: self._filtered(image), FILTER_TTL))}
 
     def _filtered(self, image: Any) -> str:
-        """:raises LaunchNodepoolException: none matches."""
+        """Return the id of the matching image. Raises LaunchNodepoolException: none matches."""
         wanted = image.image_filter
         tags = {str(key): str(value) for key, value in (wanted.get("tags") or {}).items()}
         found = [
@@ -144,8 +144,9 @@ class AzureAdapter(MachineAdapter):
         job.facts["operation"] = self.arm.operation_of(answer)
 
     def _refuse_others(self, job: Job) -> None:
-        """
-        :raises LaunchStatusException: a machine of another node has the name; creating ours would replace its tags.
+        """Check that the name is free: creating our machine would replace the tags of another one.
+
+        :raises LaunchStatusException: a machine of another node has the name.
         """
         try:
             found = self.read("get_virtual_machine", lambda: self.arm.get(api.VM, job.name), missing_ok=True)
@@ -157,7 +158,7 @@ class AzureAdapter(MachineAdapter):
             raise exceptions.LaunchStatusException(f"virtual machine {job.name} exists already and belongs to another node")
 
     def look(self, keys: Sequence[str]) -> dict[str, View]:
-        """Machines by their list; of new ones that are up also interface and addresses, by one list of each."""
+        """Return the machines from their list, and lists of interfaces and addresses for new ones."""
         wanted = set(keys)
         machines = {str(each["name"]): each for each in self._list(api.VM) if each.get("name") in wanted}
         views = {name: View(machine) for name, machine in machines.items()}
@@ -268,7 +269,7 @@ class AzureAdapter(MachineAdapter):
         )
 
     def _listImages(self) -> list[dict[str, Any]]:
-        """For ``nodepool alien-image-list``."""
+        """List the images for ``nodepool alien-image-list``."""
         return [
             {"id": each["name"], "name": each["name"], "properties": each.get("tags") or {}} for each in self._list(api.IMAGE)
         ]
@@ -290,7 +291,7 @@ class AzureAdapter(MachineAdapter):
         return QuotaInformation(default=math.inf, **found)
 
     def _skus(self) -> dict[str, dict[str, float]]:
-        """Capabilities that are numbers, by name of the size."""
+        """Return the numeric capabilities, by name of the size."""
         location = self.provider.location
         found: dict[str, dict[str, float]] = {}
         query = {"$filter": f"location eq '{location}'"}

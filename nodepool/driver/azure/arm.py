@@ -38,7 +38,7 @@ class OperationFailed(exceptions.LaunchStatusException):
 
 
 def error_of(told: object) -> tuple[str, str]:
-    """Code and message of an operation, the innermost, which is the exact one."""
+    """Return code and message of an operation: the innermost, which is the precise one."""
     error = told.get("error") if isinstance(told, dict) else None
     if not isinstance(error, dict):
         return "Unknown", "no reason given"
@@ -166,7 +166,7 @@ class Arm:
 
 
 def name_of(resource_id: object) -> str:
-    """The last part of an id."""
+    """Return the last part of an id."""
     return str(resource_id or "").rpartition("/")[2]
 
 

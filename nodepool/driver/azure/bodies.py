@@ -16,7 +16,7 @@ PASSWORD_LENGTH = 64
 
 
 def password() -> str:
-    """Random letters and digits, of each class at least one."""
+    """Return random letters and digits, at least one of each class."""
     classes = (string.ascii_lowercase, string.ascii_uppercase, string.digits)
     while True:
         found = "".join(secrets.choice("".join(classes)) for _ in range(PASSWORD_LENGTH))

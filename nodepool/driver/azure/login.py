@@ -42,7 +42,7 @@ class Login:
         self._place: tuple[str, str] | None = None
 
     def place(self) -> tuple[str, str]:
-        """Address of the API, with a slash at its end, and the subscription.
+        """Return the API's URL, with a slash at the end, and the subscription.
 
         :raises NoAccess: the file cannot be used.
         """

@@ -146,7 +146,7 @@ class Housekeeping:
         self.idle.queue.add_later(record, self._grace(record))
 
     def _grace(self, record: BackingNodeRecord) -> float:
-        """Seconds for which an idle backing node stays."""
+        """Return the seconds for which an idle backing node is kept."""
         label = self._slots.provider._getLabel(record.label_name)
         wait = 0.0
         if label is not None and not record.failed:
@@ -199,7 +199,7 @@ class Housekeeping:
             slots.requests.forget(request_id, delete=True)
 
     def _forget_the_gone(self, record: BackingNodeRecord) -> None:
-        """Nodes whose end we have not seen."""
+        """Forget nodes that have ended unnoticed."""
         for node_id in record.allocations().values():
             if self._slots.zk.getNode(node_id, cached=True) is None:
                 self._slots.free(node_id)

@@ -82,7 +82,7 @@ class UserData(NamedTuple):
 
 
 def encode_user_data(record: BackingNodeRecord, owner: str) -> str:
-    """The text for ``user_data``. Release 11.0.0 reads the first five keys and ignores the last."""
+    """Return the text for ``user_data``. 11.0.0 reads the first five keys, not the last one."""
     return json.dumps(
         {
             "owner": owner,
@@ -96,7 +96,7 @@ def encode_user_data(record: BackingNodeRecord, owner: str) -> str:
 
 
 def parse_user_data(text: object, owner: str) -> UserData | None:
-    """What a node's ``user_data`` says, None unless it is a backing node of this owner."""
+    """Return the ``user_data`` of a backing node of this owner, None for other nodes."""
     if not isinstance(text, str) or owner not in text:
         return None
     try:
@@ -116,7 +116,7 @@ def parse_user_data(text: object, owner: str) -> UserData | None:
 
 
 def decode_driver_data(data: object) -> tuple[str, int] | None:
-    """(backing node, slot) of a requested node; None when it has none."""
+    """Return (backing node, slot) of a requested node; None when it has none."""
     if not isinstance(data, dict) or not isinstance(data.get("backing_node"), str):
         return None
     slot = data.get("slot")
@@ -160,7 +160,7 @@ class SlotBook:
                 del self.by_node[node_id]
 
     def find_free(self, label_name: str, oldest: float | None = None) -> BackingNodeRecord | None:
-        """The first record with a free slot that was launched after ``oldest``."""
+        """Return the first record with a free slot that was launched after ``oldest``."""
         for record in self.records.get(label_name, ()):
             if record.hasAvailableSlot() and (oldest is None or record.launched > oldest):
                 return record

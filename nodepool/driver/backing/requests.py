@@ -127,7 +127,7 @@ class BackingRequests:
             self.log.warning("Cannot delete backing request %s: %r", request_id, error)
 
     def _take_over(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
-        """First try, with what the mirror knows; never waits."""
+        """Try to adopt the node with the mirror's data; never waits."""
 
         def finished(error: BaseException | None) -> None:
             if error is not None:
@@ -160,7 +160,7 @@ class BackingRequests:
         self._slots.submit(txn, done)
 
     def _taken(self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]) -> None:
-        """The backing node is ours, with these slots stored."""
+        """Register the adopted backing node, whose slots are stored."""
         self.log.info("Took over backing node %s for label %s", node_id, record.label_name)
         actions: list[Action] = []
         with self._slots.lock:
@@ -177,7 +177,7 @@ class BackingRequests:
         self._slots.do(actions)
 
     def _take_over_slowly(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
-        """The lock is held for a moment, or the mirror is behind."""
+        """Adopt the node with waiting: its lock is held for a moment, or the mirror is behind."""
         deadline = time.monotonic() + TAKE_OVER_TIMEOUT
         reason = "no time"
         tries = 0

@@ -123,7 +123,7 @@ class BackingSlots:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     def scan_failed(self, node_id: str) -> None:
-        """Nothing more is put on the backing node of this slot; its jobs may finish."""
+        """Put nothing more on the backing node of this slot; its jobs may finish."""
         actions: list[Action] = []
         with self.lock:
             record = self.book.by_node.get(node_id)
@@ -164,7 +164,7 @@ class BackingSlots:
             self.store(record, actions)
 
     def find_free(self, machine: Occupant) -> BackingNodeRecord | None:
-        """Where this machine's node may go, under the lock."""
+        """Return the record with a slot for this machine's node; call it under the lock."""
         label = machine.label
         oldest = time.time() - label.max_age if label.max_age is not None else None
         return self.book.find_free(label.name, oldest)
@@ -177,7 +177,7 @@ class BackingSlots:
         self.housekeeping.release(record)
 
     def poll(self, machine: Occupant) -> Node | None:
-        """The backing node once the slot is ours; raises when that has failed."""
+        """Return the backing node once the slot is ours; raises when that has failed."""
         actions: list[Action] = []
         backing_node = None
         with self.lock:
@@ -240,11 +240,11 @@ class BackingSlots:
         return self.zk.getNode(node_id, cached=True) or Node(node_id)
 
     def live_node(self, record: BackingNodeRecord) -> Node | None:
-        """The backing node, None when it cannot be used any more."""
+        """Return the backing node, None when it cannot be used any more."""
         return self.live(record.node_id) if record.node_id is not None else None
 
     def live(self, node_id: str) -> Node | None:
-        """The node, None when the mirror does not show it in use."""
+        """Return the node, None when the mirror does not show it in use."""
         node: Node | None = self.zk.getCachedNode(node_id)
         return node if node is not None and node.state == IN_USE else None
 
@@ -253,7 +253,7 @@ class BackingSlots:
         return node_id in self._waiting
 
     def machines(self, record: BackingNodeRecord) -> list[Occupant]:
-        """Those that wait for a slot of this record."""
+        """Return the machines that wait for a slot of this record."""
         waiting = (self._waiting.get(node_id) for node_id in record.allocations().values())
         return [machine for machine in waiting if machine is not None and machine.record is record]
 
@@ -351,7 +351,7 @@ class BackingSlots:
     # What happens in ZooKeeper
 
     def initialize(self) -> None:
-        """Once: find what we had before."""
+        """Find our previous backing nodes, once."""
         if self.performed_init:
             return
         with self._init_lock:
@@ -370,7 +370,7 @@ class BackingSlots:
             self._listening.listeners.remove(self._node_event)
 
     def _node_event(self, node_id: str, old: Node | None, new: Node | None) -> None:
-        """On the connection thread, for every change of any node."""
+        """Handle a change of any node, on the connection thread."""
         try:
             if node_id in self.book.by_backing_node:
                 self._backing_node_changed(node_id, new)
@@ -399,7 +399,7 @@ class BackingSlots:
         self.do(actions)
 
     def note_slot(self, node: Node) -> None:
-        """A requested node says where it is; release 11.0.0 says it nowhere else."""
+        """Store the slot that a requested node names; 11.0.0 stores it nowhere else."""
         place = decode_driver_data(node.driver_data)
         if place is None or node.id is None or node.id in self._waiting or node.state in (DELETING, DELETED):
             return

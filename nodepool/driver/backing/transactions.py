@@ -22,7 +22,7 @@ _PRECEDENCE = re.compile(r"^\d{3}$")
 
 
 def backing_request(label: DriverLabel, owner: str, request: NodeRequest) -> tuple[zk.NodeRequest, str]:
-    """The request for a backing node, and its priority: on behalf of the user's ``request``."""
+    """Return the request for a backing node, with the priority of the user's ``request``."""
     backing = zk.NodeRequest()
     backing.node_types = [label.backing_label]
     backing.state = zk.REQUESTED
@@ -36,7 +36,7 @@ def backing_request(label: DriverLabel, owner: str, request: NodeRequest) -> tup
 
 
 def create_request(facade: ZooKeeper, backing: zk.NodeRequest, priority: str) -> Txn:
-    """The first result is the path of the request, which lives as long as our session."""
+    """Create the request, which ends with our session; the first result is its path."""
     txn = Txn(facade.kazoo_client)
     txn.create(
         f"{paths.REQUESTS}/{priority}-",
@@ -81,7 +81,7 @@ def store_slots(facade: ZooKeeper, node: zk.Node, record: BackingNodeRecord, own
 
 
 def release(facade: ZooKeeper, node: zk.Node, contender: str | None) -> Txn:
-    """Hand the backing node over to deletion; fails if a slot was given out since it was read."""
+    """Mark the backing node for deletion; fails if a slot was assigned since it was read."""
     txn = Txn(facade.kazoo_client)
     _node(txn, facade, node, state=zk.USED)
     if contender is not None:

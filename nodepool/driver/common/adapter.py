@@ -131,19 +131,19 @@ class MachineAdapter(Adapter):
 
     @abstractmethod
     def progress(self, job: Job, view: Any) -> Instance | Step | None:
-        """See :class:`~nodepool.driver.common.machines.Maker`."""
+        """Make progress. See :class:`~nodepool.driver.common.machines.Maker`."""
 
     @abstractmethod
     def remove(self, key: str) -> bool:
-        """See :class:`~nodepool.driver.common.machines.Maker`."""
+        """Remove a machine. See :class:`~nodepool.driver.common.machines.Maker`."""
 
     @abstractmethod
     def look(self, keys: Sequence[str]) -> Mapping[str, Any]:
-        """What there is of these machines now, by name."""
+        """Return what exists of these machines now, by name."""
 
     @abstractmethod
     def is_gone(self, key: str, view: Any) -> bool:
-        """Whether nothing of it is left that the deletion has to wait for."""
+        """Return whether nothing exists any more that the deletion has to wait for."""
 
     @abstractmethod
     def size_of(self, size: str) -> QuotaInformation:
@@ -231,7 +231,7 @@ class MachineAdapter(Adapter):
         return self.calls.call(operation, function, deadline=DEADLINE, **options)
 
     def pause_upload(self, seconds: float | None = None) -> None:
-        """:raises CallsStopped: the provider stops."""
+        """Wait between two polls. Raises CallsStopped: the provider stops."""
         if self._stopping.wait(self.IMAGE_UPLOAD_SLEEP if seconds is None else seconds):
             raise CallsStopped(f"provider {self.provider.name} is stopping")
 
@@ -241,7 +241,7 @@ class MachineAdapter(Adapter):
         return f"np{node_id}"
 
     def tags_of(self, label: Any, metadata: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
-        """By ours it is found again, so nothing may hide them."""
+        """Return the tags; ours identify the machine and cannot be overridden."""
         return {**label.tags, **formatted(label.dynamic_tags, request, log, self.TAG), **metadata}
 
     def getCreateStateMachine(
@@ -260,7 +260,7 @@ class MachineAdapter(Adapter):
         return QuotaInformation(**{name: min(need[name] for need in needs) for name in names})
 
     def known_size(self, size: str) -> QuotaInformation:
-        """Of a machine that exists: one whose size the cloud does not know any more counts as one."""
+        """Return the usage of an existing machine; one of an unknown size counts as an instance."""
         try:
             return self.size_of(size)
         except (exceptions.RuntimeConfigurationException, KeyError) as error:
@@ -277,7 +277,7 @@ class MachineAdapter(Adapter):
         return [each for each in external_ids if self.is_lost(found.get(str(each)))]
 
     def is_lost(self, view: Any) -> bool:
-        """Whether a node on it is of no use any more."""
+        """Return whether a node on it is unusable."""
         return view is None
 
     # -- images

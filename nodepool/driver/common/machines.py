@@ -59,16 +59,16 @@ class Maker(Protocol):
         """Ask for the machine; on a thread of the lane "write"."""
 
     def progress(self, job: Job, view: Any) -> Instance | Step | None:
-        """The machine when it is up, a further step, or None to wait. Raises what ends the attempt."""
+        """Return the running machine, a further step, or None to wait. Raises to end the attempt."""
 
     def remove(self, key: str) -> bool:
         """Ask for the deletion, on a thread of the lane "delete"; False: there is nothing to wait for."""
 
     def is_gone(self, key: str, view: Any) -> bool:
-        """Whether nothing of it is left."""
+        """Return whether nothing of it exists any more."""
 
     def note_gone(self, key: str) -> None:
-        """It is confirmed."""
+        """Record a confirmed deletion."""
 
 
 class CreateMachine(SteppedMachine):

@@ -20,7 +20,7 @@ class Offer(NamedTuple):
 
 
 def one_or_more(options: dict[str, Any], single: str) -> list[str] | None:
-    """What the option, or the one of the same name with an s, says."""
+    """Return the values of the option, or of the one of the same name with an s."""
     values = ([options[single]] if options.get(single) else []) + list(options.get(f"{single}s") or [])
     return list(dict.fromkeys(map(str, values))) or None
 
@@ -44,7 +44,7 @@ def offers(size: str, places: Sequence[str | None], spot: bool, alternatives: Se
 
 
 def schema(key: str, spot: bool = True) -> list[Any]:
-    """Of the option ``alternatives``."""
+    """Return the schema of the option ``alternatives``."""
     entry: dict[Any, Any] = {
         v.Exclusive(key, "sizes"): str,
         v.Exclusive(f"{key}s", "sizes"): [str],

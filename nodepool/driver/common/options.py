@@ -29,7 +29,7 @@ NUMBER = v.Any(int, float)
 
 
 def pool(label: object, *switches: str) -> dict[Any, Any]:
-    """Options that all pools have, and those that are true or false."""
+    """Return the options that all pools have, and boolean ones."""
     return {
         **ConfigPool.getCommonSchemaDict(),
         v.Required("name"): str,
@@ -59,7 +59,7 @@ def required(options: dict[str, Any], key: str, where: Where = ()) -> Any:
 
 @contextmanager
 def at(where: Where, context: str | None = None) -> Iterator[None]:
-    """Says where in the provider an error was."""
+    """Add the position in the provider to errors of the block."""
     try:
         yield
     except ConfigError as error:
@@ -70,7 +70,7 @@ def at(where: Where, context: str | None = None) -> Iterator[None]:
 
 
 def one_of(*keys: str, what: str) -> Any:
-    """A check for schemas: exactly one of these options is given."""
+    """Return a check for schemas: exactly one of these options is given."""
 
     def check(options: dict[str, Any]) -> dict[str, Any]:
         given = [key for key in keys if options.get(key) is not None]
@@ -103,7 +103,7 @@ class CloudImage(ConfigValue):
 
     @property
     def external_name(self) -> str:
-        """What the cloud knows it by, for messages."""
+        """Name of the image in the cloud, for messages."""
         return self.name
 
 
@@ -127,7 +127,7 @@ class ProviderDiskImage(ConfigValue):
 
     @property
     def external_name(self) -> str:
-        """The name of the image in the whole configuration."""
+        """Name of the image in the whole configuration."""
         return self.name
 
 

@@ -17,7 +17,7 @@ class FakeNetworks(Networks):
 
 
 def _same(name: str) -> Callable[..., Any]:
-    """The cloud's method of this name as it is when it is called: tests replace them while the service runs."""
+    """Return a call of the cloud's method at call time: tests replace them at runtime."""
 
     def call(self: FakeApi, *args: object, **kw: object) -> Any:
         return getattr(self.cloud, name)(*args, **kw)

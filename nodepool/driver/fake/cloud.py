@@ -64,12 +64,12 @@ class FakeOpenStackCloud:
 
     @staticmethod
     def _get_quota() -> tuple[float, float, float]:
-        """Cores, instances, RAM in MiB."""
+        """Return cores, instances, RAM in MiB."""
         return 100, 20, 1000000
 
     @staticmethod
     def _get_volume_quota() -> tuple[float, float]:
-        """Volumes, GB."""
+        """Return volumes, GB."""
         return 100, 1000000
 
     @staticmethod

@@ -65,7 +65,7 @@ class FakeClouds:
         self.clouds = clouds if isinstance(clouds, dict) else {}
 
     def get_one(self, cloud: str | None = None, validate: bool = False, **kw: Any) -> CloudDescription:
-        """ProviderUnavailable when no file describes *cloud*; None means the only one there is."""
+        """Return *cloud*, or the only one if None. Raises ProviderUnavailable if it is missing."""
         if cloud is None:
             cloud = os.environ.get("OS_CLOUD") or (next(iter(self.clouds)) if len(self.clouds) == 1 else None)
         if cloud is None or cloud not in self.clouds:

@@ -80,7 +80,7 @@ class Dummy:
         return getattr(self, key, default)
 
     def raw(self) -> dict[str, Any]:
-        """As the API's JSON."""
+        """Return the object as the API's JSON."""
         data = {key: value for key, value in self.__dict__.items() if not key.startswith("_")}
         return {**data, "status": self.status}
 

@@ -104,7 +104,7 @@ class GceAdapter(MachineAdapter):
             query = {**(query or {}), "pageToken": answer["nextPageToken"]}
 
     def _instances(self, zone: str, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-        """All of the zone, or those of these names."""
+        """Return all instances of the zone, or those of these names."""
         query = {"fields": FIELDS, "maxResults": str(PAGE)}
         if names:
             query["filter"] = _any_of(names)
@@ -167,7 +167,7 @@ class GceAdapter(MachineAdapter):
         self._making[job.name] = (zone, str(operation.get("name") or "") if is_operation(operation) else "")
 
     def _adopt(self, job: Job, zone: str) -> bool:
-        """Whether what has the name already is of an earlier attempt for the same node."""
+        """Return whether the existing machine is of an earlier attempt for the same node."""
         found = next(iter(self._instances(zone, [job.name])), None)
         metadata = bodies.metadata_of(found or {})
         if same_owner(metadata, job.tags):
@@ -306,7 +306,7 @@ class GceAdapter(MachineAdapter):
             self.remove(resource.id)
 
     def _listImages(self) -> list[dict[str, Any]]:
-        """For ``nodepool alien-image-list``."""
+        """List the images for ``nodepool alien-image-list``."""
         found = self._pages("images_list", "global", "images")
         return [{"id": each["name"], "name": each["name"], "properties": bodies.described(each)} for each in found]
 

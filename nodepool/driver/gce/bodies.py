@@ -101,7 +101,7 @@ def image(name: str, source: str, entry: GceDiskImage, metadata: dict[str, str])
 
 
 def described(thing: dict[str, Any]) -> dict[str, str]:
-    """The metadata of an image of ours."""
+    """Return the metadata of an image of ours."""
     try:
         found = json.loads(thing.get("description") or "{}")
     except ValueError:

@@ -47,7 +47,7 @@ class Transport:
         self.problem: str | None = None
 
     def _authorized(self, method: str, url: str, headers: Mapping[str, str], renew: bool) -> dict[str, str]:
-        """:raises NoAccess, NoAnswer:"""
+        """Return the headers with a token. Raises NoAccess, NoAnswer."""
         import google.auth
         import google.auth.exceptions
         import google.auth.transport.requests
@@ -127,7 +127,7 @@ class Transport:
 
 
 def _is_no_answer(error: BaseException) -> bool:
-    """Whether the token service said something that is none of its answers, such as the page of a gateway."""
+    """Return whether the token service's answer is invalid, such as a gateway's page."""
     import google.auth.exceptions
 
     if not isinstance(error, google.auth.exceptions.RefreshError):

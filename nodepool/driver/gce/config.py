@@ -108,7 +108,7 @@ class GceProviderConfig(MachineProviderConfig):
 
     @property
     def zones(self) -> list[str]:
-        """All that machines of ours may be in."""
+        """All zones in which our machines may be."""
         places = [offer.place for pool in self.pools.values() for label in pool.labels.values() for offer in label.ladder]
         return list(dict.fromkeys([self.zone, *places]))
 

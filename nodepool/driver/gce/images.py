@@ -30,7 +30,7 @@ DEADLINE = 600.0
 
 
 def disk_archive(path: str) -> Iterator[bytes]:
-    """The raw image as Google imports it: ``disk.raw`` of whole GiB, in a compressed archive of the old GNU format."""
+    """Yield the raw image as Google imports it: ``disk.raw`` of whole GiB in GNU tar, gzip."""
     size = os.path.getsize(path)
     padded = -(-size // GIB) * GIB
     info = tarfile.TarInfo("disk.raw")
@@ -76,7 +76,7 @@ class GceImages:
         self, method: str, path: str, what: str, headers: dict[str, str] | None = None, data: Any = None, lane: str = "upload",
         repeat: bool = True,
     ) -> Any:  # fmt: skip
-        """A call of Cloud Storage; ``path`` may be a whole address."""
+        """Make a call of Cloud Storage; ``path`` may be a complete URL."""
         url = path if path.startswith("http") else urllib.parse.urljoin(storage_address(), path)
 
         def ask() -> Any:
@@ -90,7 +90,7 @@ class GceImages:
     # -- upload
 
     def upload(self, entry: GceDiskImage, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
-        """Returns the name of the image in the project."""
+        """Upload the image; return its name in the project."""
         name = bodies.image_name(image_name)
         tags = {key: str(value) for key, value in {**entry.meta, **metadata}.items()}
         key = f"{name}.tar.gz"
@@ -134,7 +134,7 @@ class GceImages:
             offset = self._send_piece(session, key, piece, offset, last)
 
     def _send_piece(self, session: str, key: str, piece: bytes, offset: int, last: bool) -> int:
-        """Returns the offset of the next piece. What has not arrived of one is sent again, what has is not."""
+        """Send a piece, and only its missing part again; return the offset of the next piece."""
         end = offset + len(piece)
         total = str(end) if last else "*"
         sent = offset
@@ -193,7 +193,7 @@ class GceImages:
     # -- looking
 
     def objects(self) -> Iterator[dict[str, Any]]:
-        """All of the bucket, with their metadata."""
+        """Yield all objects of the bucket with their metadata."""
         token = ""
         while True:
             query = urllib.parse.urlencode({"fields": "nextPageToken,items(name,metadata)", "pageToken": token})

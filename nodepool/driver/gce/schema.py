@@ -15,7 +15,7 @@ _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
 
 
 def label_trouble(labels: dict[str, str], dynamic: dict[str, Any]) -> str | None:
-    """Why Google would refuse these."""
+    """Return why Google would refuse these labels."""
     for key in (*labels, *dynamic):
         if not _LABEL_KEY.match(key):
             return f"{key!r} cannot be a label: lower-case letters, digits, '-' and '_' only, a letter first, at most 63"

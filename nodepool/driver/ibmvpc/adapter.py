@@ -71,7 +71,7 @@ class IBMVPCAdapter(MachineAdapter):
         return made
 
     def _list(self, path: str, key: str, **params: str) -> list[dict[str, Any]]:
-        """A list with its pages counts as one call."""
+        """Return all entries of a list; its pages count as one call."""
         found: list[dict[str, Any]] = self.read(f"list_{key}", lambda: list(self.client.pages(path, key, **params)))
         return found
 
@@ -101,7 +101,7 @@ class IBMVPCAdapter(MachineAdapter):
         return dict(found)
 
     def _groups(self) -> dict[str, str]:
-        """Ids of the resource groups, by name."""
+        """Return the ids of the resource groups, by name."""
 
         def fetch() -> dict[str, str]:
             told = self.client.send("GET", "RESOURCE_MANAGER", "/v2/resource_groups", "list resource groups")
@@ -157,7 +157,7 @@ class IBMVPCAdapter(MachineAdapter):
         return {"id": str(self.memo.get("image", image.name, lambda: self._wanted_image(image), IMAGE_TTL))}
 
     def _wanted_image(self, image: Any) -> str:
-        """:raises LaunchNodepoolException: there is none."""
+        """Return the image. Raises LaunchNodepoolException: it does not exist."""
         if image.image_name:
             found = self._list("/images", "images", name=image.image_name)
             found = [each for each in found if each.get("name") == image.image_name]
@@ -345,7 +345,7 @@ class IBMVPCAdapter(MachineAdapter):
             self._delete_thing("instances" if resource.type == "instance" else "floating_ips", resource.id, resource.id)
 
     def _listImages(self) -> list[dict[str, Any]]:
-        """For ``nodepool alien-image-list``."""
+        """List the images for ``nodepool alien-image-list``."""
         return [{"id": each["id"], "name": each.get("name"), "properties": self._metadata(each)} for each in self._own_images()]
 
     # -- quota

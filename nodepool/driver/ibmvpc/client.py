@@ -24,7 +24,7 @@ class Settings:
         self._path = path
 
     def values(self) -> dict[str, str]:
-        """:raises NoAccess: the file cannot be read."""
+        """Return the settings. Raises NoAccess: the file cannot be read."""
         if self._path is None:
             return dict(os.environ)
         try:
@@ -144,7 +144,7 @@ class Client:
         return dict(answer.body)
 
     def pages(self, path: str, key: str, **params: str) -> Iterator[dict[str, Any]]:
-        """Entries of a list of the VPC API."""
+        """Yield the entries of a list of the VPC API."""
         asked = {"limit": PAGE, **params}
         while True:
             answer = self.send("GET", "VPC", path, f"list {key}", **asked)

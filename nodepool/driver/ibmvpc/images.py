@@ -39,7 +39,7 @@ class IBMVPCImages:
         return self._options["bucket-name"]
 
     def _instance(self) -> str:
-        """CRN of the object storage.
+        """Return the CRN of the object storage.
 
         :raises LaunchNodepoolException: there is none of the name.
         """
@@ -58,7 +58,7 @@ class IBMVPCImages:
         raise exceptions.LaunchNodepoolException(f"object-storage: cloud-object-storage has no instance {wanted}")
 
     def storage(self) -> Any:
-        """The client of object storage; its threads may share it."""
+        """Return the client of object storage; its threads may share it."""
         with self._lock:
             if self._storage is None:
                 try:
@@ -107,7 +107,7 @@ class IBMVPCImages:
         return f"{names.image_group(self.adapter.provider.name)}/{name}.{image_format}"
 
     def upload(self, entry: IBMVPCDiskImage, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
-        """Returns the id of the image."""
+        """Upload the image; return its id."""
         until = time.monotonic() + self.adapter.provider.image_import_timeout
         name = names.image(str(metadata["nodepool_build_id"]), str(metadata["nodepool_upload_id"]))
         key = self._key(name, image_format)
@@ -185,7 +185,7 @@ class IBMVPCImages:
         self._unless_missing("abort_multipart_upload", lane="delete", Key=key, UploadId=upload_id)
 
     def _unless_missing(self, operation: str, lane: str, **arguments: Any) -> dict[str, Any]:
-        """Empty when it, or the bucket, is not there."""
+        """Make a call; return an empty result if the object or bucket does not exist."""
         try:
             return dict(self._call(operation, lane=lane, **arguments))
         except Exception as error:
@@ -205,7 +205,7 @@ class IBMVPCImages:
             marker = {"Marker": answer.get("NextMarker") or found[-1]}
 
     def unfinished(self) -> Iterator[tuple[str, str]]:
-        """Key and id of each upload to the bucket that has not ended."""
+        """Yield key and id of each unfinished upload to the bucket."""
         markers: dict[str, str] = {}
         while True:
             answer = self._unless_missing("list_multipart_uploads", lane="read", **markers)

@@ -96,12 +96,12 @@ class KubernetesAdapter(Adapter):
 
     @property
     def context(self) -> str | None:
-        """What Zuul sees as the cloud; None inside of the cluster."""
+        """Name of the cloud for Zuul; None inside of the cluster."""
         return None if self.cluster.access.in_cluster else self.provider.context
 
     @property
     def cluster(self) -> Cluster:
-        """:raises NoAccess: the kubeconfig cannot be used."""
+        """Client of the cluster. Raises NoAccess: the kubeconfig cannot be used."""
         if self._cluster is None:
             raise NoAccess(self.problem or "not connected to the cluster")
         return self._cluster
@@ -342,11 +342,11 @@ class KubernetesAdapter(Adapter):
         return watcher
 
     def watched_place(self, kind: Kind, namespace: str | None) -> str | None:
-        """The namespace that is watched; None: the whole cluster."""
+        """Return the namespace to watch; None: the whole cluster."""
         return None
 
     def watchable(self, kind: Kind) -> bool:
-        """Whether the account has the right to watch these."""
+        """Return whether the account may watch these."""
         return True
 
     def watched_selector(self, kind: Kind) -> str:

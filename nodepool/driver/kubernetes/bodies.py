@@ -55,7 +55,7 @@ def _dynamic(templates: dict[str, str], request: NodeRequest | None, log: Log) -
 
 
 def labels_of(label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
-    """Labels of the namespace and the pod of a node; by ours it is found again, so nothing may hide them."""
+    """Return the labels of a node's objects; ours identify them and cannot be overridden."""
     return {**label.labels, **_dynamic(label.dynamic_labels, request, log), **metadata, "nodepool_node_label": label.name}
 
 
@@ -116,7 +116,7 @@ def role_binding(namespace_name: str, role_name: str) -> dict[str, Any]:
 
 
 def applied(kind: str, version: str, number: int, given: dict[str, Any]) -> dict[str, Any]:
-    """A network policy or limit range of the configuration, which is its ``spec`` or has it."""
+    """Return a configured network policy or limit range, which is its ``spec`` or has it."""
     metadata = dict(given.get("metadata") or {})
     metadata.setdefault("name", f"nodepool-{number}")
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": given.get("spec", given)}
@@ -183,7 +183,7 @@ def _resources(label: KubernetesLabel) -> dict[str, Any]:
 
 
 def images(label: KubernetesLabel) -> list[str]:
-    """Of all containers of the label's pod."""
+    """Return the images of all containers of the label's pod."""
     spec = label.spec if label.spec is not None else _spec(label)
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     return [str(each["image"]) for each in containers if isinstance(each, dict) and each.get("image")]
@@ -216,7 +216,7 @@ def pull(wanted: list[str], labels: dict[str, str], selector: dict[str, Any]) ->
 
 
 def quota(label: KubernetesLabel) -> QuotaInformation:
-    """What a node of the label counts as (KUB-9)."""
+    """Return the usage of a node of the label (KUB-9)."""
     more: dict[str, float] = {}
     if label.storage:
         more["ephemeral-storage"] = label.storage

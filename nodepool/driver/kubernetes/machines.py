@@ -78,7 +78,7 @@ class Maker(Protocol):
         """Delete it and return its uid; None: missing or not ours. On a thread of lane "delete"."""
 
     def find(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
-        """The object; None: it is not there."""
+        """Return the object; None: it does not exist."""
 
     def target(self, external_id: str) -> Target: ...
 
@@ -252,7 +252,7 @@ class DeleteMachine(_Machine):
 
 
 def token_of(secret: Object) -> str | None:
-    """The token in the clear, once the cluster has filled in both it and the CA's certificate."""
+    """Return the decoded token once the cluster has added it and the CA certificate."""
     data = secret.get("data") or {}
     if not data.get("token") or not data.get("ca.crt"):
         return None

@@ -24,7 +24,7 @@ def connect(provider_config: KubernetesProviderConfig) -> Client:
 
 class KubernetesProvider(StateMachineProvider):
     def unmanagedQuotaUsed(self) -> QuotaInformation:
-        """Limits are those of the configuration, which are for our nodes only (KUB-9)."""
+        """Return no usage: the configured limits are for our nodes only (KUB-9)."""
         return QuotaInformation()
 
 

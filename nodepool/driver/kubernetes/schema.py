@@ -99,7 +99,7 @@ def provider(pool_schema: dict[Any, Any], more: dict[Any, Any]) -> v.Schema:
 
 
 def name_trouble(name: str, longest: int = LONGEST_NAME) -> str | None:
-    """Why it cannot be the name of a namespace or pod."""
+    """Return why it cannot be the name of a namespace or pod."""
     if not _DNS_LABEL.match(name):
         return f"{name!r} cannot be a name in Kubernetes: lower-case letters, digits and dashes only, no dash at the ends"
     if len(name) > longest:
@@ -108,7 +108,7 @@ def name_trouble(name: str, longest: int = LONGEST_NAME) -> str | None:
 
 
 def value_trouble(value: str) -> str | None:
-    """Why it cannot be the value of a Kubernetes label."""
+    """Return why it cannot be the value of a Kubernetes label."""
     if len(value) > LONGEST_VALUE or not _LABEL_VALUE.match(value):
         return (
             f"{value!r} cannot be the value of a Kubernetes label: at most {LONGEST_VALUE} letters, digits, '-', '_' and '.', "
@@ -118,7 +118,7 @@ def value_trouble(value: str) -> str | None:
 
 
 def labels_trouble(labels: dict[str, Any], only_keys: Iterable[str] = ()) -> str | None:
-    """Why these cannot be Kubernetes labels; of those in *only_keys* the values are not known yet."""
+    """Return why these cannot be labels; values of *only_keys* are not known yet."""
     for key in (*labels, *only_keys):
         if not _LABEL_KEY.match(str(key)) or len(str(key).rpartition("/")[2]) > LONGEST_VALUE:
             return f"{key!r} cannot be the name of a Kubernetes label"

@@ -34,7 +34,7 @@ def waits(pod: dict[str, Any]) -> str | None:
 
 
 def failed(pod: dict[str, Any]) -> str | None:
-    """What has ended it for good; None: nothing."""
+    """Return why it has permanently failed; None: it has not."""
     status = pod.get("status") or {}
     phase = status.get("phase")
     if phase in ("Failed", "Succeeded"):
@@ -55,7 +55,7 @@ def is_running(pod: dict[str, Any]) -> bool:
 
 
 def stuck(namespace: dict[str, Any]) -> str:
-    """What a namespace that is being deleted waits for."""
+    """Return what the deletion of a namespace waits for."""
     told = [
         _said(condition.get("type"), condition.get("message"))
         for condition in _list(namespace, "status", "conditions")

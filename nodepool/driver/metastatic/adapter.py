@@ -82,7 +82,7 @@ class MetastaticAdapter(Adapter):
         self.slots.housekeeping.run()
 
     def listResources(self) -> Iterable[Resource]:
-        """Nothing can leak."""
+        """Return nothing: slots cannot leak."""
         return []
 
     def deleteResource(self, resource: Resource) -> None:

@@ -153,7 +153,7 @@ class MetastaticProviderConfig(ProviderConfig):
                 newconfig.labels[label.name].pools.append(pool)
 
     def _getLabel(self, name: str) -> MetastaticLabel | None:
-        """The label of any pool, None when it is not configured (any more)."""
+        """Return the label of any pool, None when it is not configured (any more)."""
         for pool in self._pools.values():
             if name in pool.labels:
                 return pool.labels[name]

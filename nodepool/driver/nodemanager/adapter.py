@@ -93,7 +93,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         return DeleteMachine(self, external_id, log)
 
     def choose(self, label: NodeManagerLabel, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None:
-        """The best host that answers, as far as is known."""
+        """Return the best host that answers, by its last known state."""
         found = self.hosts.candidates(az, self.provider.placement, lambda capacity: needed_by(label, capacity), image, without)
         return found[0] if found else None
 
@@ -220,7 +220,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         ]
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """Of hosts that answer only; a sliver that does not run counts as missing."""
+        """Return missing slivers of answering hosts; one that does not run counts as missing."""
         running = {
             host.name: {s["name"] for s in slivers if s.get("state") not in NOT_RUNNING}
             for host, slivers in self._lists(PASS_TIMEOUT)
@@ -237,7 +237,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         return [NodeManagerResource(host.name, sliver) for host, slivers in self._lists(PASS_TIMEOUT) for sliver in slivers or ()]
 
     def periodic(self) -> None:
-        """Images are spread, leases renewed, strays deleted."""
+        """Copy images to hosts, renew leases, delete strays."""
         lists = [(host, slivers) for host, slivers in self._lists(PASS_TIMEOUT) if slivers is not None]
         if self._zk is not None:
             self._spreader.run(self.hosts.all(), self._spreader.wanted(self._zk))
@@ -288,7 +288,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             self.log.warning("Slivers without a node on host %s cannot be deleted: %s", host.name, fault.text)
 
     def deleteResource(self, resource: NodeManagerResource) -> None:
-        """Raises RpcError, RpcFault: not now."""
+        """Delete a leaked sliver. Raises RpcError, RpcFault: retry later."""
         host = self.hosts.get(resource.host)
         if host is not None:
             host.submit(lambda: self._delete_now(host, resource.id)).result(CALL_TIMEOUT + MARGIN)
@@ -297,7 +297,7 @@ class NodeManagerAdapter(statemachine.Adapter):
     # -- quota
 
     def getQuotaLimits(self) -> QuotaInformation:
-        """Sums of what the hosts last said; a host that is silent for a while still counts, so that requests wait for it."""
+        """Return the sums of the hosts' last known limits, including briefly silent hosts."""
         capacities = [c for host in self.hosts.all() if (c := host.capacity) is not None]
         if not capacities:
             return QuotaInformation(default=math.inf)
@@ -316,13 +316,13 @@ class NodeManagerAdapter(statemachine.Adapter):
         return QuotaInformation(cores=label.cpus, instances=1, ram=needs.memory, disk=needs.disk / (1 << 20))
 
     def getAZs(self) -> list[str | None]:
-        """Groups of the hosts that answer, or else of all."""
+        """Return the groups of the hosts that answer, or of all if none does."""
         hosts = self.hosts.all()
         groups = {host.group for host in [h for h in hosts if h.usable] or hosts}
         return sorted(group for group in groups if group) + ([None] if None in groups or not groups else [])
 
     def labelReady(self, label: NodeManagerLabel) -> bool:
-        """Whether a host may have the image, as far as is known; one that is silent for a moment counts."""
+        """Return whether a host may have the image, including briefly silent hosts."""
         kind, _, what = str(label.cloud_image.root if label.cloud_image else "").partition(":")
         if kind != "image":
             return self.hosts.any_known
@@ -343,7 +343,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             return None
 
     def notifyNodescanFailure(self, label: NodeManagerLabel, external_id: dict[str, Any]) -> None:
-        """Restart it once, in the background."""
+        """Restart the sliver once, in the background."""
         host = self.hosts.get(str(external_id.get("host")))
         name = str(external_id.get("sliver"))
         with self._lock:
@@ -395,7 +395,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         return image_name
 
     def deleteImage(self, external_id: str) -> None:
-        """Raises HostError: a host did not delete it; it is to be tried again."""
+        """Delete the image from all hosts. HostError: a host failed; retry later."""
         failures = self._everywhere(lambda host: host.delete_image(str(external_id)), CALL_TIMEOUT + MARGIN)
         if failures:
             raise HostError(f"image {external_id} is not deleted on {'; '.join(failures)}")

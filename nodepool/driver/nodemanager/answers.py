@@ -38,7 +38,7 @@ def _amounts(content: Mapping[str, Any], what: str, names: Sequence[str]) -> Non
 
 
 def _text(value: object, what: str) -> None:
-    """Control characters could forge lines of a file or of a terminal."""
+    """Check for a text without control characters, which could forge lines of a file."""
     if not isinstance(value, str) or len(value) > MAX_TEXT or clean(value) != value:
         raise _bad(what, f"a text of at most {MAX_TEXT} characters without control characters", value)
 

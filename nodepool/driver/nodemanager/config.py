@@ -278,7 +278,7 @@ class NodeManagerProviderConfig(ProviderConfig):
                     )
 
     def _getLabel(self, backing_label: str) -> BackingOptions | None:
-        """What holds for backing nodes of this label; None when they are not used (any more)."""
+        """Return the settings for backing nodes of this label; None when they are not used."""
         used = any(label.backing_label == backing_label for pool in self._pools.values() for label in pool.labels.values())
         return self.backing if used else None
 

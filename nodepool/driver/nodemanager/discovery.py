@@ -16,7 +16,7 @@ ROOT = "/nodemanager/hosts"
 
 
 def parse(name: str, data: bytes | None, provider: NodeManagerProviderConfig) -> NodeManagerHost:
-    """How to reach an announced host.
+    """Return how to connect to an announced host.
 
     :raises RecordError: it cannot be reached; the text says why.
     """
@@ -63,7 +63,7 @@ class HostTree(Tree[dict[str, Any]]):
         self._hosts.announced(host)
 
     def store_own(self, parts: list[str], path: str, record: dict[str, Any], stat: ZnodeStat) -> None:
-        """We never write here."""
+        """Do nothing: launchers never write announcements."""
 
     def vanished(self, parts: list[str], path: str) -> None:
         if len(parts) == 1:

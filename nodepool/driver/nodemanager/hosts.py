@@ -91,7 +91,7 @@ class ManagedHost:
 
     @property
     def client(self) -> Client:
-        """Raises RpcError: address or certificates cannot be used."""
+        """Client of the host. Raises RpcError: address or certificates cannot be used."""
         with self._lock:
             if self._client is None:
                 o = self.options
@@ -104,7 +104,7 @@ class ManagedHost:
             return self._client
 
     def call(self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT) -> Any:
-        """A call within the provider's rate, on the caller's thread.
+        """Make a call within the provider's rate, on the caller's thread.
 
         :raises RpcFault: refused.
         :raises RpcError: no answer, or a bad one.
@@ -162,7 +162,7 @@ class ManagedHost:
             client.close()
 
     def update(self, options: NodeManagerHost) -> None:
-        """It was announced (again)."""
+        """Apply a new or changed announcement."""
         came_back = self.gone
         with self._lock:
             if options != self.options:
@@ -179,7 +179,7 @@ class ManagedHost:
 
     @property
     def usable(self) -> bool:
-        """Whether it has answered when it was last asked."""
+        """Whether it has answered the last query."""
         return self._answers and not self.gone
 
     @property
@@ -382,7 +382,7 @@ class Hosts:
             host.update(options)
 
     def remove(self, name: str) -> None:
-        """It is none of ours any more."""
+        """Remove a host that is not ours any more."""
         host = self._hosts.pop(name, None)
         if host is not None:
             host.gone = True

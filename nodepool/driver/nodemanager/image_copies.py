@@ -29,7 +29,7 @@ class ImageSpreader:
         self._busy: set[str] = set()
 
     def wanted(self, zk: ZooKeeper) -> set[str]:
-        """The newest upload of each image."""
+        """Return the newest upload of each image."""
         found = set()
         for image in self._provider.diskimages:
             upload = zk.getMostRecentImageUpload(image, self._provider.name)

@@ -51,7 +51,7 @@ def rspec_of(label: NodeManagerLabel, cores: int) -> dict[str, int]:
 
 
 def needed_by(label: NodeManagerLabel, capacity: Mapping[str, Any]) -> Needs:
-    """What a sliver of the label counts as on a host of that capacity; unlimited memory is all that the host has."""
+    """Return a sliver's usage on a host of that capacity; unlimited memory is all memory."""
     default = capacity.get("default")
     rspec = rspec_of(label, int(capacity["cores"]))
     if default is None:  # an older node manager, which counts only specified resources

@@ -60,7 +60,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         """Accept an existing project, which has no mark yet: its name contains the node's id."""
 
     def _bind(self, job: Job) -> None:
-        """Zuul's account administers the project."""
+        """Make Zuul's account an administrator of the project."""
         name = job.namespace
         subject = {"kind": "ServiceAccount", "name": bodies.USER, "namespace": name}
         metadata = {"name": "admin-0", "namespace": name}
@@ -92,7 +92,7 @@ class OpenshiftAdapter(KubernetesAdapter):
     # -- deleting and looking
 
     def is_ours(self, target: Target, found: Object) -> bool:
-        """Others' projects cannot be deleted; ours have no labels."""
+        """Return whether it is ours; others' projects cannot be deleted, and ours have no labels."""
         return True
 
     def target(self, external_id: str) -> Target:
@@ -116,7 +116,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         return "" if kind is PROJECT else self.selector
 
     def _projects(self) -> dict[str, str]:
-        """Uid by name, of those with a name of ours that are not being deleted."""
+        """Return uid by name of our projects that are not being deleted."""
         pools = tuple(f"{pool}-" for pool in self.provider.pools)
         found = {}
         for project in self.calls.call("list_projects", self.cluster.list, PROJECT):
@@ -130,7 +130,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         return found
 
     def _mark(self, project: str, uid: str) -> dict[str, str]:
-        """Labels of our account in it; asked for once."""
+        """Return the labels of our account in the project; queried once."""
         known = self._marks.get(uid)
         if known is None:
             account = self.find(SERVICE_ACCOUNT, bodies.USER, project)
@@ -140,7 +140,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         return known
 
     def listResources(self) -> list[Leftover]:
-        """Projects with a name of ours, and our mark."""
+        """Return the projects with a name and a mark of ours."""
         found = []
         for name, uid in self._projects().items():
             labels = self._mark(name, uid)

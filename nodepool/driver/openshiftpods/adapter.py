@@ -64,7 +64,7 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
     # -- deleting and looking
 
     def target(self, external_id: str) -> Target:
-        """The pool is that of the record; where none is at hand, the longest name that fits."""
+        """Return the target; without a record, the pool with the longest matching name."""
         pools = [pool for pool in self.provider.pools if external_id.startswith(f"{pool}-")]
         pool = self.pool_of.get(external_id) or max(pools, key=len, default=None)
         if pool is None:

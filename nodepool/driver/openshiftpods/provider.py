@@ -15,7 +15,7 @@ class OpenshiftPodsProvider(kubernetes.KubernetesProvider):
     adapter: OpenshiftPodsAdapter
 
     def startNodeCleanup(self, node: Node) -> StateMachineNodeDeleter:
-        """Pods are found by their pool, which may be configured no more."""
+        """Start the deletion of a pod, whose pool may no longer be configured."""
         if node.pool and node.external_id:
             self.adapter.pool_of[str(node.external_id)] = node.pool
         return super().startNodeCleanup(node)

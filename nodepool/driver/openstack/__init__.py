@@ -40,7 +40,7 @@ class OpenStackDriver(statemachine.StateMachineDriver):
         return loader.OpenStackConfig()
 
     def _cloudFiles(self) -> list[str]:
-        """Where clouds.yaml and its secure parts may be."""
+        """Return the possible paths of clouds.yaml and its secure parts."""
         from openstack.config import loader
 
         named = [os.environ[name] for name in ("OS_CLIENT_CONFIG_FILE", "OS_CLIENT_SECURE_FILE") if os.environ.get(name)]

@@ -136,7 +136,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         )
 
     def _getApi(self) -> Api:
-        """How the rest of the driver asks the cloud behind the client."""
+        """Return the API for the cloud behind the client."""
         return CloudApi(self._client, self.calls, self.provider, self.log)
 
     def stop(self) -> None:
@@ -151,15 +151,15 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         return self.calls.run(lambda: api(*args, **kw), lane="api")
 
     def _submitDelete(self, api: Callable[..., Any], *args: object) -> Future[Any]:
-        """As :meth:`_submitApi`, on threads that creations do not use."""
+        """Same as :meth:`_submitApi`, on threads that creations do not use."""
         return self.calls.run(lambda: api(*args), lane="delete")
 
     def _completeApi(self, future: Future[Any]) -> Any:
-        """The result, or None while the call runs."""
+        """Return the result, or None while the call runs."""
         return future.result() if future.done() else None
 
     def _requestDeletion(self, external_id: str) -> Future[Any]:
-        """Done when the cloud has accepted it; repeated when the cloud refuses."""
+        """Request a deletion, with retries; done when the cloud has accepted it."""
         return self.deletes.delete("server", external_id, self.DELETE_DEADLINE)
 
     def _deleteServers(self, ids: Sequence[str]) -> dict[str, Exception]:
@@ -173,7 +173,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         return refused
 
     def _wasMissing(self, external_id: str) -> bool:
-        """Did the cloud not know the server when it was asked to delete it? Forgets the answer."""
+        """Return, once, whether the cloud did not know the server at its deletion."""
         if external_id not in self._missing:
             return False
         self._missing.discard(external_id)
@@ -290,7 +290,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         return False
 
     def whyNotReady(self, label: DriverLabel) -> str | None:
-        """The reason for the latest answer of :meth:`labelReady`."""
+        """Return the reason for the latest answer of :meth:`labelReady`."""
         return self._not_ready.get(label.name)
 
     def uploadImage(

@@ -63,7 +63,7 @@ class CloudChanges:
         return self._api.create_server(name=name, wait=False, **arguments)
 
     def _serverNetworks(self, names: list[str] | None) -> list[str]:
-        """The configured ones, else the default network that clouds.yaml names."""
+        """Return the configured networks, or the default network of clouds.yaml."""
         if names:
             return names
         default = self._networks().default
@@ -107,7 +107,7 @@ class CloudChanges:
         return self._api.has_floating_ips() and self._api.needs_floating_ip(server, self._networks())
 
     def _createFloatingIp(self, server: NodepoolOpenStackServer) -> Any:
-        """The new floating IP, None when no port of the server can have one."""
+        """Create a floating IP; return None when no port of the server can have one."""
         address = self._api.create_floating_ip(server, self._networks())
         self._noteFloatingIps(server["id"], [] if address is None else [address["id"]])
         return address
@@ -120,7 +120,7 @@ class CloudChanges:
         self._api.delete_floating_ip(floating_ip_id)
 
     def _deleteFloatingIpsOf(self, server_id: str, loose: bool = True) -> None:
-        """Before the server goes. Costs no call for servers that we saw without one.
+        """Delete a server's floating IPs first; no call for servers that never showed one.
 
         :param loose: also those of its node that are at no server. Wrong for a server that is not the one in the node's record.
         """

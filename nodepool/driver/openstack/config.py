@@ -52,7 +52,7 @@ class ProviderCloudImage(ConfigValue):
 
     @property
     def external_name(self) -> str | None:
-        """What to ask the cloud for."""
+        """Name or id of the image in the cloud."""
         return self.image_id or self.image_name or self.name
 
 
@@ -105,7 +105,7 @@ class ProviderPool(ConfigPool):
         super().__init__()
 
     def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
-        """*args*: the whole configuration and the provider configuration."""
+        """Read the options. *args*: the whole configuration and the provider configuration."""
         full_config, provider = args
         super().load(pool_config)
         self.provider = provider
@@ -196,7 +196,7 @@ class OpenStackProviderConfig(ProviderConfig):
         return True
 
     def _cloudKwargs(self) -> dict[str, Any]:
-        """Arguments of the SDK's cloud lookup."""
+        """Return the arguments of the SDK's cloud lookup."""
         return {key: self.provider[key] for key in ("region-name", "cloud") if key in self.provider}
 
     def _lookupCloud(self) -> Any:

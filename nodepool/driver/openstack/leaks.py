@@ -31,7 +31,7 @@ class LeakCleaner:
         self.last_port_cleanup: float | None = None
 
     def run(self) -> None:
-        """One pass; errors are logged."""
+        """Do one pass; errors are logged."""
         for clean in (self.clean_ports, self.clean_floating_ips):
             try:
                 clean()

@@ -73,7 +73,7 @@ class CloudLookups:
         self._memo.forget(kinds or None)
 
     def _renewOld(self, kind: str) -> bool:
-        """Something was not found in a remembered list: True when the list was old and has been asked for again."""
+        """Renew the cached list if it is old; return whether it was."""
         if self._memo.age(kind) <= self.ABSENT_TTL:
             return False
         self._memo.renew((kind,), ())
@@ -99,7 +99,7 @@ class CloudLookups:
         return servers
 
     def _liveServers(self) -> list[Any]:
-        """Listed now, or less than a second ago."""
+        """Return the servers, listed now or less than a second ago."""
         with self._listing_lock:
             when, servers = self._listing
             if time.monotonic() - when >= self.LISTING_TTL:
@@ -169,7 +169,7 @@ class CloudLookups:
         return self._api.list_images()
 
     def _findImage(self, name: str) -> Any:
-        """The active image of that name or id, or None; both are remembered."""
+        """Return the active image of that name or id, or None; both are cached."""
         return self._remember("image", name, lambda: self._api.get_image(name, filters={"status": "active"}))
 
     def _listFlavors(self) -> list[Any]:
@@ -202,7 +202,7 @@ class CloudLookups:
         return None
 
     def _findNetwork(self, name: str) -> Any:
-        """By name or id; RuntimeConfigurationException when there is none."""
+        """Return the network by name or id. RuntimeConfigurationException: there is none."""
         network = self._networks().find(name)
         if network is None and self._renewOld("networks"):
             network = self._networks().find(name)
@@ -228,7 +228,7 @@ class CloudLookups:
         return self._remember("zones", None, lambda: self._api.list_availability_zone_names() or [None])
 
     def _quotaOfServer(self, server: NodepoolOpenStackServer, volumes: list[Any]) -> QuotaInformation:
-        """What a listed server uses; an unknown flavor counts as one instance.
+        """Return the usage of a listed server; an unknown flavor counts as one instance.
 
         :param volumes: all that there are.
         """

@@ -163,7 +163,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         return server
 
     def _extras(self) -> dict[str, Any]:
-        """Options that 11.0.0 lacks, only when they are set: replaced methods of tests do not know them."""
+        """Return the set options that 11.0.0 lacks: methods that tests replace do not know them."""
         label = self.label
         given = {"volume_type": label.volume_type, "server_group": label.server_group, "scheduler_hints": label.scheduler_hints}
         return {key: value for key, value in given.items() if value}
@@ -201,7 +201,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
             raise exceptions.QuotaException("Quota exceeded") from exc
 
     def _inspect(self, server: NodepoolOpenStackServer) -> tuple[Any, bool]:
-        """On the executor: addresses of an active server, and whether it needs a floating IP."""
+        """Read addresses and the need for a floating IP of an active server, on the executor."""
         if self.label.boot_from_volume:
             self.adapter._tagVolumes(server, self.metadata)
         server = self.adapter._expandServer(server)
@@ -254,7 +254,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
                 raise exceptions.LaunchNetworkException(f"Floating IP {floating_ip['id']} has vanished")
 
     def _showFloatingIp(self, floating_ip: Any) -> Any:
-        """The server with its floating IP, which the compute service itself shows later."""
+        """Return the server with its floating IP, which the compute service shows only later."""
         fixed, floating = floating_ip["fixed_ip_address"], floating_ip["floating_ip_address"]
         for interfaces in self.server["addresses"].values():
             for interface in list(interfaces):

@@ -24,12 +24,12 @@ NOT_RUNNING = frozenset({"DELETED", "SOFT_DELETED", "ERROR", "PAUSED", "SHELVED"
 
 
 def is_deleted(server: NodepoolOpenStackServer) -> bool:
-    """Also when the cloud keeps it for a while: its listings show no server in ``SOFT_DELETED`` either."""
+    """Return whether it is deleted, even if the cloud keeps it (``SOFT_DELETED``)."""
     return str(server.get("status") or "").lower() in ("deleted", "soft_deleted")
 
 
 def volumes_of(server: NodepoolOpenStackServer) -> set[str]:
-    """Ids of those that are attached to it."""
+    """Return the ids of attached volumes."""
     return {item["id"] for item in server.get("os-extended-volumes:volumes_attached") or ()}
 
 
@@ -39,7 +39,7 @@ def does_not_run(server: NodepoolOpenStackServer) -> bool:
 
 
 def fault_message(server: NodepoolOpenStackServer) -> str:
-    """Why the server has failed, as the cloud has it; may be empty."""
+    """Return the cloud's reason for the failure of the server; may be empty."""
     fault = server.get("fault") if server is not None and hasattr(server, "get") else None
     if not fault:
         return ""
@@ -73,7 +73,7 @@ def quota_from_flavor(flavor: Mapping[str, Any], label: Any = None, volumes: lis
 
 
 def _get(item: object, *names: str) -> Any:
-    """The first of *names* that the dict or object has."""
+    """Return the first of *names* that the dict or object has."""
     for name in names:
         value = item.get(name) if isinstance(item, dict) else getattr(item, name, None)
         if value is None and not isinstance(item, dict) and hasattr(item, "get"):

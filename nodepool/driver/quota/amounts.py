@@ -32,13 +32,13 @@ class QuotaInformation:
 
     @staticmethod
     def from_resources(resources: Mapping[str, Any]) -> QuotaInformation:
-        """The amounts of a record's ``resources`` object (names that it lacks count as 0)."""
+        """Return the amounts of a record's ``resources`` object (missing names count as 0)."""
         result = QuotaInformation()
         result.quota["compute"].update((name, 0 if value is None else value) for name, value in resources.items())
         return result
 
     def get_resources(self) -> dict[str, Any]:
-        """The dict that goes to ``node.resources``; Zuul reads it."""
+        """Return the dict for ``node.resources``, which Zuul reads."""
         return self.quota["compute"]
 
     def add(self, other: QuotaInformation) -> None:
@@ -62,7 +62,7 @@ class QuotaInformation:
                     mine[name] = exact(have - other.default)
 
     def non_negative(self) -> bool:
-        """True when nothing is over-used."""
+        """Return True when nothing is overused."""
         return all(value >= 0 for value in self.quota["compute"].values())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuotaInformation:
@@ -74,7 +74,7 @@ class QuotaInformation:
         return result
 
     def copy(self) -> QuotaInformation:
-        """An independent copy."""
+        """Return an independent copy."""
         return self.__deepcopy__({})
 
     def __str__(self) -> str:

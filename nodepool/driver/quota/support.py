@@ -70,29 +70,29 @@ class QuotaSupport:
     # -- to implement
 
     def quotaNeededByLabel(self, label: str, pool: ConfigPool) -> QuotaInformation:
-        """What one node of the label (a name) needs."""
+        """Return the needs of one node of the label (a name)."""
         raise NotImplementedError
 
     def unmanagedQuotaUsed(self) -> QuotaInformation:
-        """What others use in the same account."""
+        """Return what others use in the same account."""
         raise NotImplementedError
 
     def getProviderLimits(self) -> QuotaInformation:
-        """The limits of the account."""
+        """Return the limits of the account."""
         raise NotImplementedError
 
     # -- given
 
     @property
     def quota_lock(self) -> threading.RLock:
-        """Held from looking at the quota until the promise is booked."""
+        """Lock from checking the quota until the promise is booked."""
         lock = self.__dict__.get("_quota_lock")
         if lock is None:
             lock = self.__dict__.setdefault("_quota_lock", threading.RLock())
         return lock  # type: ignore[no-any-return]
 
     def _limits(self) -> QuotaInformation:
-        """Limits minus unmanaged use; the cached object itself, not to be changed."""
+        """Return limits minus unmanaged use: the cached object, do not change it."""
         cached, outdated, _ = self._known_limits()
         if cached is not None and not outdated:
             return cached[1]
@@ -116,12 +116,12 @@ class QuotaSupport:
         self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error_line(error))
 
     def known_limits(self) -> Mapping[str, float] | None:
-        """The limits as last known; the cloud is not asked, None: it has not been yet."""
+        """Return the last known limits without querying the cloud; None: not known yet."""
         cached = self._current_nodepool_quota
         return cached[1].get_resources() if cached is not None else None
 
     def _known_limits(self) -> tuple[tuple[float, QuotaInformation] | None, bool, bool]:
-        """Limits as last known, and whether they are outdated, because the cloud has contradicted them."""
+        """Return the last known limits, and whether the cloud has contradicted them."""
         # In this order: limits are stored before the contradictions that they consider.
         contradicted = self._quota_considered != self._quota_contradicted
         cached = self._current_nodepool_quota
@@ -135,7 +135,7 @@ class QuotaSupport:
         return limits
 
     def short_of_limits(self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool) -> Shortage | None:
-        """:meth:`fits` with the limits; only the very first time the cloud is waited for.
+        """Apply :meth:`fits` to the limits; only the very first call waits for the cloud.
 
         Outdated limits are renewed in the background. Meanwhile they are good enough to let something pass, though not
         to turn it away, nor to launch when the cloud has just refused a launch.
@@ -168,7 +168,7 @@ class QuotaSupport:
         wake()
 
     def _renew_limits(self) -> None:
-        """In the background, one renewal at a time."""
+        """Renew the limits in the background, one renewal at a time."""
         with self._renewal_lock:
             if self._quota_renewing:
                 return
@@ -210,11 +210,11 @@ class QuotaSupport:
         return self._limits().copy()
 
     def invalidateQuotaCache(self) -> None:
-        """The cloud contradicts the limits: ask for them again before the next decision."""
+        """Query the limits again before the next decision: the cloud contradicts them."""
         self._quota_contradicted += 1
 
     def estimatedNodepoolQuotaUsed(self, pool: ConfigPool | None = None) -> QuotaInformation:
-        """What our nodes use (in one pool): stored resources, estimates for the rest, and promises."""
+        """Return our nodes' use (in one pool): stored resources, estimates, and promises."""
         used = QuotaInformation()
         compute = used.quota["compute"]
         for source in self._usage_parts(pool):
@@ -259,5 +259,5 @@ class QuotaSupport:
         return None
 
     def getLabelQuota(self) -> Mapping[str, float]:
-        """Label -> how many more nodes of it there are; infinite unless the driver counts them."""
+        """Return label -> number of further nodes; infinite unless the driver counts them."""
         return defaultdict(lambda: math.inf)

@@ -102,10 +102,10 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
 
     @abc.abstractmethod
     def launchesComplete(self) -> bool:
-        """Whether every node of ``nodeset`` has reached an end."""
+        """Return whether every node of ``nodeset`` has reached an end."""
 
     def hasProviderQuota(self, node_types: list[str]) -> bool:
-        """Whether the empty provider could ever hold these nodes."""
+        """Return whether the empty provider could ever hold these nodes."""
         return True
 
     def hasRemainingQuota(self, ntype: str) -> bool:
@@ -113,7 +113,7 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         return True
 
     def checkReusableNode(self, node: Node) -> bool:
-        """Whether the ready node may be used for this request; it is not locked yet."""
+        """Return whether the ready node may be used for this request; it is not locked yet."""
         return True
 
     def setNodeMetadata(self, node: Node) -> None:
@@ -211,12 +211,12 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         return missing
 
     def getDeclinedReasons(self) -> list[str]:
-        """Why this pool can never serve the request, in words; for callers of 11.0.0's, and for drivers that decide otherwise."""
+        """Return why this pool can never serve the request, as text; 11.0.0's interface."""
         reason = self._why_declined()
         return [] if reason is None else [str(reason)]
 
     def decline_reasons(self) -> list[Reason]:
-        """Why this pool can never serve the request; the first reason found, or nothing."""
+        """Return why this pool can never serve the request: the first reason, or nothing."""
         if type(self).getDeclinedReasons is not HandlerBase.getDeclinedReasons:
             return [because(Declined.BY_DRIVER, text=text) for text in self.getDeclinedReasons()]
         reason = self._why_declined()

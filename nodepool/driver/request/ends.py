@@ -86,7 +86,7 @@ class RequestEnds(HandlerBase):
         self.declineRequest()
 
     def _wait_for_limits(self, error: LimitsPending) -> None:
-        """Neither decline nor free capacity now: the pool retries when the limits are known."""
+        """Wait, without declining or freeing capacity, until the limits are known."""
         self.log.debug("Waiting: %s", error)
         if self.accepted:
             self.shortage = error.reason
@@ -136,7 +136,7 @@ class RequestEnds(HandlerBase):
         return self.done
 
     def _save_launched(self) -> None:
-        """The end of the request is not near: show (and keep over a crash) the nodes that are ready, drop those refused."""
+        """Store ready nodes early, and drop refused ones, if the request does not end soon."""
         if self.launchesComplete():
             self._drop_aborted()
         for node in self.nodeset:
@@ -173,7 +173,7 @@ class RequestEnds(HandlerBase):
             self.zk.writer.submit(txn)
 
     def _ordered_ids(self, have: list[tuple[str, str]]) -> list[str]:
-        """Node ids in the order of the requested labels."""
+        """Return the node ids in the order of the requested labels."""
         have = list(have)
         result = []
         for label in self.request.node_types:
@@ -228,7 +228,7 @@ class RequestEnds(HandlerBase):
         self.drop()
 
     def _reread_request(self) -> None:
-        """Another client wrote the request although we hold its lock: its changes are kept."""
+        """Keep the changes of a client that wrote the request in spite of our lock."""
         present = self.zk.getNodeRequest(self.request.id or "")
         if present is not None:
             present.lock = self.request.lock
@@ -242,13 +242,13 @@ class RequestEnds(HandlerBase):
         return [because(Declined.LABEL_PROBLEM, problem=f"label {one.label}: {one.text}", help=one.help) for one in known]
 
     def decline_for(self, reasons: list[Reason]) -> None:
-        """This pool can never serve it."""
+        """Decline: this pool can never serve the request."""
         self.log.info("Declining node request because: %s", ", ".join(map(str, reasons)))
         self.declined_because = [*reasons, *self._label_problems()]
         self.declineRequest()
 
     def declineRequest(self) -> None:
-        """Say that this pool cannot serve it; FAILED when every registered pool has said so."""
+        """Decline the request; it becomes FAILED when every registered pool has declined it."""
         if not self._admits(Event.DECLINE):
             return
         if self.zk is None:
@@ -405,12 +405,12 @@ class RequestEnds(HandlerBase):
         self.nodeset = []
 
     def hand_back(self) -> None:
-        """The pool goes away: return the request to the queue and free its nodes."""
+        """Return the request to the queue and release its nodes: the pool is being removed."""
         if self._admits(Event.HAND_BACK):
             self._give_back()
 
     def drop(self) -> None:
-        """We may not write any more (lost session, lost lock): leave everything to the clean-up."""
+        """Stop without writing (lost session, lost lock): leave everything to the cleanup."""
         if not self._admits(Event.DROP):
             return
         self.log.warning("Dropping the request; it is picked up again from ZooKeeper")

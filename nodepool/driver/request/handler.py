@@ -139,7 +139,7 @@ class NodeRequestHandler(RequestEnds):
         return None
 
     def _noteReuse(self, node: zk.Node) -> None:
-        """A node was chosen; further choices may depend on it."""
+        """Record the choice of a node; further choices may depend on it."""
 
     def _new_node(self, label: str) -> zk.Node | None:
         with getattr(self.manager, "quota_lock", None) or contextlib.nullcontext():
@@ -183,11 +183,11 @@ class NodeRequestHandler(RequestEnds):
         return not missing or self._hasRoomFor(missing)
 
     def _hasRoomFor(self, labels: list[str]) -> bool:
-        """Whether new nodes of these labels fit, all together."""
+        """Return whether new nodes of these labels fit, all together."""
         return len(labels) == 1 and self.hasRemainingQuota(labels[0])
 
     def _forget(self, step: Step) -> None:
-        """Nothing of this step was or will be written."""
+        """Drop a step of which nothing was or will be written."""
         for _label, node in step.reused:
             self.pw.unclaim(node.id)
         for _label, node in step.created:
@@ -348,7 +348,7 @@ class NodeRequestHandler(RequestEnds):
         self._after_step(step)
 
     def _launch_all(self, nodes: list[zk.Node]) -> None:
-        """When the driver cannot launch one of them, none of the rest is tried: the request is declined."""
+        """Launch all nodes; if the driver cannot launch one, decline without trying the rest."""
         for index, node in enumerate(nodes):
             try:
                 self.launch(node)

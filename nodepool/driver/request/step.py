@@ -18,7 +18,7 @@ class LabelRecorder:
         self.data.append({"label": label, "node_id": node_id})
 
     def labels(self) -> list[str]:
-        """Labels in the order added."""
+        """Return labels in the order added."""
         return [entry["label"] for entry in self.data]
 
     def pop(self, label: str) -> Any:

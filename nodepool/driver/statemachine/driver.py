@@ -28,4 +28,4 @@ class StateMachineDriver(Driver):
 
     @abstractmethod
     def getAdapter(self, provider_config: Any) -> Adapter:
-        """A new adapter for this provider; replaced when its configuration changes."""
+        """Return a new adapter for this provider; replaced when its configuration changes."""

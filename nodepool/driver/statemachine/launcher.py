@@ -150,7 +150,7 @@ class StateMachineNodeLauncher(StatsReporter):
             self.manager.create_loop.add(self)
 
     def _start_elsewhere(self) -> None:
-        """On a start thread: the adapter may have to ask the cloud, and the create loop serves all launches."""
+        """Start on a start thread: the adapter may query the cloud, and the loop must not wait."""
         self.future = self.manager.start_executor(self._timed_start)
         self.stage = Stage.STARTING
         self.future.add_done_callback(lambda _future: self.wake())
@@ -205,7 +205,7 @@ class StateMachineNodeLauncher(StatsReporter):
     # -- passes
 
     def run_pass(self) -> float | None:
-        """One pass on the create loop; seconds until the next, or None when the node has an end."""
+        """Run one pass on the create loop; return seconds to the next one, None at the end."""
         if self.complete:
             return None
         if self.stage is Stage.ORPHANED:
@@ -320,7 +320,7 @@ class StateMachineNodeLauncher(StatsReporter):
             self._statsd.timing(metrics.LAUNCH_STEP(self.provider_config.name, step), took * 1000)
 
     def _note(self, kind: str, **fields: object) -> None:
-        """Into the node's history; benches may have a facade without."""
+        """Add an event to the node's history, unless the facade has none (benchmarks)."""
         if tracing.current() is not None:
             self.trace_steps.append((time.time(), str(fields.get("step") or fields.get("reason") or kind)))
         feed = getattr(self.zk, "feed", None)
@@ -378,7 +378,7 @@ class StateMachineNodeLauncher(StatsReporter):
                 self.log.exception("Error giving up the launch of node %s:", self.node.id)
 
     def _report_scan_failure(self) -> bool:
-        """Adapters ask their cloud for the console: on another thread, because this one serves all launches."""
+        """Report a failed scan on another thread: adapters query the cloud for the console."""
         try:
             self.future = self.manager.start_executor(self._scan_failed)
         except RuntimeError:
@@ -414,7 +414,7 @@ class StateMachineNodeLauncher(StatsReporter):
         return machine
 
     def _pass_delete(self) -> float | None:
-        """Advance the clean-up of a failed attempt."""
+        """Advance the cleanup of a failed attempt."""
         machine = self.delete_state_machine
         assert machine is not None
         before = machine.state
@@ -451,7 +451,7 @@ class StateMachineNodeLauncher(StatsReporter):
         return DELETE_BACKOFF.pause(self._delete_failures)
 
     def lock_lost(self) -> None:
-        """The record belongs to another launcher now; from any thread."""
+        """Record, from any thread, that the record belongs to another launcher now."""
         self._lost = True
         self.wake()
 
@@ -468,7 +468,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self._end(zk.FAILED, "error.zksession", save=False)
 
     def _end(self, state: str, key: str | None, save: bool) -> None:
-        """The node has reached an end; the handler writes it together with the request when it can."""
+        """End the launch; the handler writes node and request together when it can."""
         node = self.node
         if state == zk.FAILED and save:
             self._save_later()

@@ -19,7 +19,7 @@ MOST_SKIPPED_IDS = 10_000
 
 
 def _key(resource: Resource) -> Hashable:
-    """What names the leaked thing in two successive lists."""
+    """Return the identity of the leaked resource in two successive lists."""
     metadata = resource.metadata
     return (
         resource.type,
@@ -103,7 +103,7 @@ class LeakSearch:
     def _stop(
         self, view: View, zk: ZooKeeper, resources: list[Resource], nodes: dict[str | None, Node], uploads: set[Any]
     ) -> bool:
-        """Whether nothing may be deleted, because the tree lacks the history of some resources."""
+        """Return whether to delete nothing: the tree lacks the history of some resources."""
         found = []
         for resource in resources:
             node_id = resource.metadata.get(NODE_ID)

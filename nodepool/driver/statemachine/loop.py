@@ -45,14 +45,14 @@ class MachineLoop:
         self.thread.start()
 
     def add(self, machine: Advanced) -> None:
-        """:raises LoopEnded: it would not be run."""
+        """Add a machine. Raises LoopEnded: it would not be run."""
         with self.hold_open():
             self._machines.add(machine)
             self._queue.add(machine)
 
     @contextlib.contextmanager
     def hold_open(self) -> Iterator[None]:
-        """Keeps the thread from ending while a machine is added.
+        """Keep the thread from ending while a machine is added.
 
         :raises LoopEnded: it has already.
         """

@@ -79,7 +79,7 @@ class Instance:
         return " ".join([f"<{type(self).__name__} {getattr(self, 'external_id', None)}", *state]) + ">"
 
     def getQuotaInformation(self) -> QuotaInformation:
-        """What this instance uses."""
+        """Return what this instance uses."""
         raise NotImplementedError
 
 
@@ -122,7 +122,7 @@ class Adapter:
         az: str | None,
         log: logging.LoggerAdapter[Any] | logging.Logger,
     ) -> StateMachine:
-        """A machine that creates one instance; called with all seven arguments by position."""
+        """Return a machine that creates one instance; called with seven positional arguments."""
         raise NotImplementedError
 
     def plannedExternalId(self, label: DriverLabel, node_id: str) -> ExternalId:
@@ -134,11 +134,11 @@ class Adapter:
         return None
 
     def getDeleteStateMachine(self, external_id: ExternalId, log: logging.LoggerAdapter[Any] | logging.Logger) -> StateMachine:
-        """A machine that deletes what ``external_id`` names."""
+        """Return a machine that deletes the resource of ``external_id``."""
         raise NotImplementedError
 
     def listInstances(self) -> Iterable[Instance]:
-        """All visible instances, ours or not."""
+        """Return all visible instances, ours or not."""
         raise NotImplementedError
 
     def findMissingInstances(self, external_ids: list[ExternalId]) -> list[ExternalId]:
@@ -154,7 +154,7 @@ class Adapter:
         """Do housekeeping; called every minute before the search for leaks. Not in 11.0.0."""
 
     def listResources(self) -> Iterable[Resource]:
-        """All visible resources that may leak. Changes nothing: commands call it, too."""
+        """Return all visible resources that may leak, without changes: commands call it, too."""
         raise NotImplementedError
 
     def deleteResource(self, resource: Any) -> None:
@@ -162,26 +162,26 @@ class Adapter:
         raise NotImplementedError
 
     def getQuotaLimits(self) -> QuotaInformation:
-        """The limits of the account; unlimited unless the cloud knows better."""
+        """Return the limits of the account; unlimited unless the cloud knows better."""
         return QuotaInformation(default=math.inf)
 
     def getQuotaForLabel(self, label: DriverLabel) -> QuotaInformation:
-        """What one node of the label uses.
+        """Return what one node of the label uses.
 
         :raises RuntimeConfigurationException: the label can never work.
         """
         return QuotaInformation(instances=1)
 
     def getAZs(self) -> list[str | None]:
-        """Zones to choose from when the pool names none."""
+        """Return the zones to choose from when the pool names none."""
         return [None]
 
     def labelReady(self, label: DriverLabel) -> bool:
-        """Whether the cloud image of the label exists."""
+        """Return whether the cloud image of the label exists."""
         return True
 
     def whyNotReady(self, label: DriverLabel) -> str | None:
-        """Why the label is not ready, for operators; None: its image is not in the cloud. Not in 11.0.0."""
+        """Return why the label is not ready; None: no image in the cloud. Not in 11.0.0."""
         return None
 
     def uploadImage(
@@ -206,15 +206,15 @@ class Adapter:
         self.deleteImage(external_id)
 
     def describeHosts(self) -> list[dict[str, Any]]:
-        """See :meth:`nodepool.driver.provider.Provider.describeHosts`. Not in 11.0.0."""
+        """Same as :meth:`nodepool.driver.provider.Provider.describeHosts`. Not in 11.0.0."""
         return []
 
     def removeUnfinishedUpload(self, image_name: str, since: float) -> None:
         """Remove remains, other than images, of an upload started at *since* (s). Not in 11.0.0."""
 
     def getConsoleLog(self, label: DriverLabel, external_id: ExternalId) -> str | None:
-        """The console output of the instance, if it can be had."""
+        """Return the console output of the instance, if available."""
         raise NotImplementedError
 
     def notifyNodescanFailure(self, label: DriverLabel, external_id: ExternalId) -> None:
-        """The host keys of this instance could not be read."""
+        """Handle an instance whose host keys could not be read."""

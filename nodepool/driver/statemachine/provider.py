@@ -195,7 +195,7 @@ class StateMachineProvider(LaunchProvider):
             return QuotaInformation(default=math.inf)
 
     def quotaNeededByLabel(self, label: str, pool: ConfigPool) -> QuotaInformation:
-        """What the label needs; one that can never work counts as nothing and is not offered any more."""
+        """Return the label's needs; one that cannot work needs nothing, and is not offered."""
         known = self.label_quota_cache.get((pool.name, label))
         if known is not None:
             return known
@@ -216,7 +216,7 @@ class StateMachineProvider(LaunchProvider):
         return result
 
     def unmanagedQuotaUsed(self) -> QuotaInformation:
-        """Everything visible but the instances that our records know."""
+        """Return the use of everything visible except the instances in our records."""
         used = QuotaInformation()
         name = self.provider.name
         # Records before and after the listing: instances are created and deleted meanwhile.
@@ -237,7 +237,7 @@ class StateMachineProvider(LaunchProvider):
 
     @property
     def possibly_leaked_nodes(self) -> dict[Any, Any]:
-        """Seen once without a record."""
+        """Resources that were seen once without a record."""
         return self._leaks.nodes
 
     @property

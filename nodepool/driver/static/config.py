@@ -25,7 +25,7 @@ class NodeTuple(NamedTuple):
 
 
 def nodeTuple(node: Any) -> NodeTuple:
-    """The identity of a host of the configuration (a dict) or of a registered ``Node``."""
+    """Return the identity of a configured host (a dict) or of a registered ``Node``."""
     if isinstance(node, dict):
         return NodeTuple(node["name"], node["username"], node["connection-port"])
     return NodeTuple(node.hostname, node.username, node.connection_port)
@@ -38,7 +38,7 @@ def _as_list(value: object) -> list[Any]:
 
 
 def _split_labels(value: object) -> list[str]:
-    """A text is split at blanks."""
+    """Return the labels; a string is split at blanks."""
     return value.split() if isinstance(value, str) else _as_list(value)
 
 
@@ -144,7 +144,7 @@ class StaticProviderConfig(ProviderConfig):
                     )  # fmt: skip
 
     def hosts(self) -> dict[NodeTuple, tuple[StaticPool, dict[str, Any]]]:
-        """Pool and settings of each host."""
+        """Return pool and settings of each host."""
         return {nodeTuple(node): (pool, node) for pool in self._pools.values() for node in pool.nodes}
 
     def getSchema(self) -> v.Schema:

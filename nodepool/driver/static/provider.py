@@ -186,7 +186,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
             self._known = known
 
     def _records(self, host: NodeTuple) -> list[zk.Node]:
-        """The present records of a host."""
+        """Return the current records of a host."""
         with self._lock:
             ids = list(self._known.get(host, ()))
         found = []
@@ -282,18 +282,18 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
                 self.log.info("Static host %s is registered: %d node(s) of %s", host, count[host], ",".join(template.type))
 
     def _warn(self, host: NodeTuple, error: Exception) -> None:
-        """Once per change: a host may be down for days."""
+        """Log a host once per change: it may be down for days."""
         text = str(error)
         if self._warned.get(host) != text:
             self._warned[host] = text
             self.log.warning("Static host %s cannot be registered now: %s", host, text)
 
     def troubles(self) -> list[str]:
-        """The hosts that cannot be used now, and why."""
+        """Return the hosts that cannot be used now, and why."""
         return [one_line(f"host {host} cannot be used now: {text}") for host, text in sorted(self._warned.copy().items())]
 
     def checkHost(self, static_node: dict[str, Any]) -> list[str]:
-        """The host keys; raises StaticNodeError when the host cannot be reached or is not the one configured."""
+        """Return the host keys. StaticNodeError: unreachable, or not the configured host."""
         gather = static_node["connection-type"] in SSH_TYPES
         if gather and not static_node["host-key-checking"]:
             return list(static_node["host-key"])
@@ -372,7 +372,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         return True
 
     def deregisterNode(self, node: zk.Node) -> None:
-        """Hand an idle node over to deletion. One in use is left to run out; its slot is not filled again."""
+        """Mark an idle node for deletion. One in use may finish; its slot is not filled again."""
         if not _is_free(node):
             return
         node = node.copy()
@@ -413,7 +413,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         return StaticNodeRequestHandler(poolworker, request)
 
     def checkNodeLiveness(self, node: zk.Node) -> bool:
-        """Whether the host of this idle node answers; if not, the node is deregistered."""
+        """Return whether the host of this idle node answers; if not, deregister the node."""
         entry = self._hosts.get(nodeTuple(node))
         if entry is None:
             self.deregisterNode(node)

@@ -19,7 +19,7 @@ def listing_of(manager: Provider) -> Callable[[], Iterable[Any]] | None:
 
 
 def get_field(item: Any, name: str) -> Any:
-    """Of an object or a mapping, clouds have both; None when it is not there."""
+    """Return a field of an object or mapping, clouds have both; None when it is missing."""
     if hasattr(item, name):
         return getattr(item, name)
     try:
@@ -29,7 +29,7 @@ def get_field(item: Any, name: str) -> Any:
 
 
 def properties_of(image: object) -> Any:
-    """Object or mapping."""
+    """Return the properties of an object or mapping."""
     return get_field(image, "properties") or get_field(image, "metadata") or {}
 
 

@@ -49,7 +49,7 @@ class _CachedCall(Generic[T]):
             return value
 
     def _again(self, args: tuple[Any, ...], kw: dict[str, Any]) -> T:
-        """As the first call; what the function raises is given to others until the next try."""
+        """Wait like the first call; others get the raised error until the next attempt."""
         try:
             value = self._func(*args, **kw)
         except Exception as error:

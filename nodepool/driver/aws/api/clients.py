@@ -31,7 +31,7 @@ class Clients:
 
 
 def make(provider: AwsProviderConfig, read_timeout: float) -> Clients:
-    """Clients for the provider's region and profile; endpoints may be set by AWS's usual means.
+    """Return clients for the provider's region and profile; AWS's usual settings apply.
 
     :raises ConfigurationError: the profile does not exist.
     """

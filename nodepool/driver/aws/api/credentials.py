@@ -39,7 +39,7 @@ class FileCredentials(Credentials):
         self._lock = threading.Lock()
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """Asked for by the library for each request."""
+        """Return the credentials; the library calls this for each request."""
         with self._lock:
             stamp = _stamp(self._path)
             if stamp != self._stamp:
@@ -87,7 +87,7 @@ class LateCredentials:
         self._lock = threading.Lock()
 
     def get_frozen_credentials(self) -> Any:
-        """:raises NoCredentialsError: there are still none."""
+        """Return the credentials. Raises NoCredentialsError: there are still none."""
         with self._lock:
             if self._found is None and time.monotonic() - self._searched >= SEARCH_INTERVAL:
                 self._found = self._find()

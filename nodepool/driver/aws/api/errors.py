@@ -56,14 +56,14 @@ class NotAnAnswer(Exception):
 
 
 def check_answer(operation: str, answer: object) -> None:
-    """:raises NotAnAnswer: EC2 names the request in each answer; the page of a gateway does not."""
+    """Check that the answer is from EC2, which names the request. Raises NotAnAnswer."""
     metadata = answer.get("ResponseMetadata") if isinstance(answer, dict) else None
     if metadata is not None and not metadata.get("RequestId"):
         raise NotAnAnswer(f"the answer to {operation} is not from EC2 (status {metadata.get('HTTPStatusCode')}, no request id)")
 
 
 def code_of(error: BaseException) -> str:
-    """AWS's error code, empty for other exceptions."""
+    """Return AWS's error code, empty for other exceptions."""
     response: object = getattr(error, "response", None)
     if not isinstance(response, dict):
         return ""
@@ -106,7 +106,7 @@ def classify(error: BaseException) -> ErrorKind:
 
 
 def passes(error: BaseException) -> bool:
-    """Whether the same question may be answered later: AWS is not reached or busy, or the credentials are being renewed."""
+    """Return whether a retry may succeed: AWS is unreachable or busy, or credentials change."""
     if classify(error) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT):
         return True
     return code_of(error) in CREDENTIALS or any(cls.__name__ in NO_CREDENTIALS for cls in type(error).__mro__)

@@ -49,7 +49,7 @@ class AwsLookups:
     # -- lists of the region
 
     def instances(self) -> list[dict[str, Any]]:
-        """Hardly older than the question: a caller that finds the last list too old waits for a new one.
+        """Return the instances from a fresh list; waits for a new list if the last is too old.
 
         For the quota, which is calculated so seldom that the answer before is of no use: with it our own nodes, deleted
         since, would count as not ours.
@@ -57,7 +57,7 @@ class AwsLookups:
         return self._memo.get("instances", None, self.list_instances, CACHE_TTL)  # type: ignore[no-any-return]
 
     def volumes(self) -> list[dict[str, Any]]:
-        """The same of volumes."""
+        """Return the volumes, as fresh as instances."""
         return self._memo.get("volumes", None, self.list_volumes, CACHE_TTL)  # type: ignore[no-any-return]
 
     def _paged(self, method: str, key: str, **kw: object) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ class AwsLookups:
         return self._paged("describe_snapshots", "Snapshots", OwnerIds=["self"], MaxResults=PAGE)
 
     def list_objects(self) -> list[dict[str, Any]]:
-        """Objects of the bucket (``Key``, ``ETag``, ...); none without object storage."""
+        """Return the objects of the bucket (``Key``, ``ETag``, ...); none without object storage."""
         storage = self.adapter.provider.object_storage
         if not storage:
             return []
@@ -137,7 +137,7 @@ class AwsLookups:
         return found
 
     def _list_quotas(self, service: str) -> dict[str, float]:
-        """Limits by quota code."""
+        """Return the limits by quota code."""
         found: dict[str, float] = {}
         token: dict[str, Any] = {}
         while True:
@@ -157,12 +157,12 @@ class AwsLookups:
     # -- those that are waited for
 
     def some_instances(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """These instances as they are now; a filter, unlike ids, does not fail for those that do not exist."""
+        """Return these instances now; a filter, unlike ids, does not fail for missing ones."""
         answer = self._paged("describe_instances", "Reservations", Filters=[{"Name": "instance-id", "Values": list(ids)}])
         return {instance["InstanceId"]: instance for instance in _instances(answer)}
 
     def some_hosts(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The same for hosts, which cannot be filtered by id: a missing one is found by asking singly."""
+        """Return these hosts now. They cannot be filtered by id: missing ones are queried singly."""
         try:
             answer = self.adapter.ec2("describe_hosts", missing_ok=True, HostIds=list(ids))
         except Exception as error:
@@ -198,7 +198,7 @@ class AwsLookups:
         return self._memo.get("type", name, fetch)  # type: ignore[no-any-return]
 
     def image(self, ami_id: str) -> dict[str, Any]:
-        """An AMI by id.
+        """Return an AMI by id.
 
         :raises LaunchNodepoolException: it is not there.
         """
@@ -230,7 +230,7 @@ class AwsLookups:
 
 
 def _made_for(thing: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Provider and node that the tags name."""
+    """Return the provider and node in the tags."""
     tags = tag_list_to_dict(thing.get("Tags"))
     return tags.get("nodepool_provider_name"), tags.get("nodepool_node_id")
 

@@ -41,7 +41,7 @@ class AwsImages:
         image_format: str | None,
         metadata: dict[str, Any] | None,
     ) -> str:
-        """The id of the new AMI; ``image`` is the provider's entry of the image."""
+        """Upload an image and return the AMI's id; ``image`` is the provider's image entry."""
         tags = {key: str(value) for key, value in (metadata or {}).items()}
         self.log.debug("Uploading image %s by %s", image_name, image.import_method)
         if image.import_method == "ebs-direct":
@@ -194,7 +194,7 @@ class AwsImages:
     # -- tasks
 
     def snapshot_task(self, task_id: str) -> Any:
-        """An import task, None if there is none."""
+        """Return an import task, None if it does not exist."""
         return self._task("describe_import_snapshot_tasks", "ImportSnapshotTasks", task_id)
 
     def image_task(self, task_id: str) -> Any:

@@ -69,7 +69,7 @@ class Launching:
             raise
 
     def allocate_host(self, label: AwsLabel, tags: dict[str, str]) -> str:
-        """The id of a new dedicated host.
+        """Allocate a dedicated host and return its id.
 
         :raises QuotaException, CapacityException: as AWS says.
         """
@@ -152,7 +152,7 @@ class Launching:
                 self.log.warning("Reading instance type %s failed: %s", instance_type, error)
 
     def ended(self, instance: dict[str, Any], rung: LaunchOption | None) -> Exception:
-        """What to raise for an instance that was terminated before it ran."""
+        """Return the exception for an instance that was terminated before it ran."""
         reason = instance.get("StateReason") or {}
         code, text = str(reason.get("Code") or ""), str(reason.get("Message") or "no reason given")
         message = f"Instance {instance['InstanceId']} was terminated: {text}"

@@ -19,7 +19,7 @@ LAUNCH_TEMPLATE_PREFIX = "nodepool-launch-template"
 
 
 def node_tags(hostname: str, label: AwsLabel, metadata: dict[str, Any], request: NodeRequest, log: Log) -> dict[str, str]:
-    """Tags of instance, volume and host: the nodepool keys cannot be hidden, the name is always the host's."""
+    """Return tags of instance, volume and host; nodepool's keys cannot be overridden."""
     tags: dict[str, str] = dict(label.tags)
     tags.update(formatted(label.dynamic_tags, request, log, "tag"))
     tags.update({key: str(value) for key, value in metadata.items()})
@@ -32,7 +32,7 @@ def _tag_specifications(tags: dict[str, str], *types: str) -> list[dict[str, Any
 
 
 def _volume(label: AwsLabel) -> dict[str, Any]:
-    """What the label says about the root volume."""
+    """Return the label's settings of the root volume."""
     options = {
         "VolumeSize": label.volume_size,
         "VolumeType": label.volume_type,
@@ -45,7 +45,7 @@ def _volume(label: AwsLabel) -> dict[str, Any]:
 
 
 def root_device(image: dict[str, Any], label: AwsLabel) -> dict[str, Any] | None:
-    """The root volume: the AMI's first mapping with the label's settings laid over it."""
+    """Return the root volume: the AMI's first mapping with the label's settings on top."""
     mappings = image.get("BlockDeviceMappings") or []
     if not mappings or "Ebs" not in mappings[0]:
         return None
@@ -144,7 +144,7 @@ def allocate_host(label: AwsLabel, tags: dict[str, str]) -> dict[str, Any]:
 
 
 def template_data(label: AwsLabel) -> dict[str, Any]:
-    """Contents of the launch template of a fleet label."""
+    """Return contents of the launch template of a fleet label."""
     data: dict[str, Any] = {"KeyName": label.key_name}
     if label.ebs_optimized:
         data["EbsOptimized"] = True

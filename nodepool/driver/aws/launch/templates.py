@@ -61,7 +61,7 @@ class LaunchTemplates:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """:raises CallTimeout: another thread waits for AWS too long."""
+        """Hold the lock. Raises CallTimeout: another thread waits for AWS too long."""
         lock = self._group.lock
         if not lock.acquire(timeout=LOCK_WAIT):
             raise CallTimeout(f"launch templates are still being created by another thread after {LOCK_WAIT:.0f} s")
@@ -73,12 +73,12 @@ class LaunchTemplates:
     # -- life of the adapter
 
     def start(self) -> None:
-        """From now on what our labels need is not removed."""
+        """Register our labels: templates that they need are not removed from now on."""
         with _groups_lock:
             self._group.members.add(self)
 
     def stop(self) -> None:
-        """Our launches have ended: our successor removes what only we needed."""
+        """Unregister after our last launch: our successor removes templates that only we used."""
         with _groups_lock:
             if self not in self._group.members:
                 return
@@ -101,7 +101,7 @@ class LaunchTemplates:
 
     @property
     def wanted(self) -> bool:
-        """Whether any label uses a fleet; nothing at all happens if not."""
+        """Whether any label uses a fleet; otherwise nothing is done."""
         return bool(self._wanted)
 
     def name(self, label: AwsLabel) -> str:

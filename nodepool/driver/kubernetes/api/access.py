@@ -24,19 +24,19 @@ class Access(Protocol):
         """Whether it is the account of the pod that the launcher runs in."""
 
     def token(self) -> str | None:
-        """The token now; None with client certificates. Raises NoAccess."""
+        """Return the current token; None with client certificates. Raises NoAccess."""
 
     def ca(self) -> str | None:
-        """The certificate authority, base64."""
+        """Return the certificate authority, base64."""
 
     def authorization(self) -> str | None:
-        """The header's value now; None with client certificates. Raises NoAccess."""
+        """Return the current header value; None with client certificates. Raises NoAccess."""
 
     def renew(self) -> None:
-        """What was read is not accepted any more: read it again. Raises NoAccess."""
+        """Read refused credentials again. Raises NoAccess."""
 
     def tls(self) -> dict[str, Any]:
-        """Options of urllib3 for the connection."""
+        """Return the options of urllib3 for the connection."""
 
 
 def _files() -> str:
@@ -134,12 +134,12 @@ class KubeconfigAccess:
         return {key: value for key, value in options.items() if value is not None}
 
     def token(self) -> str | None:
-        """Without its scheme, as it is handed to Zuul. Raises NoAccess."""
+        """Return the token without its scheme, for Zuul. Raises NoAccess."""
         header = self.authorization()
         return header.split()[-1] if header else None
 
     def ca(self) -> str | None:
-        """The CA certificate, base64 of its file; None: there is none."""
+        """Return the CA certificate as base64 of its file; None: there is none."""
         path = self._configuration.ssl_ca_cert
         if not path:
             return None

@@ -54,7 +54,7 @@ class Stream:
         self._what = what
 
     def __iter__(self) -> Iterator[Object]:
-        """Ends when the server ends it. Raises ConnectionFailed."""
+        """Yield events until the server ends the watch. Raises ConnectionFailed."""
         rest = b""
         try:
             while chunk := self._response.read1():
@@ -71,7 +71,7 @@ class Stream:
             self._response.close()
 
     def close(self) -> None:
-        """Wakes the reader."""
+        """Close the stream and wake its reader."""
         try:
             self._response.shutdown()
         except (HTTPError, OSError, ValueError):
@@ -124,7 +124,7 @@ class Client:
         return self.list_versioned(kind, selector, namespace)[0]
 
     def list_versioned(self, kind: Kind, selector: str = "", namespace: str | None = None) -> tuple[Objects, str]:
-        """All objects, and the version from which on changes can be watched."""
+        """Return all objects, and the version after which changes can be watched."""
         found: Objects = []
         query = {"labelSelector": selector, "limit": str(PAGE)} if selector else {"limit": str(PAGE)}
         while True:
@@ -180,7 +180,7 @@ class Client:
         raise from_answer(what, response.status, response.headers, data)
 
     def _renew(self, seen: int) -> None:
-        """Once for all calls that were refused together."""
+        """Reload the credentials once for all calls that were refused together."""
         with self._lock:
             if self._renewed != seen:
                 return
@@ -216,5 +216,5 @@ class Client:
 
 
 def is_gone(error: ApiError) -> bool:
-    """The version asked for is too old to be watched from."""
+    """Return whether the requested version is too old to be watched."""
     return error.status == 410

@@ -18,7 +18,7 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str | None = None) -> str:
-        """Of the object; of all objects of a namespace, or of the cluster, when no name is given."""
+        """Return the path of an object, or without a name of all in the namespace or cluster."""
         root = "api" if "/" not in self.version else "apis"
         parts = [root, *self.version.split("/")]
         if namespace is not None and self.namespaced:

@@ -60,7 +60,7 @@ class PrivateDirectory:
 
     @staticmethod
     def _remove_unused(path: str) -> None:
-        """Raises OSError: it is used."""
+        """Remove the directory. Raises OSError: it is in use."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             lock_file(descriptor)
@@ -168,7 +168,7 @@ class BackedAdapter(NodeManagerAdapter):
         link.start()
 
     def _link_changed(self, record: BackingNodeRecord, up: bool) -> None:
-        """On the thread of the link."""
+        """Handle a change of a link, on its thread."""
         node_id = str(record.node_id)
         link = self._links.get(node_id)
         if link is None:
@@ -199,7 +199,7 @@ class BackedAdapter(NodeManagerAdapter):
         return link.problem if link is not None and link.problem else "it does not answer"
 
     def _follow_book(self) -> None:
-        """Connections to all backing nodes that are ours, and to no others."""
+        """Connect to all our backing nodes, and to no others."""
         with self.slots.lock:
             records = {record.node_id: record for record in self.slots.book if record.node_id is not None and not record.lost}
         for record in records.values():
@@ -208,7 +208,7 @@ class BackedAdapter(NodeManagerAdapter):
             self._disconnect(node_id)
 
     def lost(self, record: BackingNodeRecord) -> None:
-        """The backing node is not ours any more."""
+        """Disconnect from a backing node that is not ours any more."""
         if record.node_id is not None:
             self._disconnect(record.node_id)
             self._wake_waiting()
@@ -266,7 +266,7 @@ class BackedAdapter(NodeManagerAdapter):
         return BackedDeleteMachine(self, external_id, log)
 
     def delete(self, host_name: str, sliver: str) -> Future[bool]:
-        """As for other hosts; of a backing node that is not ours any more nothing is left.
+        """Delete a sliver; if the backing node is not ours any more, it is deleted already.
 
         :raises NotFound: it is not.
         :raises RpcError: it cannot be reached at present.
@@ -292,7 +292,7 @@ class BackedAdapter(NodeManagerAdapter):
             self.slots.housekeeping.run()
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """Those whose backing node is not ours any more: while no launcher ran, its end was not seen."""
+        """Return missing slivers, also of backing nodes that ended while no launcher was running."""
         if not self.slots.performed_init:
             return []
         missing = super().findMissingInstances(external_ids)
@@ -310,7 +310,7 @@ class BackedAdapter(NodeManagerAdapter):
         return node is not None and node.state == zk.IN_USE and parse_user_data(node.user_data, self.slots.my_id) is not None
 
     def getQuotaLimits(self) -> QuotaInformation:
-        """What fits on all backing nodes, once no further ones may be asked for."""
+        """Return the capacity of all backing nodes, once no more may be requested."""
         with self.slots.lock:
             full, count = self.slots.full, sum(1 for record in self.slots.book if not record.lost)
         capacities = [c for host in self.hosts.all() if (c := host.capacity) is not None]

@@ -65,7 +65,7 @@ class BackingOptions(ConfigValue):
 
     @staticmethod
     def _daemon(given: dict[str, Any]) -> dict[str, Any]:
-        """The configuration of the pushed daemon."""
+        """Return the configuration of the pushed daemon."""
         from nodepool.nodemanager.config import parse
 
         for key in DECIDED:

@@ -67,7 +67,7 @@ class BackingNodes(BackingSlots):
 
     @property
     def full(self) -> bool:
-        """Whether no further backing node may be asked for."""
+        """Whether no further backing node may be requested."""
         limit = self.options.max_nodes
         return limit is not None and sum(1 for record in self.book if not record.lost) >= limit
 
@@ -116,7 +116,7 @@ class BackingNodes(BackingSlots):
         return min(found, key=lambda entry: entry[:-1])[-1] if found else None
 
     def _room(self, record: BackingNodeRecord, machine: Any) -> float | None:
-        """CPU (per mille) that is free there, as far as is known; None: the machine's sliver does not fit."""
+        """Return the free CPU (per mille) there, if known; None: the sliver does not fit."""
         host = self.owner.hosts.get(record.node_id or "")
         capacity = host.capacity if host is not None else None
         if host is not None and capacity is not None:
@@ -138,7 +138,7 @@ class BackingNodes(BackingSlots):
             self._seen[label_name] = capacity
 
     def sent(self, machine: Any) -> None:
-        """Its sliver counts in what the host says from now on."""
+        """Count the sliver by the host's answers from now on."""
         with self.lock:
             self.unsent.pop(machine.node_id, None)
 
@@ -165,7 +165,7 @@ class BackingNodes(BackingSlots):
             actions.append(lambda: self.in_background(self.owner.lost, record))
 
     def give_up(self, record: BackingNodeRecord) -> None:
-        """It does not answer: nothing more is put there, and it goes when it is empty."""
+        """Abandon a backing node that does not answer: it is released when it is empty."""
         actions: list[Action] = []
         with self.lock:
             if record.failed:
@@ -177,7 +177,7 @@ class BackingNodes(BackingSlots):
         self.in_background(self.retire, record)
 
     def retire(self, record: BackingNodeRecord) -> None:
-        """Ready nodes there would only disappoint: they are deleted. Those in use are left to their users."""
+        """Delete ready nodes on a failed backing node; those in use are left to their users."""
         for node_id in list(record.allocations().values()):
             node = self.zk.getNode(node_id)
             if node is None or node.provider != self.provider.name or not _idle(node):

@@ -81,7 +81,7 @@ class Target:
 
 
 def remote_command(python: str) -> str:
-    """What the login shell of the other machine runs: the loader, as root if that needs no password."""
+    """Return the remote shell command: the loader, as root if that needs no password."""
     # Raw: the bytes after the loader are for the loader.
     begin = (
         'import os;f=os.fdopen(os.dup(0),"rb",0);n=int(f.readline());d=b""\n'
@@ -203,7 +203,7 @@ class Session:
             self._buffer += data
 
     def _wait(self, reading: list[int], writing: list[int], deadline: float | None) -> None:
-        """Until one is ready; what the SSH client complains about is kept."""
+        """Wait for a descriptor; keep what the SSH client complains about."""
         assert self._process.stderr is not None
         errors = self._process.stderr.fileno()
         poll = select.poll()
@@ -238,7 +238,7 @@ class Session:
         return bool(data)
 
     def _reason(self) -> str:
-        """Why the connection has ended."""
+        """Return why the connection has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_TIMEOUT)
         while self._collect() and self._process.poll() is not None:
@@ -325,7 +325,7 @@ class Link:
             self._thread.join(2 * CLOSE_TIMEOUT + FORWARD_TIMEOUT)
 
     def down_for(self) -> float:
-        """Seconds."""
+        """Return the seconds without connection."""
         since = self.down_since
         return 0.0 if since is None else time.monotonic() - since
 

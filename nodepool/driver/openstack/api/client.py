@@ -72,7 +72,7 @@ class CloudApi(ImageApi):
         return Record(answer["server"])
 
     def compute_version(self) -> tuple[int, int]:
-        """The newest microversion of the compute service; (0, 0) when it has none. From its version document."""
+        """Return compute's newest microversion from its version document; (0, 0): none."""
         data = self.service("compute").get_endpoint_data()
         version = getattr(data, "max_microversion", None)
         return (int(version[0]), int(version[1])) if version else (0, 0)
@@ -90,7 +90,7 @@ class CloudApi(ImageApi):
             raise
 
     def list_servers(self) -> list[NodepoolOpenStackServer]:
-        """All of the project; no filters, no objects of the SDK: it is much cheaper."""
+        """Return all servers of the project, without filters and SDK objects, which are slow."""
         return [NodepoolOpenStackServer(item) for item in self.pages("list_servers", "compute", "/servers/detail", "servers", {})]
 
     def expand_server(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
@@ -154,7 +154,7 @@ class CloudApi(ImageApi):
     # -- volumes
 
     def get_volume_limits(self) -> Record | None:
-        """None without a volume service."""
+        """Return the limits; None without a volume service."""
         if not self.has("block_storage"):
             return None
         return self.single("volume_limits", "block_storage", "/limits", "limits")
@@ -187,7 +187,7 @@ class CloudApi(ImageApi):
         return images
 
     def get_image(self, name_or_id: str, filters: dict[str, Any] | None = None) -> Record | None:
-        """The image of the id, else the newest of the name."""
+        """Return the image with that id, or the newest with that name."""
         found = self.many("find_image", "image", "/images", "images", {"name": name_or_id, **(filters or {})})
         if len(found) > 1:
             self.log.info(
@@ -211,7 +211,7 @@ class CloudApi(ImageApi):
     # -- networks
 
     def list_networks(self) -> Networks:
-        """All networks, in the roles that clouds.yaml gives them."""
+        """Return all networks, in the roles that clouds.yaml assigns."""
         listed: Iterable[dict[str, Any]] = ()
         if self.has("network"):
             listed = self.many("list_networks", "network", "/networks", "networks")
@@ -227,7 +227,7 @@ class CloudApi(ImageApi):
         return self._delete("delete_port", "network", f"/ports/{port_id}")
 
     def project(self) -> str:
-        """Our project: an administrator would see what belongs to others too."""
+        """Return our project: an administrator would also see objects of others."""
         return str(self.client.session.get_project_id())
 
     # -- floating IPs
@@ -236,7 +236,7 @@ class CloudApi(ImageApi):
         return bool(self.client._has_floating_ips()) and self.has("network")
 
     def needs_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> bool:
-        """A server with fixed addresses only, on a cloud that has floating ones."""
+        """Return whether the server has fixed addresses only, on a cloud with floating ones."""
         if not self.has_floating_ips() or has_floating(server) or server.get("public_v4") or networks.rules.private:
             return False
         return bool(networks.floating and (server.get("private_v4") or addresses(server, kind=FIXED)))
@@ -248,7 +248,7 @@ class CloudApi(ImageApi):
         return self._create_floating_ip_at(source["id"], *port, server.get("metadata") or {})
 
     def _port_for_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> tuple[str, str] | None:
-        """Port and its address that the floating IP is for."""
+        """Return the port and its address for the floating IP."""
         ports = self.ports_of(server["id"])
         if networks.rules.nat_destination:
             target = networks.find(networks.rules.nat_destination)
@@ -302,12 +302,12 @@ class CloudApi(ImageApi):
         return self._delete("delete_floating_ip", "network", f"/floatingips/{floating_ip_id}")
 
     def delete_unattached_floating_ips(self) -> int:
-        """How many there were. Those of others in the project too."""
+        """Delete them, also those of others in the project; return how many there were."""
         return sum(self.delete_floating_ip(ip["id"]) for ip in self.list_floating_ips() if not ip.get("port_id"))
 
 
 def floating_ip_metadata(description: str | None) -> dict[str, str]:
-    """What :meth:`CloudApi.create_floating_ip` wrote; empty for others' floating IPs."""
+    """Return the metadata of our floating IP; empty for others' floating IPs."""
     words = (description or "").split()
     if not words or words[0] != FIP_TAG:
         return {}

@@ -50,12 +50,12 @@ class RefusedByCloud(exceptions.LaunchNodepoolException):
 
 
 def sdk_error(exc: BaseException, *names: str) -> bool:
-    """Is *exc* one of these exceptions of the SDK (or keystoneauth)? Asked without importing either."""
+    """Return whether *exc* is one of these exceptions of the SDK, without importing it."""
     return any(cls.__name__ in names for cls in type(exc).__mro__)
 
 
 def status_of(exc: BaseException) -> int:
-    """HTTP status, 0 when there is none."""
+    """Return the HTTP status, 0 when there is none."""
     for name in ("status_code", "http_status"):
         value = getattr(exc, name, None)
         if isinstance(value, int):
@@ -104,7 +104,7 @@ def tidy(error: BaseException, *secrets: str) -> None:
 
 
 def is_quota(message: str) -> bool:
-    """Does the cloud's text speak of an exceeded quota?"""
+    """Return whether the cloud's text mentions an exceeded quota."""
     text = message.lower()
     return ("quota" in text and "exceed" in text) or "number of ports exceeded" in text or "limit exceeded" in text
 
@@ -151,12 +151,12 @@ def _kind_of_status(status: int, message: str, may_retry: bool) -> ErrorKind:
 
 
 def is_overload(error: BaseException) -> bool:
-    """Does the cloud, or a gateway before it, have too much to do? Then fewer calls help."""
+    """Return whether the cloud, or its gateway, is overloaded: fewer calls help."""
     return status_of(error) == 503
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Seconds to wait before the next try as the cloud has it; None when it does not say."""
+    """Return the seconds to wait that the cloud asks for; None when it does not."""
     headers: object = getattr(getattr(error, "response", None), "headers", None)
     if not isinstance(headers, Mapping):
         return None
@@ -200,7 +200,7 @@ def suspected_lookups(message: str) -> set[str] | None:
 
 
 def given(option: str, label: Any, zone: str | None, image: Mapping[str, Any]) -> str:
-    """What the option has, in brackets; empty for those that may hold secrets."""
+    """Return the option's value in brackets; empty for those that may contain secrets."""
     values = {
         "key-name": label.key_name, "availability-zones": getattr(label, "azs", None) or zone, "server-group": label.server_group,
         "security-groups": label.security_groups or label.pool.security_groups, "networks": label.networks,

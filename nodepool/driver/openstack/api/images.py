@@ -147,7 +147,7 @@ class ImageApi(Transport):
             delete(image_id)
 
     def delete_image(self, image_id: str) -> bool:
-        """False when it does not exist."""
+        """Delete the image; return False when it does not exist."""
         try:
             self.request("delete_image", "image", "DELETE", f"/images/{image_id}", missing_ok=True)
         except Exception as error:
@@ -169,7 +169,7 @@ class ImageApi(Transport):
 
 
 def properties(metadata: dict[str, Any], md5: str | None, sha256: str | None) -> dict[str, Any]:
-    """Fields and properties of the image from our metadata; values of properties are text.
+    """Return fields and properties of the image from our metadata; properties are strings.
 
     The checksums are noted as the SDK does it.
     """

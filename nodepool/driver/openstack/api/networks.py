@@ -34,7 +34,7 @@ class Rules:
 
     @classmethod
     def of(cls, client: Connection) -> Rules:
-        """From the SDK's connection."""
+        """Return the rules from the SDK's connection."""
         config = client.config
         return cls(
             tuple(config.get_external_ipv4_networks()),
@@ -57,7 +57,7 @@ class Networks:
     all: list[dict[str, Any]] = field(default_factory=list)
 
     def find(self, name: str | None) -> dict[str, Any] | None:
-        """By id, else by name."""
+        """Return the network by id, or by name."""
         if not name:
             return None
         return next((net for net in self.all if net["id"] == name), None) or next(

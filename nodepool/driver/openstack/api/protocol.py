@@ -16,10 +16,10 @@ class Api(Protocol):
     def close(self) -> None: ...
 
     def has(self, service: str) -> bool:
-        """Does the cloud have the service (``network``, ``block_storage``)?"""
+        """Return whether the cloud has the service (``network``, ``block_storage``)."""
 
     def project(self) -> str:
-        """Id of our project."""
+        """Return the id of our project."""
 
     # -- servers
 
@@ -44,7 +44,7 @@ class Api(Protocol):
     def delete_server(self, server_id: str) -> bool: ...
 
     def expand_server(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
-        """The server with its addresses filled in."""
+        """Return the server with its addresses."""
 
     def get_server_console(self, server_id: str) -> str | None: ...
     def get_server_group(self, name_or_id: str) -> Any: ...
@@ -52,7 +52,7 @@ class Api(Protocol):
     # -- inputs of servers
 
     def list_flavors(self) -> list[Any]:
-        """Their values can be read as attributes too."""
+        """Return the flavors, whose values are also attributes."""
 
     def list_availability_zone_names(self) -> list[str]: ...
     def get_compute_limits(self) -> Any: ...
@@ -60,7 +60,7 @@ class Api(Protocol):
     # -- volumes
 
     def get_volume_limits(self) -> Any:
-        """None without a volume service."""
+        """Return the limits; None without a volume service."""
 
     def list_volumes(self) -> list[Any]: ...
     def tag_volume(self, volume_id: str, metadata: dict[str, Any]) -> None: ...
@@ -69,7 +69,7 @@ class Api(Protocol):
     # -- images
 
     def list_images(self, **filters: object) -> list[Any]:
-        """The properties that we give them are also in a mapping ``properties`` of their own."""
+        """Return the images; our own properties are also in the mapping ``properties``."""
 
     def get_image(self, name_or_id: str, filters: dict[str, Any] | None = None) -> Any: ...
 
@@ -100,11 +100,11 @@ class Api(Protocol):
     def needs_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> bool: ...
 
     def create_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
-        """The new floating IP with the marks of the server, None when no port of the server can have one."""
+        """Create a floating IP with the server's tags; None when no port can have one."""
 
     def get_floating_ip_by_id(self, floating_ip_id: str) -> Any: ...
     def list_floating_ips(self) -> list[Any]: ...
     def delete_floating_ip(self, floating_ip_id: str) -> bool: ...
 
     def delete_unattached_floating_ips(self) -> int:
-        """How many there were. Those of others in the project too."""
+        """Delete them, also those of others in the project; return how many there were."""

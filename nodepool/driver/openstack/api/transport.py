@@ -47,7 +47,7 @@ class Record(dict[str, Any]):
 
 
 def prepare(client: Connection) -> Any:
-    """Bound the calls of an SDK connection in time and let it have a connection per thread."""
+    """Set time limits for calls of an SDK connection, and allow a connection per thread."""
     from keystoneauth1 import session as keystone
 
     session = client.session
@@ -117,7 +117,7 @@ class Transport:
             raise
 
     def authenticated(self, call: Callable[[], T]) -> T:
-        """Its result; a second time with a new token when the first one was refused."""
+        """Return the result of a call, retried with a new token if the first was refused."""
         self.authenticate()
         try:
             return call()
@@ -188,11 +188,11 @@ class Transport:
     def many(
         self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None, **kw: object
     ) -> list[Record]:
-        """All objects."""
+        """Return all objects."""
         return [Record(item) for item in self.pages(operation, service, path, key, dict(params or {}), **kw)]
 
     def pages(self, operation: str, service: str, path: str, key: str, params: dict[str, Any], **kw: Any) -> Iterator[Any]:
-        """All objects as they are in the answers; the next page is linked in the JSON or in a header."""
+        """Yield all objects of the answers; the next page is linked in JSON or header."""
         markers: set[str] = set()
         while True:
             data = self.request(operation, service, "GET", path, wanted=key, params=params, **kw)
@@ -208,7 +208,7 @@ class Transport:
             markers.add(marker)
 
     def send(self, service: str, method: str, path: str, wanted: str | None, kw: dict[str, Any]) -> Any:
-        """One request, as it is: neither paced nor repeated nor measured."""
+        """Send one request, without pacing, retries and metrics."""
         try:
             response = self.service(service).request(path, method, **AS_IT_IS, **kw)
         except Exception as error:
