@@ -203,7 +203,7 @@ class Workers:
             try:
                 self._add()
             except RuntimeError as error:
-                log.error("A thread for the API cannot be had, the %s that there are do all of it: %s", self._threads - 1, error)
+                log.error("Starting a thread for the API failed, continuing with %s threads: %s", self._threads - 1, error)
                 with self._need:
                     self._threads -= 1
                     self._need.wait(SHORTAGE_WAIT)

@@ -140,7 +140,7 @@ class Host:
                 lambda: self._database.counters("bandwidth"),
                 lambda content: self._database.set_counters("bandwidth", content),
                 notify=lambda name, kind, used, limit: log.warning(
-                    "Sliver %s has sent %s MiB (%s) of the %s MiB that it may send in a day: its rate is cut",
+                    "Sliver %s has sent %s MiB (%s) of the %s MiB that it may send in a day: reducing its rate",
                     name,
                     used >> 20,
                     kind,
@@ -184,7 +184,7 @@ class Host:
         """
         rest = [spec for other, spec in others.items() if other != name]
         if len(rest) >= self._config.max_slivers:
-            raise NodeError(f"quota: all {self._config.max_slivers} places for slivers are taken")
+            raise NodeError(f"quota: all {self._config.max_slivers} slots for slivers are in use")
         share = sum(spec["nm_cpu_guaranteed_share"] for spec in rest) + wanted["nm_cpu_guaranteed_share"]
         if share > 1000 - self._config.host_reserve:
             raise NodeError(

@@ -331,7 +331,7 @@ class NodeManager:
             try:
                 task()
             except Exception:
-                self.log.exception("Periodic task failed, it is tried again in a minute: %s:", name)
+                self.log.exception("Periodic task failed, retrying in a minute: %s:", name)
 
     def _expire(self) -> None:
         with self._delivery:

@@ -85,7 +85,7 @@ class _TlsConnection(http.client.HTTPSConnection):
             super().connect()
         except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError) as error:
             self.close()
-            raise OSError("the other end closed the connection before it was secured; too many there at one time?") from error
+            raise OSError("the server closed the connection during the TLS handshake; has it too many connections?") from error
         self.timeout = timeout
         self.sock.settimeout(timeout)
 

@@ -180,7 +180,7 @@ class Connections:
             stream.close()
             if time.monotonic() - share.told > SILENCE:
                 share.told = time.monotonic()
-                log.warning("Connections of %s are refused: too many at one time", share)
+                log.warning("Refusing connections of %s: too many are open", share)
             return
         if oldest is not None:
             self._close(oldest)

@@ -16,7 +16,7 @@ _UCRED = struct.Struct("iII")
 #: The account that delegates share when they have none of their own (C.5).
 SHARED_DELEGATE = "nodepool-nm"
 #: Hint for root or a launcher on a connection of another type.
-UNTRUSTED = "over this connection there are no rights of root or of a launcher; use the Unix socket of the host"
+UNTRUSTED = "this connection does not grant rights of root or of a launcher; use the Unix socket of the host"
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, _NLMSG_ERROR = 4, 20, 1, 2
 _HEADER = struct.Struct("=IHHII")

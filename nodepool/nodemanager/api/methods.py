@@ -171,7 +171,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("Help", (), "this text", "anyone", lambda node, caller, a: help_text()),
-        Method("DumpDatabase", (), "all that is known, as JSON text", "root", lambda node, caller, a: node.dump()),
+        Method("DumpDatabase", (), "everything that is known, as JSON text", "root", lambda node, caller, a: node.dump()),
         Method(
             "CreateSliver",
             ("sliver",),
@@ -237,12 +237,12 @@ METHODS: dict[str, Method] = {
             _loans,
             True,
         ),
-        Method("GetRecord", ("sliver",), "all that is known of a sliver", "target", lambda node, caller, a: node.describe(a[0])),
-        Method("GetUsage", ("sliver",), "what a sliver uses at present", "target", lambda node, caller, a: node.usage(a[0])),
+        Method("GetRecord", ("sliver",), "all data of a sliver", "target", lambda node, caller, a: node.describe(a[0])),
+        Method("GetUsage", ("sliver",), "current usage of a sliver", "target", lambda node, caller, a: node.usage(a[0])),
         Method(
             "GetConsole",
             ("sliver",),
-            "the end of what its first process printed",
+            "the last output of its first process",
             "target",
             lambda node, caller, a: node.console(a[0]),
         ),

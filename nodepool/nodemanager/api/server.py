@@ -109,7 +109,7 @@ class Servers:
         try:
             self.tidy()
         except OSError as error:
-            log.warning("Unused sockets cannot be removed, it is tried again in a minute: %s", error)
+            log.warning("Unused sockets cannot be removed, retrying in a minute: %s", error)
 
     def stop(self) -> None:
         """Close all; calls that wait are cut off."""

@@ -28,7 +28,7 @@ def missing_ssh_server() -> list[Problem]:
     """Return how to enable logins to slivers of image ``host``, which use this host's sshd."""
     if os.path.exists(SSHD_ARGV[0]):
         return []
-    return [Problem("sshd", False, "install openssh-server; slivers of image host cannot be logged into without")]
+    return [Problem("sshd", False, "install openssh-server; without it, logins to slivers of image host are impossible")]
 
 
 @dataclass(frozen=True)

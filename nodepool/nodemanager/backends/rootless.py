@@ -33,7 +33,7 @@ class RootlessBackend(NativeBackend):
 
     def check(self) -> list[Problem]:
         problems = [
-            Problem("limits", False, "rlimits only (processes, memory of each process, size of a file); root can more"),
+            Problem("limits", False, "rlimits only (processes, memory of each process, size of a file); run as root for more"),
             Problem("root inside", False, "one user without sudo, /usr read-only; run as root for more"),
             *missing_ssh_server(),
         ]
@@ -58,7 +58,7 @@ class RootlessBackend(NativeBackend):
 
     def create(self, spec: SliverSpec) -> Handle:
         if spec.username == "root":
-            raise BackendError("slivers of an ordinary user have no root inside: give the label or image a username")
+            raise BackendError("slivers of an ordinary user have no root inside: set a username in the label or image")
         if spec.network != "none":
             raise BackendError(f"network {spec.network!r}: slivers of an ordinary user have only network none")
         return super().create(spec)

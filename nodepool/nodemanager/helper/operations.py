@@ -67,7 +67,7 @@ def open_sliver(request: dict[str, Any]) -> int:
     except OSError as error:
         raise StepError(f"the sliver does not run (process {pid}: {error.strerror})") from error
     if syscalls.start_time(pid) != request["start_time"]:
-        raise StepError(f"the sliver does not run (process {pid} is another one)")
+        raise StepError(f"the sliver does not run (process {pid} is a different one)")
     return descriptor
 
 

@@ -104,7 +104,7 @@ class Pending:
                 frame = receive_frame(self._connection)
             if frame is None:
                 raise BackendError(
-                    f"{self._operation}: the worker was killed before it was done, or never ran (no memory left in the sliver, "
+                    f"{self._operation}: the worker was killed before it finished, or never ran (no memory left in the sliver, "
                     f"no descriptors left for the helper, or over {self._timeout:g} s)",
                     retry=True,
                 )
@@ -115,7 +115,7 @@ class Pending:
                 raise BackendError(str(answer["error"]), retry=bool(answer.get("retry")))
         except (OSError, ValueError) as error:
             self.close()
-            raise BackendError(f"{self._operation}: the helper broke off: {error}", retry=True) from error
+            raise BackendError(f"{self._operation}: the helper closed the connection: {error}", retry=True) from error
         except BaseException:
             self.close()
             raise
@@ -227,7 +227,7 @@ class Zygote:
                 send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
         except OSError as error:
             ours.close()
-            raise BackendError(f"{operation}: the helper broke off: {error}", retry=True) from error
+            raise BackendError(f"{operation}: the helper closed the connection: {error}", retry=True) from error
         except BaseException:
             ours.close()
             raise

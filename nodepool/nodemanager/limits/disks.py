@@ -82,7 +82,7 @@ class Disks:
         if commands.find("mke2fs") is None:
             found.append(Problem("disk quota", False, "install e2fsprogs (mke2fs); without it slivers get no disks of their own"))
         if not os.path.exists("/dev/loop-control"):
-            found.append(Problem("disk quota", False, "load the kernel module loop; slivers get no disks of their own without"))
+            found.append(Problem("disk quota", False, "load the kernel module loop; without it slivers get no own disks"))
         return found
 
     def prepare(self, room: bool = True) -> None:
@@ -181,7 +181,7 @@ class Disks:
         if path.exists():
             return Disk(str(path), self._quota(name), self._device(name) or "")
         if kib < MINIMUM_KIB:
-            raise DiskError(f"nm_disk_quota: {kib} KiB is less than {MINIMUM_KIB}, the least a disk can have")
+            raise DiskError(f"nm_disk_quota: {kib} KiB is less than {MINIMUM_KIB}, the minimum size of a disk")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name("disk.img.new")
         try:

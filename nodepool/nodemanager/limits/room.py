@@ -105,7 +105,7 @@ class Room:
             self._complete = False
             if not self._said:
                 self._said = True
-                log.error("The file system of %s is full. Slivers run and can be deleted; remove what fills it", self._directory)
+                log.error("The file system of %s is full. Slivers still run and can be deleted; free disk space", self._directory)
             # Disk templates are created again when needed.
             for directory in (self._ballast, self._directory / "disks"):
                 if give_up(directory):

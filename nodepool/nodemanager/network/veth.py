@@ -144,7 +144,7 @@ class Network:
         for what, modules, lines in checks:
             said = supports(lines)
             if said is not None:
-                found.append(Problem(what, False, f"load the kernel modules {modules} ({said}); network none works without"))
+                found.append(Problem(what, False, f"load the kernel modules {modules} ({said}); only network none works then"))
         return found
 
     def prepare(self) -> None:
@@ -159,7 +159,7 @@ class Network:
                 else:
                     self._firewall.remove()
             except NetworkError as error:
-                log.warning("The rules for networks of slivers cannot be changed: %s", error)
+                log.warning("The firewall rules for slivers cannot be changed: %s", error)
             if not (CLASS_NET / self.shaper.device).exists():
                 return
             self._share("shaping")
@@ -408,7 +408,7 @@ class Network:
                     self._firewall.remove()
                     self._shared -= {"nat", "bridge"}
                 except NetworkError as error:  # stop() and the next start try again
-                    log.warning("The rules for networks of slivers stay: %s", error)
+                    log.warning("The firewall rules for slivers cannot be removed: %s", error)
 
     def _removed(self, name: str, veth: str, index: int, done: concurrent.futures.Future[None]) -> None:
         with self._lock:
@@ -416,7 +416,7 @@ class Network:
                 del self._removals[index]
             if not done.cancelled() and done.exception() is not None:
                 self._left[index] = name, veth
-                log.warning("The network of sliver %s cannot be removed, it is tried again: %s", name, done.exception())
+                log.warning("The network of sliver %s cannot be removed, retrying later: %s", name, done.exception())
 
     def _finish(self, index: int) -> None:
         """Wait until the previous device of this index is removed. Raises NetworkError."""

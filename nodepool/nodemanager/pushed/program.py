@@ -69,7 +69,7 @@ class Place:
             try:
                 lock_file(file.fileno(), LOCK_TIMEOUT)
             except BlockingIOError:
-                raise PushError(f"another launcher works on {self.directory} for more than {LOCK_TIMEOUT:g} s") from None
+                raise PushError(f"another launcher has locked {self.directory} for more than {LOCK_TIMEOUT:g} s") from None
             yield
 
     # -- what there is
@@ -125,7 +125,7 @@ class Place:
         if self.directory.exists() and self.read("owner") != job["owner"]:
             if since < float(self.read("since") or 0):
                 # A launcher that does not know of its loss must not take the machine from its new owner.
-                raise PushError(f"the machine has been given to backing node {self.read('owner')} meanwhile")
+                raise PushError(f"the machine belongs to backing node {self.read('owner')} now")
             self.clear()  # of an earlier launcher that ended without cleaning up
         self.directory.mkdir(mode=0o711, exist_ok=True)
         self.write("since", str(since))

@@ -70,7 +70,7 @@ class Copies:
                 local = dict(content["local"])
                 index, sliver = int(local["index"]), str(record["name"])
                 if f"{record['record_key']}.json" != name or not database.take_index(sliver, index):
-                    raise ValueError("its name or number is another's")
+                    raise ValueError("its name or number belongs to another sliver")
             except (OSError, ValueError, KeyError, TypeError) as error:
                 log.error("The copy %s cannot be used: %s", path, error)
                 continue
@@ -87,4 +87,4 @@ class Copies:
                 )
             )
             database.update_local(key, **local)
-            log.info("Sliver %s is known again from its copy", sliver)
+            log.info("Sliver %s is restored from its copy", sliver)

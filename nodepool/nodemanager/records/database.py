@@ -140,7 +140,7 @@ class Database:
         while os.path.exists(aside):
             aside += "+"
         log.error(
-            "The database %s cannot be used (%s): moved to %s. It is built again from the sources; slivers that run are adopted",
+            "The database %s cannot be used (%s): moved to %s. It is rebuilt from the sources; running slivers are adopted",
             self.path,
             error,
             aside,
@@ -320,7 +320,7 @@ class Database:
                     return int(number)
             number = next((n for n in range(1, limit + 1) if n not in taken and usable(n)), None)
             if number is None:
-                raise DatabaseError(f"all {limit} places for slivers are taken")
+                raise DatabaseError(f"all {limit} slots for slivers are in use")
             cursor.execute("INSERT INTO indexes VALUES (?, ?)", (number, name))
             return int(number)
 

@@ -130,7 +130,7 @@ def _plain(value: object) -> None:
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise RecordError(f"a record must have texts as keys, not {type(key).__name__}")
+                raise RecordError(f"a record must have strings as keys, not {type(key).__name__}")
             _plain(item)
     elif isinstance(value, (list, tuple)):
         for item in value:

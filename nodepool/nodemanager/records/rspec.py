@@ -60,10 +60,10 @@ _RESOURCES = (
     Resource("nm_net_max_rate", UNLIMITED_RATE, "bit/s sent, ceiling", True, 8, maximum=MAXIMUM_RATE),
     Resource("nm_net_exempt_min_rate", 8, "bit/s to exempt destinations, guaranteed", maximum=MAXIMUM_RATE),
     Resource("nm_net_exempt_max_rate", UNLIMITED_RATE, "bit/s to exempt destinations, ceiling", True, 8, maximum=MAXIMUM_RATE),
-    Resource("nm_net_max_kbyte", 0, "KiB sent per day before the ceiling sinks; 0: no limit"),
-    Resource("nm_net_thresh_kbyte", 0, "KiB sent per day from which the ceiling sinks; 0: 80 % of the limit"),
+    Resource("nm_net_max_kbyte", 0, "KiB sent per day before the ceiling is lowered; 0: no limit"),
+    Resource("nm_net_thresh_kbyte", 0, "KiB sent per day from which the ceiling is lowered; 0: 80 % of the limit"),
     Resource("nm_net_exempt_max_kbyte", 0, "KiB sent per day to exempt destinations; 0: no limit"),
-    Resource("nm_net_exempt_thresh_kbyte", 0, "KiB per day from which that ceiling sinks; 0: 80 % of the limit"),
+    Resource("nm_net_exempt_thresh_kbyte", 0, "KiB per day from which that ceiling is lowered; 0: 80 % of the limit"),
     Resource("nm_net_share", 1, "weight when slivers compete for spare bandwidth", True, 1, minimum=1, maximum=10_000),
 )
 RESOURCES: dict[str, Resource] = {resource.name: resource for resource in _RESOURCES}

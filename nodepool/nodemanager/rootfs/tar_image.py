@@ -108,7 +108,7 @@ def parts_of(name: str) -> list[str]:
     if ".." in parts:
         raise TarError(f"member {name[:200]!r}: '..' in its path")
     if len(parts) > _MAX_DEPTH:
-        raise TarError(f"member {name[:200]!r}: more than {_MAX_DEPTH} directories below each other")
+        raise TarError(f"member {name[:200]!r}: more than {_MAX_DEPTH} nested directories")
     return parts
 
 
@@ -231,7 +231,7 @@ class _Extraction:
     def _hard_link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         target = parts_of(member.linkname)
         if not target:
-            raise TarError(f"member {member.name!r}: hard link to nothing")
+            raise TarError(f"member {member.name!r}: hard link to a missing file")
         source = self._directory(target[:-1])
         try:
             if not stat.S_ISREG(os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode):
@@ -265,7 +265,7 @@ class _Extraction:
         while left:
             data = content.read(min(left, _CHUNK))
             if not data:
-                raise TarError(f"member {member.name!r}: cut short")
+                raise TarError(f"member {member.name!r}: truncated")
             left -= len(data)
             if data.count(0) == len(data):
                 os.lseek(descriptor, len(data), os.SEEK_CUR)

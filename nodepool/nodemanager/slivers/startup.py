@@ -50,8 +50,8 @@ class Startup:
                 continue
             name = record.content["name"]
             if effective.get(name, {}).get("nm_enabled") and not self._database.local(record.key).get(RUNNING, True):
-                log.info("Sliver %s was stopped; it is started (--startup)", name)
+                log.info("Starting stopped sliver %s (--startup)", name)
                 try:
                     self._start(name)
                 except NodeError as error:  # it went, or was disabled, this moment
-                    log.info("Sliver %s is not started: %s", name, error)
+                    log.info("Not starting sliver %s: %s", name, error)

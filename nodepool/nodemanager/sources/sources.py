@@ -223,7 +223,7 @@ class SlicesXmlSource:
         text = str(error) or type(error).__name__
         if text != self._problem:
             self._problem = text
-            log.error("%s cannot be used, slivers stay as they are: %s", self._url or self._file, text)
+            log.error("%s cannot be used, keeping slivers unchanged: %s", self._url or self._file, text)
 
     def _read_file(self, again: bool) -> tuple[bytes | None, None, tuple[int, ...] | None]:
         """Return the document of a file; None: unchanged."""
@@ -280,7 +280,7 @@ class SlicesXmlSource:
             with open(self._copy, "rb") as stream:
                 records = self._parse(stream.read(slices_xml.MAX_SIZE + 1))
             self._deliver(self.name, None, records, False)
-            log.warning("%s: the last good copy %s is used", self._url or self._file, self._copy)
+            log.warning("%s: using the last good copy %s", self._url or self._file, self._copy)
         except FileNotFoundError:
             pass
         except Exception as error:
@@ -371,7 +371,7 @@ class ZooKeeperSource:
                     self._look()
                 except KazooException as error:
                     wait = RETRY
-                    log.warning("Slices cannot be read from ZooKeeper now, slivers stay as they are: %r", error)
+                    log.warning("Slices cannot be read from ZooKeeper now, keeping slivers unchanged: %r", error)
                 except Exception:
                     wait = RETRY
                     log.exception("Error reading slices from ZooKeeper:")
@@ -453,7 +453,7 @@ class ZooKeeperSource:
             stat = kazoo.exists(path)
             if stat is not None and stat.ephemeralOwner not in (0, self._client.session_id):
                 log.warning(
-                    "%s is of another session: of this node manager before its restart, or another host has this name "
+                    "%s belongs to another session: of this node manager before its restart, or another host has this name "
                     "(host-name)",
                     path,
                 )

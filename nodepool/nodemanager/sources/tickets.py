@@ -193,7 +193,7 @@ def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseO
             problem = problem or error
             continue
         return _claims(claims, options, use_once)
-    raise TicketError(str(problem) or "no key fits")
+    raise TicketError(str(problem) or "no key matches")
 
 
 def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: UseOnce) -> list[dict[str, Any]]:

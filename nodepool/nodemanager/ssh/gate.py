@@ -246,7 +246,7 @@ class Gate:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 # The listener stays ready: without a pause this would be a busy loop.
-                log.error("Connections to slivers wait: %s", error.strerror)
+                log.error("Connections to slivers are delayed: %s", error.strerror)
                 poll = select.poll()
                 poll.register(self._wake_read, select.POLLIN)
                 poll.poll(SHORTAGE_WAIT * 1000)

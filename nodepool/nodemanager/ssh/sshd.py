@@ -192,7 +192,7 @@ class SshServers:
         text = b""
         while _LISTENING not in text:
             if not readable([reading], deadline - time.monotonic()):
-                return f"nothing in {START_TIMEOUT:g} s {text[-200:]!r}"
+                return f"no output within {START_TIMEOUT:g} s {text[-200:]!r}"
             data = os.read(reading, 4096)
             if not data or len(text) > 65536:
                 return repr(text[-200:].decode(errors="replace"))

@@ -158,7 +158,7 @@ def test_life_of_a_pushed_daemon(base: pathlib.Path) -> None:
         late.load()
         answer = late.begin(action)
         assert answer["state"] == expected, answer
-        assert "given to backing node 0000000002" in str(answer.get("text", "given to backing node 0000000002"))
+        assert "belongs to backing node 0000000002 now" in str(answer.get("text", "belongs to backing node 0000000002 now"))
         late.end()
     assert place.pid() == pid and place.read("owner") == "0000000002"
     # A sliver keeps it.

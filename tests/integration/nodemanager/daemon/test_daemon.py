@@ -290,7 +290,7 @@ def test_startup(listed: NmDaemon, tmp_path: pathlib.Path) -> None:
     nm.wait("own")
     wait_for(lambda: nm.ssh("own", "cat /root/starts") == "started\n" * 2, what="the init script of the one that was stopped")
     assert nm.ssh("runs", "cat /root/starts") == "started\n", "it was running all the time"
-    wait_for(lambda: "slivers stay as they are" in nm.log, what="the source is looked at")
+    wait_for(lambda: "keeping slivers unchanged" in nm.log, what="the source is looked at")
     assert (state("listed"), state("off")) == ("stopped", "disabled")
     path.write_text(SLICES)
     wait_for(lambda: state("listed") == "ready", what="the listed sliver after the first complete update")

@@ -118,7 +118,7 @@ def test_walk(nm: NmDaemon) -> None:
     shares(nm, 0.6)
     # A broken list changes nothing.
     nm.slices.write_text("<slices><slice")  # type: ignore[attr-defined]
-    wait_for(lambda: "slivers stay as they are" in nm.log, 20)
+    wait_for(lambda: "keeping slivers unchanged" in nm.log, 20)
     assert len(nm.client.call("ListSlivers")) == 2
     # A lost database is rebuilt, from copies and from the list.
     nm.stop(signal.SIGKILL)

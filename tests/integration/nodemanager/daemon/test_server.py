@@ -712,6 +712,6 @@ def test_client_that_is_sent_away(folder: pathlib.Path, authority: Authority, re
         thread = threading.Thread(target=send_away)
         thread.start()
         client = Client(f"https://127.0.0.1:{listener.getsockname()[1]}", Tls(authority.cert, *authority.issue("nl01")))
-        with pytest.raises(RpcError, match="closed the connection before it was secured"):
+        with pytest.raises(RpcError, match="closed the connection during the TLS handshake"):
             client.call("Help")
         thread.join(10)

@@ -71,7 +71,7 @@ def test_file(node: MemoryNode, tmp_path: pathlib.Path, caplog: pytest.LogCaptur
     path.unlink()
     assert not source.look()
     assert node.sliver_names() == ["a", "b"]
-    assert "slivers stay as they are" in caplog.text
+    assert "keeping slivers unchanged" in caplog.text
     path.write_bytes(document("b", "c"))
     assert source.look()
     assert node.sliver_names() == ["b", "c"]

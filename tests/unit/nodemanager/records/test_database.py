@@ -173,7 +173,7 @@ def test_indexes(tmp_path: pathlib.Path) -> None:
     database.close()
     database = opened(tmp_path / "db")
     assert [database.allocate_index(n, 3) for n in "cd"] == [1, 3]
-    with pytest.raises(DatabaseError, match="all 3 places"):
+    with pytest.raises(DatabaseError, match="all 3 slots"):
         database.allocate_index("e", 3)
     assert database.take_index("b", 2)
     assert not database.take_index("z", 2)
