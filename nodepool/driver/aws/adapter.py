@@ -144,7 +144,7 @@ class AwsAdapter(statemachine.Adapter):
             except CallsStopped:
                 pass
             except Exception as error:
-                self.log.error("Cannot prepare launch templates, will try again when one is needed: %s", error)
+                self.log.error("Preparing launch templates failed, retrying when one is needed: %s", error)
             finally:
                 done.set()
 

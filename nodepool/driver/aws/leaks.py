@@ -126,4 +126,4 @@ class AwsLeaks:
         except Exception as error:
             if classify(error) is not ErrorKind.NOT_FOUND:
                 raise
-            self.log.warning("Leaked %s %s is not there any more", resource.type, resource.id)
+            self.log.warning("Leaked %s %s no longer exists", resource.type, resource.id)

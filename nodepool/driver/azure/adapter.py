@@ -204,7 +204,7 @@ class AzureAdapter(MachineAdapter):
             except api.OperationFailed as error:
                 code, message = error.code, error.message
             except Exception as error:
-                self.log.warning("Cannot ask why virtual machine %s is %s: %s", job.name, state, error)
+                self.log.warning("Cannot query why virtual machine %s is %s: %s", job.name, state, error)
         text = f"virtual machine {job.name} is {state}: {code}: {message}"
         raise self.failed(job, kind_of_code(code, message) or ErrorKind.OTHER, text)
 

@@ -107,7 +107,7 @@ class Arm:
             following = str(url)
             # Only where the list is from: a token is sent along.
             if not following.startswith(self.login.place()[0]):
-                raise NoAnswer(f"{what}: the next page is said to be elsewhere")
+                raise NoAnswer(f"{what}: the next page has the address of another service")
             answer = ask(what, lambda following=following: self._page(following, None, what))  # type: ignore[misc]
 
     def _page(self, path: str, version: str | None, what: str, **params: str) -> Answer:

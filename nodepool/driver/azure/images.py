@@ -102,7 +102,7 @@ class DiskUploader(ImageUploader):
         try:
             self._delete_disk()
         except Exception as error:
-            self.log.warning("Cannot delete disk %s, it is left to the search for leaks: %s", self.image_name, error)
+            self.log.warning("Cannot delete disk %s, leaving it to the leak cleanup: %s", self.image_name, error)
         return self.image_name
 
     def abortUpload(self) -> None:

@@ -195,7 +195,7 @@ class Housekeeping:
         if record.releasing:
             slots.release(record)
         elif request_id is not None:
-            self.log.info("Cancelling backing request %s, no node needs it any more", request_id)
+            self.log.info("Canceling backing request %s, no node needs it any more", request_id)
             slots.requests.forget(request_id, delete=True)
 
     def _forget_the_gone(self, record: BackingNodeRecord) -> None:
@@ -251,6 +251,6 @@ class Housekeeping:
             return
         for request in list(slots.zk.nodeRequestIterator()):
             if request.requestor == slots.my_id and request.created_time in slots.requests.doubtful:
-                self.log.info("Cancelling backing request %s, which was lost", request.id)
+                self.log.info("Canceling backing request %s, whose creation was not acknowledged", request.id)
                 slots.zk.deleteNodeRequest(request)
         slots.requests.doubtful.clear()

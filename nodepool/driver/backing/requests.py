@@ -161,7 +161,7 @@ class BackingRequests:
 
     def _taken(self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]) -> None:
         """Register the adopted backing node, whose slots are stored."""
-        self.log.info("Took over backing node %s for label %s", node_id, record.label_name)
+        self.log.info("Adopted backing node %s for label %s", node_id, record.label_name)
         actions: list[Action] = []
         with self._slots.lock:
             record.taking = False
@@ -199,7 +199,7 @@ class BackingRequests:
                         self._taken(record, request_id, node_id, data.allocations)
                         return
                     # The mirror is being read again; as long as it shows the node free it would be taken for lost.
-                    reason = "it is not seen to be ours yet"
+                    reason = "it is not assigned to us yet"
                     self._slots.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
                     continue
                 if node.state != READY:

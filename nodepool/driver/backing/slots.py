@@ -384,7 +384,7 @@ class BackingSlots:
             elif new.driver_data is not None and new.provider == self.provider.name:
                 self.note_slot(new)
         except Exception:
-            self.log.exception("Error looking at node %s:", node_id)
+            self.log.exception("Error checking node %s:", node_id)
 
     def _backing_node_changed(self, node_id: str, node: Node | None) -> None:
         actions: list[Action] = []

@@ -134,7 +134,7 @@ class DeleteMachine(SteppedMachine):
         watch = self.maker.watched.watch(key, self._wake, "delete")
         while (answer := watch.look) is None or not self.maker.is_gone(key, answer.value):
             if time.monotonic() - since > ASK_AGAIN:
-                self.log.warning("%s is still there after %.0f s, its deletion is asked for again", key, ASK_AGAIN)
+                self.log.warning("%s still exists after %.0f s, requesting its deletion again", key, ASK_AGAIN)
                 watch.end(reached=False)
                 return False
             yield Wait(watch=watch)

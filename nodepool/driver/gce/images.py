@@ -114,7 +114,7 @@ class GceImages:
         try:
             function()
         except Exception as error:
-            self.log.warning("Cannot delete %s, it is left to the search for leaks: %s", what, error)
+            self.log.warning("Cannot delete %s, leaving it to the leak cleanup: %s", what, error)
 
     def _send(self, key: str, filename: str, tags: dict[str, str]) -> None:
         query = urllib.parse.urlencode({"uploadType": "resumable", "name": key})

@@ -156,7 +156,7 @@ class IBMVPCImages:
         try:
             function()
         except Exception as error:
-            self.log.warning("Cannot delete %s, it is left to the search for leaks: %s", what, error)
+            self.log.warning("Cannot delete %s, leaving it to the leak cleanup: %s", what, error)
 
     # -- removal and looking
 

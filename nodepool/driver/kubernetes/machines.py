@@ -184,7 +184,7 @@ class CreateMachine(_Machine):
             if seen.found is not None and token_of(seen.found) is not None:
                 return seen.found
         raise exceptions.LaunchNodepoolException(
-            f"namespace {job.namespace}: the cluster has filled in no token of {job.token} after {TOKEN_TIMEOUT:.0f} s"
+            f"namespace {job.namespace}: the cluster has created no token of {job.token} after {TOKEN_TIMEOUT:.0f} s"
         )
 
     def _running(self, news: News) -> Steps[Object]:

@@ -281,7 +281,7 @@ class NodeManagerAdapter(statemachine.Adapter):
                     host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)
                 except RpcFault as fault:
                     if fault.code != BAD_ARGUMENT:  # deleted meanwhile
-                        self.log.warning("The lease of %s on %s is not renewed: %s", name, host.name, fault.text)
+                        self.log.warning("Renewing the lease of %s on %s failed: %s", name, host.name, fault.text)
         except RpcError as error:
             host.failed(error)
         except RpcFault as fault:
@@ -356,7 +356,7 @@ class NodeManagerAdapter(statemachine.Adapter):
                 host.call("Stop", name)
                 host.call("Start", name)
             except (RpcError, RpcFault) as error:
-                self.log.info("Sliver %s on %s is not restarted: %s", name, host.name, error)
+                self.log.info("Restart of sliver %s on %s failed: %s", name, host.name, error)
 
         host.submit(restart)
 
@@ -386,7 +386,7 @@ class NodeManagerAdapter(statemachine.Adapter):
 
         failures = self._everywhere(send, UPLOAD_TIMEOUT)
         if failures:
-            text = f"image {image_name} was not taken by {'; '.join(failures)}"
+            text = f"image {image_name} was not accepted by {'; '.join(failures)}"
             if len(failures) >= len(self.hosts.all()):
                 raise HostError(text)
             self.log.warning("%s", text)
@@ -398,7 +398,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         """Delete the image from all hosts. HostError: a host failed; retry later."""
         failures = self._everywhere(lambda host: host.delete_image(str(external_id)), CALL_TIMEOUT + MARGIN)
         if failures:
-            raise HostError(f"image {external_id} is not deleted on {'; '.join(failures)}")
+            raise HostError(f"image {external_id} was not deleted on {'; '.join(failures)}")
 
     def _everywhere(self, function: Callable[..., Any], timeout: float) -> list[str]:
         """Run on all hosts at the same time; the texts of failures."""

@@ -215,7 +215,7 @@ class NodeManagerProviderConfig(ProviderConfig):
         else:
             unused = next((key for key in backing_config.SCHEMA if str(key) in options), None)
             if unused is not None:
-                raise ConfigError(f"{unused} is of no use without backing-label", where=(str(unused),))
+                raise ConfigError(f"{unused} has no effect without backing-label", where=(str(unused),))
         self.discover = bool(options.get("discover", False))
         tls = {key: options[key] for key in TLS_KEYS if key in options}
         if tls and len(tls) < len(TLS_KEYS):
@@ -224,7 +224,7 @@ class NodeManagerProviderConfig(ProviderConfig):
         for number, entry in enumerate(options.get("hosts") or []):
             host = NodeManagerHost({**tls, **entry})
             if host.name in self.hosts:
-                raise ConfigError(f"host {host.name} is given twice", where=("hosts", number))
+                raise ConfigError(f"host {host.name} is listed twice", where=("hosts", number))
             if not _URL.match(host.url):
                 raise ConfigError(
                     f"host {host.name}: {host.url!r} is not an address of a node manager; use unix:/path, "
@@ -273,7 +273,7 @@ class NodeManagerProviderConfig(ProviderConfig):
             for label in each.labels.values():
                 if label.backing_label in self.getSupportedLabels():
                     raise ConfigError(
-                        f"label {label.name}: backing-label {label.backing_label} is a label of this very provider",
+                        f"label {label.name}: backing-label {label.backing_label} is a label of this provider itself",
                         where=("backing-label",),
                     )
 

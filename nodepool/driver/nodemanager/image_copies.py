@@ -62,7 +62,7 @@ class ImageSpreader:
             self._busy.discard(host.name)
 
     def _copy(self, source: ManagedHost, host: ManagedHost, image: str) -> None:
-        self._log.info("Image %s is copied from %s to %s, which does not have it", image, source.name, host.name)
+        self._log.info("Copying image %s from %s to %s, which lacks it", image, source.name, host.name)
         try:
             with tempfile.TemporaryFile() as file:
                 source.client.get_image(image, file, STALL)
@@ -73,8 +73,6 @@ class ImageSpreader:
                 file.seek(0)
                 host.upload(image, file, digest.hexdigest(), STALL)
         except (RpcError, RpcFault, OSError) as error:
-            self._log.warning(
-                "Image %s cannot be copied from %s to %s: %s; it is tried again", image, source.name, host.name, error
-            )
+            self._log.warning("Image %s cannot be copied from %s to %s: %s; retrying", image, source.name, host.name, error)
         finally:
             host.forget()

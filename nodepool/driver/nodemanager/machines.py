@@ -228,7 +228,7 @@ class CreateMachine(SteppedMachine):
         host.forget()
 
     def _leave(self, host: ManagedHost, error: RpcError) -> None:
-        self._log.warning("Sliver %s goes to another host: %s", self._name, error)
+        self._log.warning("Sliver %s is moved to another host: %s", self._name, error)
         self._silent.add(host.name)
 
     def _await_ready(self, host: ManagedHost) -> Steps[dict[str, Any] | None]:
@@ -288,7 +288,7 @@ class DeleteMachine(SteppedMachine):
                 silent_since = silent_since or now
                 if now - silent_since >= GIVE_UP:
                     self._log.warning(
-                        "Sliver %s cannot be deleted and is left to its lease, or until its host is back: %s", sliver, error
+                        "Sliver %s cannot be deleted; it ends with its lease, or when its host is back: %s", sliver, error
                     )
                     return
             yield from self.sleep(RETRY)

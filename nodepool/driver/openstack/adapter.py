@@ -209,7 +209,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
                     raise
                 except Exception as error:
                     self.log.warning(
-                        "Server %s of provider %s is not listed and cannot be asked for, nothing is done: %s",
+                        "Server %s of provider %s is not listed and cannot be queried, doing nothing: %s",
                         external_id,
                         self.provider.name,
                         error,

@@ -185,7 +185,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
             except Exception as error:
                 self.log.warning("Creation of %s is unclear, leaving it to the leak cleanup: %s", self.hostname, error)
             if server_id:
-                self.log.warning("The cloud has created %s without a proper answer; it is removed", self.hostname)
+                self.log.warning("The cloud has created %s without a proper answer; removing it", self.hostname)
         if not server_id:
             return
         self.external_id = server_id

@@ -133,7 +133,7 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
     def _to(self, state: State) -> None:
         if state not in NEXT[self.state]:
             # A defect of ours; what the pool and ZooKeeper know of the request stays right all the same.
-            self.log.error("Node request goes from %s to %s, which should not happen", self.state.value, state.value)
+            self.log.error("Unexpected transition of node request from %s to %s", self.state.value, state.value)
         elif state is not self.state:
             self.log.debug("Node request: %s -> %s", self.state.value, state.value)
         self.state = state

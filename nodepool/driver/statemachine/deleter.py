@@ -148,14 +148,14 @@ class StateMachineNodeDeleter:
             except RuntimeError:
                 self._give_up()  # the provider has stopped; the next launcher that runs it finds the record
         else:
-            self.log.warning("Cannot remove node %s: %r; it is tried again", self.node.id, error)
+            self.log.warning("Cannot remove node %s: %r; retrying", self.node.id, error)
             self._give_up()
 
     def _remove_carefully(self) -> None:
         try:
             self.zk.deleteNode(self.node)
         except Exception:
-            self.log.exception("Cannot remove node %s; it is tried again:", self.node.id)
+            self.log.exception("Cannot remove node %s; retrying:", self.node.id)
             self._give_up()
         else:
             self._gone()

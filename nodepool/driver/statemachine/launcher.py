@@ -440,12 +440,12 @@ class StateMachineNodeLauncher(StatsReporter):
     def _delete_failed(self, error: BaseException) -> float | None:
         """Try again, less and less often; an orphan not for ever, because its provider may have to end."""
         if self.stage is Stage.ORPHANED and self.manager.clock.monotonic() - self._orphan_since > DELETE_LIMIT:
-            self.log.error("Cannot delete %s, it is left to the search for leaks: %s", self._deleted_id, error)
+            self.log.error("Cannot delete %s, leaving it to the leak cleanup: %s", self._deleted_id, error)
             self.delete_state_machine = None
             self.stage = Stage.ENDED
             return None
         level = self.log.exception if self._delete_failures == 0 else self.log.warning
-        level("Error deleting %s after a failed launch; trying again: %s", self._deleted_id, error)
+        level("Error deleting %s after a failed launch; retrying: %s", self._deleted_id, error)
         self._delete_failures += 1
         self.delete_state_machine = self._delete_machine(self._deleted_id)
         return DELETE_BACKOFF.pause(self._delete_failures)

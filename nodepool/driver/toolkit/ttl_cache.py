@@ -90,7 +90,7 @@ class _CachedCall(Generic[T]):
         self._retry_at = self._cache.clock() + self._cache.ttl
         name = getattr(self._func, "__qualname__", repr(self._func))
         if first:
-            LOG.warning("Refreshing %s failed, the last answer stays in use: %s", name, error, exc_info=error)
+            LOG.warning("Refreshing %s failed, keeping the last answer: %s", name, error, exc_info=error)
         else:
             LOG.warning("Refreshing %s failed again: %s", name, error)
 

@@ -103,7 +103,7 @@ def test_backing_label() -> None:
         ({"backing-config": {"state-dir": "/x"}}, "backing-config: state-dir cannot be set"),
         ({"backing-config": {"max-slivers": 0}}, "backing-config: max-slivers"),
         ({"backing-config": {"ssh": {"ports": "x"}}}, "must be a range of ports"),
-        ({"backing-label": "small"}, "is a label of this very provider"),
+        ({"backing-label": "small"}, "is a label of this provider itself"),
     ],
 )
 def test_backing_label_errors(options: dict[str, Any], text: str) -> None:
@@ -112,7 +112,7 @@ def test_backing_label_errors(options: dict[str, Any], text: str) -> None:
 
 
 def test_backing_options_alone_are_of_no_use() -> None:
-    with pytest.raises(ConfigError, match="grace-time is of no use without backing-label"):
+    with pytest.raises(ConfigError, match="grace-time has no effect without backing-label"):
         load(hosts=[HOST], **{"grace-time": 5})
     label = {"name": "small", "cloud-image": "host", "backing-label": "huge"}
     with pytest.raises(ConfigError, match="needs backing-label of the provider"):
@@ -129,7 +129,7 @@ def test_backing_options_alone_are_of_no_use() -> None:
         ({"lease-time": 30}, "at least 240"),
         ({"hosts": [{**HOST, "url": "h1:8120"}]}, "not an address of a node manager"),
         ({"hosts": [{**HOST, "url": "https://h1:8120"}]}, "https needs ca-cert"),
-        ({"hosts": [HOST, HOST]}, "given twice"),
+        ({"hosts": [HOST, HOST]}, "listed twice"),
     ],
 )
 def test_bad_input(options: dict[str, Any], text: str) -> None:

@@ -232,7 +232,7 @@ class AwsImages:
                 if classify(error) is not ErrorKind.CONFIGURATION:
                     raise
                 self.log.warning(
-                    "Cannot see whether parts of image %s stay in bucket %s (%s); allow "
+                    "Cannot check whether parts of image %s remain in bucket %s (%s); allow "
                     "s3:ListBucketMultipartUploads or let a lifecycle rule remove them",
                     name,
                     bucket,
@@ -242,7 +242,7 @@ class AwsImages:
             for upload in answer.get("Uploads") or []:
                 kind = upload["Key"].removeprefix(f"{name}.")
                 if kind in IMAGE_FORMATS and upload["Initiated"].timestamp() >= since - CLOCKS:
-                    self.log.warning("Removing the parts of %s, whose upload was cut off, from bucket %s", upload["Key"], bucket)
+                    self.log.warning("Removing parts of the interrupted upload of %s from bucket %s", upload["Key"], bucket)
                     self._abort(bucket, upload)
             if not answer.get("IsTruncated"):
                 return
@@ -271,7 +271,7 @@ class AwsImages:
         except Exception as error:
             if classify(error) is not ErrorKind.NOT_FOUND:
                 raise
-            self.log.warning("Image %s is not there any more", ami_id)
+            self.log.warning("Image %s no longer exists", ami_id)
         for snapshot_id in snapshots:
             self.delete_snapshot(snapshot_id)
 
@@ -281,7 +281,7 @@ class AwsImages:
         except Exception as error:
             if classify(error) is not ErrorKind.NOT_FOUND:
                 raise
-            self.log.warning("Snapshot %s is not there any more", snapshot_id)
+            self.log.warning("Snapshot %s no longer exists", snapshot_id)
 
 
 def _snapshots_of(answer: dict[str, Any]) -> list[str]:

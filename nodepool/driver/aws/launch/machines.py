@@ -70,7 +70,7 @@ class AwsDeleteStateMachine(SteppedMachine):
                 missed = look.asked
                 watch.again(CONFIRM_ABSENT)
             elif look.asked - missed >= CONFIRM_ABSENT:
-                self.log.warning("%s %s is not there any more", kind.capitalize(), key)
+                self.log.warning("%s %s no longer exists", kind.capitalize(), key)
                 break
         watch.end()
 

@@ -184,7 +184,7 @@ class Client:
         with self._lock:
             if self._renewed != seen:
                 return
-            self._log.info("%s does not accept our credentials (401), reading them again", self.host)
+            self._log.info("%s does not accept our credentials (401), reloading them", self.host)
             self.access.renew()
             self._pool = self._make_pool()
             self._renewed += 1

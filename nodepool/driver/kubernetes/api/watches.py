@@ -162,7 +162,7 @@ class Watcher:
             return
         trouble = f"changes of {self._kind.plural} are not reported: {error}"
         if isinstance(error, ApiError) and error.status == 403:
-            trouble += f" (allow the account of this launcher to list and watch {self._kind.plural}; it asks for each until then)"
+            trouble += f" (allow the account of this launcher to list and watch {self._kind.plural}; it polls each until then)"
         if self.trouble is None and (self._failures > 1 or not isinstance(error, ConnectionFailed)):
             self.trouble = trouble
             self._log.warning("Provider %s: %s", self._calls.name, trouble)

@@ -238,7 +238,7 @@ class BackedAdapter(NodeManagerAdapter):
         try:
             link.remove()
         except LinkBusy as busy:
-            self.log.info("Backing node %s is kept: there are slivers %s", node_id, busy)
+            self.log.info("Backing node %s is kept: it has slivers %s", node_id, busy)
             return False
         except LinkError as error:
             self.log.warning("The node manager on backing node %s cannot be removed: %s", node_id, error)
@@ -251,7 +251,7 @@ class BackedAdapter(NodeManagerAdapter):
         try:
             return bool(host.call("ListSlivers"))
         except (RpcError, RpcFault) as error:
-            self.log.info("Backing node %s does not say what slivers it has: %s", node_id, error)
+            self.log.info("Listing the slivers of backing node %s failed: %s", node_id, error)
             return False
 
     # -- what the framework asks

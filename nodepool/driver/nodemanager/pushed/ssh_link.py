@@ -192,7 +192,7 @@ class Session:
                     raise LinkError(str(message.get("text")))
                 return message
             if len(self._buffer) > MAX_LINE:
-                raise LinkError("the other end says something else than a node manager does")
+                raise LinkError("the other end does not answer like a node manager")
             self._wait([self._process.stdout.fileno()], [], deadline)
             try:
                 data = os.read(self._process.stdout.fileno(), 65536)
@@ -378,7 +378,7 @@ class Link:
                     self._changed(True)
                 elif message["state"] == "ended":
                     deadline = time.monotonic() + START_TIMEOUT
-                    self._failed("the node manager has ended; it is started again")
+                    self._failed("the node manager has ended; restarting it")
         finally:
             session.close()
 

@@ -347,14 +347,14 @@ def test_images(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, capl
         started = time.monotonic()
         adapter.uploadImage(None, "up-2", str(image))
         assert time.monotonic() - started < limit(15)
-        assert nm.client.images() == ["up-1", "up-2"] and "up-2 was not taken by h1" in caplog.text
-        with pytest.raises(HostError, match="up-1 is not deleted on h1"):
+        assert nm.client.images() == ["up-1", "up-2"] and "up-2 was not accepted by h1" in caplog.text
+        with pytest.raises(HostError, match="up-1 was not deleted on h1"):
             adapter.deleteImage("up-1")
         other.process.send_signal(signal.SIGCONT)
         for name in ("up-1", "up-2"):
             adapter.deleteImage(name)
         assert nm.client.images() == other.client.images() == []
-        with pytest.raises(HostError, match="was not taken by h0"):
+        with pytest.raises(HostError, match="was not accepted by h0"):
             adapter.uploadImage(None, "../x", str(image))
 
 
