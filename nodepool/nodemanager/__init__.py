@@ -1,1 +1,1 @@
-"""The node manager: one machine, many isolated nodes (NM)."""
+"""The node manager: divides one machine into isolated nodes (NM)."""

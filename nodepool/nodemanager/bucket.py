@@ -1,4 +1,4 @@
-"""How much of something may be used in a time."""
+"""Token buckets, which limit a rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nodemanager.yaml: all options, with defaults that need no file at all (NM-C.1, NM-C.4 to NM-C.6)."""
+"""nodemanager.yaml: options and their defaults (NM-C.1, NM-C.4 to NM-C.6)."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class TlsConfig:
 
 @dataclass(frozen=True)
 class NodeManagerConfig:
-    """Times in seconds, directories absolute."""
+    """The configuration; times are in seconds, directories absolute."""
 
     state_dir: str
     run_dir: str

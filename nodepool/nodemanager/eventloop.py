@@ -1,4 +1,4 @@
-"""One thread that waits for many descriptors and times, and threads that work for it (C.5)."""
+"""One thread that waits for many descriptors and timers, and worker threads (C.5)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORTAGE_WAIT = 1.0
 
 
 class Waiter:
-    """Something with at most one descriptor and one time that the loop watches; to be touched by the loop's thread only."""
+    """A descriptor and a timer that the loop watches; used by the loop's thread only."""
 
     #: Of those that are ready at the same time, the lowest first.
     rank = 0
@@ -41,7 +41,7 @@ class Waiter:
 
 
 class EventLoop:
-    """``name``: of the thread."""
+    """The loop. ``name``: of the thread."""
 
     def __init__(self, name: str) -> None:
         self._poll = select.epoll()

@@ -1,4 +1,4 @@
-"""The log in the form of the original: UTC time as of C's asctime, colon, message (NM-A.13)."""
+"""Log format of the original: UTC time like C's asctime, colon, message (NM-A.13)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nodepool.logconfig import MultiLineFormatter
 
 
 class LineFormatter(MultiLineFormatter):
-    """May also be named as the class of a formatter in a logging configuration; each line of a traceback has the time, too."""
+    """Formats the time on each line, also of tracebacks; usable in a logging configuration."""
 
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__("%(asctime)s: %(message)s")
@@ -23,7 +23,7 @@ class LineFormatter(MultiLineFormatter):
 
 
 class PrivateFileHandler(logging.handlers.WatchedFileHandler):
-    """For its owner only, also when it was there before or was moved away by logrotate."""
+    """A log file with access for its owner only, also after a rotation by logrotate."""
 
     def _open(self) -> TextIOWrapper:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,4 +1,4 @@
-"""Texts that may have been chosen inside a sliver, or at the other end of a connection."""
+"""Cleaning of untrusted texts from slivers or other ends of connections."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ UPLOAD_CHUNK = 1 << 20
 
 
 class RpcError(Exception):
-    """No answer could be had; the call may or may not have been carried out."""
+    """No answer was received; the call may or may not have been executed."""
 
 
 class RpcFault(Exception):
@@ -42,7 +42,7 @@ class RpcFault(Exception):
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM form."""
+    """Paths of PEM files."""
 
     ca: str
     cert: str

@@ -43,7 +43,7 @@ _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection(Waiter):
-    """From its request to the end of its answer."""
+    """A connection from its request to the end of its answer."""
 
     def __init__(self, stream: socket.socket, peer: Peer, owner: Connections) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ _REASONS = {
 
 
 class Refused(Exception):
-    """A request that is not taken: status and text of the answer."""
+    """The request is refused: status and text of the answer."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -169,7 +169,7 @@ class Request:
 
 
 class Desk:
-    """Answers requests; called by many threads."""
+    """Answers requests; used by many threads."""
 
     def __init__(self, api: Api, images: Images, identity: Identity) -> None:
         self._api = api
@@ -277,7 +277,7 @@ class Desk:
 
 
 class _Body(io.RawIOBase):
-    """What was read too far, then the rest from the socket."""
+    """The excess data that was read with the head, then the rest from the socket."""
 
     def __init__(self, first: bytes, connection: socket.socket, length: int) -> None:
         self._first = first[:length]

@@ -1,4 +1,4 @@
-"""``nodepool-nm-forward``: the login shell of delegates, and forced command of the account that they share.
+"""``nodepool-nm-forward``: login shell of delegates and forced command of their account.
 
 SSH has established the identity; this passes one request on to the node manager's socket (NM-A.9, NM-C.5).
 """
@@ -27,7 +27,7 @@ FORWARD_HEADER = "x-nodepool-delegate"
 
 
 class _Failed(Exception):
-    """``<call>: <error>`` for the fault."""
+    """The exchange failed; the text is ``<call>: <error>`` for the fault."""
 
 
 def _fault(text: str) -> int:

@@ -25,7 +25,7 @@ ROOT, SLIVER, DELEGATE, CONTROLLER, CERTIFICATE, OTHER = "root", "sliver", "dele
 
 
 class Fault(Exception):
-    """An answer that is an error: number and text of the XML-RPC fault."""
+    """An error answer: number and text of the XML-RPC fault."""
 
     def __init__(self, code: int, text: str) -> None:
         text = clean(text)
@@ -59,7 +59,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Parked:
-    """A call that no thread waits for: the connection is kept until there is one, or no time left."""
+    """A waiting call without a thread: its connection is kept until the answer or timeout."""
 
     sliver: str
     #: Seconds.
@@ -71,7 +71,7 @@ class Parked:
 
 
 class Node(Protocol):
-    """What the API needs of the node manager; methods raise NodeError with a text for the caller."""
+    """Interface of the node manager for the API; methods raise NodeError for the caller."""
 
     def sliver_record(self, name: str) -> dict[str, Any] | None: ...
     def sliver_names(self) -> list[str]: ...
@@ -282,7 +282,7 @@ def help_text() -> str:
 
 
 class Api:
-    """Checks and calls; faults are the only exceptions that leave it."""
+    """Checks and executes calls; raises faults only."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

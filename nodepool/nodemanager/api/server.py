@@ -40,7 +40,7 @@ def _bind(stream: socket.socket, path: str) -> None:
 
 
 class Served(Protocol):
-    """The node manager, as its API server uses it."""
+    """Interface of the node manager for its API server."""
 
     backend: Backend
     database: Database

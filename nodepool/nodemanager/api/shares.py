@@ -26,7 +26,7 @@ ALL_TIME, ALL_SAVED = 0.25, 1.0
 
 
 class Share(Waiter):
-    """One caller's.
+    """The share of one caller.
 
     :param key: sliver by number, user id, or name in a certificate.
     :param again: called when there is time again.

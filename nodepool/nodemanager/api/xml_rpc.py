@@ -1,4 +1,4 @@
-"""XML-RPC texts with whole numbers of 64 bits: rates and sizes do not fit into the 32 of the standard (NM-C.5).
+"""XML-RPC with 64-bit integers for rates and sizes; the standard has only 32 (NM-C.5).
 
 What XML cannot carry (control characters, as consoles print them) is replaced; None inside of values is ``<nil/>``.
 """
@@ -46,7 +46,7 @@ class _Marshaller(xmlrpc.client.Marshaller):
 
 
 class _Unmarshaller(xmlrpc.client.Unmarshaller):
-    """With limits while it reads: of elements, and of nesting, as what reads the values later may recurse."""
+    """Limits elements and nesting while reading, as later readers of the values may recurse."""
 
     def __init__(self, elements: int) -> None:
         super().__init__(use_builtin_types=True)

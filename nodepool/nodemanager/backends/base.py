@@ -33,7 +33,7 @@ def missing_ssh_server() -> list[Problem]:
 
 @dataclass(frozen=True)
 class SliverSpec:
-    """All that a backend needs to know of a sliver."""
+    """Everything that a backend needs to know about a sliver."""
 
     name: str
     index: int
@@ -174,7 +174,7 @@ class ZygoteService(Protocol):
 
 @dataclass
 class Services:
-    """What the daemon lends to its backends."""
+    """Services of the daemon for its backends."""
 
     zygote: ZygoteService
     cgroups: CgroupService | None = None

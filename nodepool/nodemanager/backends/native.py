@@ -41,7 +41,7 @@ KERNEL = (5, 19)
 
 
 class NativeBackend(Backend):
-    """Each sliver: own ids, namespaces, root tree, cgroup; process 1 only sleeps and reaps."""
+    """Each sliver has its own ids, namespaces, tree and cgroup; process 1 sleeps and reaps."""
 
     name = "native"
     operation = "make"

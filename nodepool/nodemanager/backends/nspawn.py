@@ -88,7 +88,7 @@ def limits_argv(machine: str, rspec: Mapping[str, Any], cores: int) -> list[str]
 
 
 class NspawnBackend(MountedTreeBackend):
-    """As root, with systemd."""
+    """Slivers with systemd; requires root and systemd on the host."""
 
     name = "nspawn"
     privileges = frozenset(PRIVILEGES)

@@ -90,7 +90,7 @@ def run_argv(name: str, label: str, spec: SliverSpec, root: str, base: int, coun
 
 
 class PodmanBackend(MountedTreeBackend):
-    """As root only: without root there is backend rootless."""
+    """Slivers as podman containers; requires root, use backend rootless otherwise."""
 
     name = "podman"
 

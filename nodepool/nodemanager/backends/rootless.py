@@ -20,7 +20,7 @@ _RLIMITS = (("nm_pids_max", "NPROC", 1), ("nm_mem_limit", "DATA", 1 << 20), ("nm
 
 
 class RootlessBackend(NativeBackend):
-    """No root inside, no cgroups: for laptops and for trying out."""
+    """Slivers without root and cgroups, for laptops and for evaluation."""
 
     name = "rootless"
     default_username = "zuul"

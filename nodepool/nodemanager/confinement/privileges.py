@@ -1,4 +1,4 @@
-"""What a sliver may do beyond the least that jobs need: named, and asked for by each label (NM-C.2)."""
+"""Privileges beyond the minimum that jobs need; each label asks for its own (NM-C.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of system calls: (x86_64, aarch64); None where a machine has no such call. Data for :mod:`seccomp`."""
+"""System call numbers (x86_64, aarch64), None if missing; data for :mod:`seccomp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON objects and descriptors on a stream socket: how daemon, helper, workers and process 1 of a sliver speak."""
+"""Protocol of daemon, helper, workers and process 1: JSON and descriptors on sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work done with a sliver's own identity inside its own tree: files, accounts, becoming a user, exec.
+"""Operations with a sliver's identity in its own tree: files, accounts, identity, exec.
 
 It runs in workers of the helper that have entered the sliver (or in its process 1 before exec), so a link planted by the
 sliver leads nowhere but into the sliver; links are refused all the same, because accounts inside must not be able to fool

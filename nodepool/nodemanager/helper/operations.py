@@ -1,4 +1,4 @@
-"""Operations of the helper on slivers that run: a process inside, files inside, a listener inside, a probe of the kernel."""
+"""Operations of the helper on running slivers: processes, files, listeners, probes."""
 
 from __future__ import annotations
 

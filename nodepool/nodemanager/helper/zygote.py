@@ -23,7 +23,7 @@ log = logging.getLogger("nodepool.nodemanager.zygote")
 
 
 class SpawnedProcess:
-    """A process inside a sliver, seen from the daemon."""
+    """A process inside a sliver, as seen by the daemon."""
 
     def __init__(self, pid: int, pidfd: int, events: socket.socket) -> None:
         self.pid = pid
@@ -140,7 +140,7 @@ class Pending:
 
 
 class Zygote:
-    """The daemon's handle of the helper; safe for many threads. Started at the first use if not before."""
+    """The daemon's handle of the helper. Thread-safe; started at the first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

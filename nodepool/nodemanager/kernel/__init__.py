@@ -1,1 +1,1 @@
-"""Thin calls of the kernel and of its tools: system calls, descriptors, loop devices, programs with a deadline."""
+"""Wrappers of the kernel and tools: system calls, descriptors, loop devices, programs."""

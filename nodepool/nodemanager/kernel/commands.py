@@ -1,4 +1,4 @@
-"""Programs of the host, run to their end: found where the system keeps them, with a deadline, one text when they fail."""
+"""Programs of the host, run with a deadline and one error text for failures."""
 
 from __future__ import annotations
 

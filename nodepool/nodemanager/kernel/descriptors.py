@@ -1,4 +1,4 @@
-"""Many descriptors: each sliver has three, each SSH session two."""
+"""Limits of descriptors: each sliver has three, each SSH session two."""
 
 from __future__ import annotations
 

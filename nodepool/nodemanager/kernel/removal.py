@@ -1,4 +1,4 @@
-"""Removal of trees that others have filled."""
+"""Removal of directory trees with untrusted content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the kernel that the standard library lacks: mounts by descriptor, namespaces, capabilities, openat2.
+"""System calls that the standard library lacks, such as mounts, namespaces and openat2.
 
 All raise OSError with the name of the call. Functions that fork are for processes with a single thread only.
 """

@@ -1,1 +1,1 @@
-"""What a sliver may use: disk, cores, bytes a day; `cgroups` for processor, memory and processes."""
+"""Limits of slivers: disk, cores, daily bytes; `cgroups`: CPU, memory and processes."""

@@ -1,4 +1,4 @@
-"""Whole cores of their own for slivers (NM-B.4)."""
+"""Dedicated whole cores for slivers (NM-B.4)."""
 
 from __future__ import annotations
 

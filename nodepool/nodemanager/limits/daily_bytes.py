@@ -23,7 +23,7 @@ _KINDS = (("plain", "nm_net_min_rate", "nm_net_max_rate"), ("exempt", "nm_net_ex
 
 @dataclass(frozen=True)
 class DailyLimits:
-    """Bytes per period, below the node's cap and to exempt destinations; the defaults are the finished original's."""
+    """Bytes per period, below the node's cap and exempt; defaults as in the original."""
 
     plain: int = 10_546_875 * 1024
     exempt: int = 31_640_625 * 1024

@@ -36,7 +36,7 @@ class DiskError(BackendError):
 
 
 class Templates:
-    """In one directory; all methods may be called from any thread."""
+    """The templates in one directory; all methods may be called from any thread."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -32,7 +32,7 @@ _SMALLEST_QUEUE, _LARGEST_QUEUE = 200_000, 10_000_000
 
 @dataclass(frozen=True)
 class Rates:
-    """Bit/s; share is a weight."""
+    """Rates in bit/s; share is a weight."""
 
     minimum: int
     maximum: int

@@ -1,4 +1,4 @@
-"""ip, tc and nft: one process for a batch of requests, each with a deadline."""
+"""Runs ip, tc and nft: one process per batch of requests, each with a deadline."""
 
 from __future__ import annotations
 

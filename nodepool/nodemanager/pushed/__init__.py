@@ -1,1 +1,1 @@
-"""The node manager on a machine that a launcher has for a while."""
+"""The node manager on a machine that a launcher uses temporarily."""

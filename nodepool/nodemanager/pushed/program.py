@@ -38,11 +38,11 @@ RESTART_WAIT, RESTART_WAIT_MAX = 1.0, 30.0
 
 
 class PushError(Exception):
-    """The daemon cannot be run here; the text says why."""
+    """The daemon cannot be run here; the text contains the reason."""
 
 
 class Busy(Exception):
-    """There are slivers; the text names them."""
+    """The daemon still has slivers; the text has their names."""
 
 
 def say(**message: object) -> None:
@@ -50,7 +50,7 @@ def say(**message: object) -> None:
 
 
 class Place:
-    """The directory of one daemon; its work is done by one process at a time."""
+    """The directory of one daemon, which one process at a time changes."""
 
     def __init__(self, base: Path, name: str) -> None:
         self.base = base

@@ -27,7 +27,7 @@ LOCK_VARIABLE = "NODEPOOL_PUSHED_LOCK"
 
 
 class ServiceError(Exception):
-    """The daemon cannot be started; the text says why."""
+    """The daemon cannot be started; the text contains the reason."""
 
 
 def logging_config(path: str) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
 
 
 class Loneliness:
-    """Ends the daemon when it has no slivers and no launcher has been there for the seconds in file ``idle``."""
+    """Ends the daemon after the seconds in file ``idle`` without slivers and launchers."""
 
     def __init__(self, directory: Path, empty: Callable[[], bool]) -> None:
         self._directory = directory

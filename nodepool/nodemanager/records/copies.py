@@ -16,7 +16,7 @@ log = logging.getLogger("nodepool.nodemanager.copies")
 
 
 class Copies:
-    """Files ``<record key>.json`` (0600) in a directory of our own; complete, or as they were."""
+    """Files ``<record key>.json`` (0600) in our own directory, written atomically."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""What must survive: records of all sources and what this host adds to them (NM-A.11, NM-C.6).
+"""Persistent state: records of all sources, and the host's own values (NM-A.11, NM-C.6).
 
 SQLite with a write-ahead log and full synchronisation: what a method has returned from is on disk.
 """
@@ -40,7 +40,7 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 
 
 class DatabaseError(Exception):
-    """The file cannot be used; the text names it and the remedy."""
+    """The file cannot be used; the text has its name and the remedy."""
 
 
 class Record:

@@ -1,4 +1,4 @@
-"""Loans: parts of an RSpec given to other slivers of the host (NM-A.7, NM-B.2).  Everything here is pure."""
+"""Loans: parts of an RSpec lent to other slivers of the host (NM-A.7, NM-B.2); no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_LOANS = 1000
 
 
 class LoanError(ValueError):
-    """The list of loans is malformed; the text says where."""
+    """The list of loans is malformed; the text has the position."""
 
 
 def validate(given: object) -> list[Loan]:

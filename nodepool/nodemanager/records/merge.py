@@ -20,7 +20,7 @@ log = logging.getLogger("nodepool.nodemanager.merge")
 
 @dataclass
 class Changes:
-    """Keys of records."""
+    """Keys of the changed records."""
 
     changed: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)

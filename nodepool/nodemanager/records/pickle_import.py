@@ -33,7 +33,7 @@ _TYPES = {
 
 
 class ImportFailed(Exception):
-    """The file cannot be used as a whole; the text says why."""
+    """The file cannot be used as a whole; the text contains the reason."""
 
 
 @dataclass

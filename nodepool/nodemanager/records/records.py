@@ -1,4 +1,4 @@
-"""Records: what authorities say of slivers, delegates and the node (NM-A.5, NM-B.2, NM-C.6)."""
+"""Records of authorities about slivers, delegates and the node (NM-A.5, NM-B.2, NM-C.6)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}", re.ASCII)
 
 
 class RecordError(ValueError):
-    """A record cannot be used; the text names record, field and remedy."""
+    """A record cannot be used; the text has record, field and remedy."""
 
 
 def record_key(account_type: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Resources of a sliver: names, units, defaults, what may be lent (NM-A.1, NM-B.2, NM-C.3)."""
+"""Resources of a sliver: names, units, defaults, loans (NM-A.1, NM-B.2, NM-C.3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 
 class RSpecError(ValueError):
-    """A resource is wrong; the text names it, its value and what would be right."""
+    """A resource is invalid; the text has name, value and the valid values."""
 
 
 @dataclass(frozen=True)

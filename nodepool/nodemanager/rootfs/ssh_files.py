@@ -1,4 +1,4 @@
-"""What sshd needs inside a sliver that is reached by `sshd -i` per connection (NM-C.4)."""
+"""Files of sshd inside a sliver, which runs `sshd -i` per connection (NM-C.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Root trees from tar files that are not trusted: nothing is written outside the target, whatever the members say."""
+"""Root trees from untrusted tar files: nothing is written outside the target."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _COMPRESSED: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
 
 
 class TarError(ValueError):
-    """The tar file is damaged or may not be used; text for people."""
+    """The tar file is damaged or must not be used; text for humans."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a tree may hold."""
+    """Maximum size and number of files of a tree."""
 
     size: int = 64 << 30
     """Bytes of all files together, unpacked."""
@@ -83,7 +83,7 @@ def _decompressed(file: BinaryIO) -> Iterator[IO[bytes]]:
 
 
 class _Budget:
-    """A stream of which only so much may be read at a time: tarfile reads headers of any size into memory."""
+    """A stream with a limit on each read: tarfile reads headers of any size into memory."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

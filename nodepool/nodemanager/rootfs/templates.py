@@ -40,7 +40,7 @@ def check_sliver_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class RootTree:
-    """Layers, uppermost first, for "root" and for directories that have an overlay of their own ("usr")."""
+    """Layers, topmost first, for "root" and for directories with their own overlay ("usr")."""
 
     key: str
     """Name of the template; "" when there is none to count references of."""
@@ -48,7 +48,7 @@ class RootTree:
 
 
 class RootStore:
-    """Finds and builds templates. Safe for many threads and processes (a lock file per template)."""
+    """Finds and builds templates. Safe for threads and processes (one lock file each)."""
 
     def __init__(self, state_dir: str | os.PathLike[str], limits: tar_image.Limits | None = None) -> None:
         self.directory = Path(state_dir) / "templates"

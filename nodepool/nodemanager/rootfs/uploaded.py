@@ -1,4 +1,4 @@
-"""Images that launchers have uploaded, and which root trees can be used (NM-C.2, NM-C.8)."""
+"""Uploaded images, and which images can be used (NM-C.2, NM-C.8)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_SIZE = 64 << 30
 
 
 class ImageError(Exception):
-    """An upload or deletion that cannot be done; the text is for the caller."""
+    """An upload or deletion is refused; the text is for the caller."""
 
 
 class Images:

@@ -1,4 +1,4 @@
-"""Mounts a sliver's root tree where podman finds it (backend `podman`): runs in a worker of the helper.
+"""Mounts a sliver's root tree for backend `podman`; runs in a worker of the helper.
 
 The tree is the same as that of backend `native`: layers id-mapped to the sliver's ids below an upper directory on its disk.
 It is mounted in the host's mount namespace, because podman and its runtime are programs of the host.

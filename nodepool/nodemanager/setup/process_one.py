@@ -1,4 +1,4 @@
-"""Process 1 of a sliver, common to the backends: it waits behind a gate until its tree stands, then becomes a sleeper."""
+"""Process 1 of a sliver, for all backends: waits for its tree, then sleeps and reaps."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def start_time(pid: int) -> int | None:
 
 
 class ProcessWatch:
-    """One thread that waits for the ends of many processes.
+    """One thread that waits for the end of many processes.
 
     :param ended: called with the name, on that thread; must return immediately.
     :param what: the watched process of a sliver, for the log.

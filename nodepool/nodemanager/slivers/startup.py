@@ -1,4 +1,4 @@
-"""``--startup``: every enabled sliver is started once, also those that were stopped (NM A, introduction)."""
+"""``--startup``: start every enabled sliver once, also stopped ones (NM A, introduction)."""
 
 from __future__ import annotations
 

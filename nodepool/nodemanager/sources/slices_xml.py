@@ -1,4 +1,4 @@
-"""Reading slices.xml, the list of slices that an authority publishes (NM-A.10)."""
+"""Parser for slices.xml, the list of slices that an authority publishes (NM-A.10)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_SLICE = "pl_default"
 
 
 class SlicesXmlError(ValueError):
-    """The document cannot be used as a whole; the text says why."""
+    """The document cannot be used as a whole; the text contains the reason."""
 
 
 @dataclass

@@ -64,7 +64,7 @@ class Source(Protocol):
 
 
 class Receiver(Protocol):
-    """The node manager, as sources use it."""
+    """Interface of the node manager for sources."""
 
     database: Database
 
@@ -114,7 +114,7 @@ def make(config: NodeManagerConfig, manager: Receiver) -> list[Source]:
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
-    """Follows a redirection only where the answer is authenticated too."""
+    """Follows a redirection only to an address that is authenticated, too."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -126,9 +126,9 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 
 class SlicesXmlSource:
-    """Fetches a file or https document again and again; a copy of the last good one is kept for restarts.
+    """Fetches a file or https document periodically; keeps a copy of the last good one.
 
-    :param new: the database knows nothing of this source: while it cannot be read, the copy is used.
+    :param new: the database has no records of this source: while it cannot be read, the copy is used.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ def fingerprint(certificate: str) -> str:
 
 
 class ZooKeeperSource:
-    """Slices below ``/nodemanager/slices``, watched; and the announcement of this host."""
+    """Watches slices below ``/nodemanager/slices``, and announces this host."""
 
     name = "zookeeper"
 

@@ -1,4 +1,4 @@
-"""The ticket server of the original, as a demonstration: records in, a signed ticket out (NM-A.12, NM-C.6).
+"""Demonstration of the original's ticket server: records to tickets (NM-A.12, NM-C.6).
 
 It listens on a loopback address only and answers only the user who started it, and root.
 """

@@ -1,4 +1,4 @@
-"""Tickets: slivers granted by a signature instead of a list (NM-A.12, NM-B.3, NM-C.6)."""
+"""Tickets: slivers that are granted by a signature (NM-A.12, NM-B.3, NM-C.6)."""
 
 from __future__ import annotations
 

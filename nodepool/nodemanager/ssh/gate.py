@@ -1,4 +1,4 @@
-"""Lets SSH connections in: a port per sliver, a server inside the sliver for each connection (NM-C.4).
+"""Accepts SSH connections: a port per sliver, an sshd inside per connection (NM-C.4).
 
 No server idles; what a connection costs is charged to its sliver.  One thread does all of it and never blocks: a sliver
 whose servers start slowly, since it is busy or hostile, holds up its own connections only.

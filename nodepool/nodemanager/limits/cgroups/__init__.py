@@ -53,7 +53,7 @@ def admit(existing: Iterable[int], new: int, reserve: int = HOST_RESERVE) -> boo
 
 
 class Cgroups:
-    """All methods may be called from any thread."""
+    """The cgroups of all slivers. All methods may be called from any thread."""
 
     def __init__(self, places: Sequence[Place], root_name: str = ROOT_NAME, processors: int | None = None) -> None:
         self._places = list(places)

@@ -1,4 +1,4 @@
-"""Where this host has each cgroup controller: version 1, version 2, or some here and some there (NM-C.3)."""
+"""Finds the cgroup controllers of this host, in version 1, 2 or both (NM-C.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both generations of cgroups share: small files, places, CPU lists."""
+"""Shared code of both cgroup versions: small files, hierarchies, CPU lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CgroupError(BackendError):
 
 @dataclass(frozen=True)
 class Place:
-    """One mounted hierarchy, and the controllers in it that we use."""
+    """A mounted hierarchy and the controllers in it that we use."""
 
     kind: str
     """"v1" or "v2"."""

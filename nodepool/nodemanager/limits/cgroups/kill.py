@@ -1,4 +1,4 @@
-"""The end of all processes of a sliver, by its cgroups (C.3)."""
+"""Kills all processes of a sliver by its cgroups (C.3)."""
 
 from __future__ import annotations
 

@@ -51,11 +51,12 @@ def heavy(used: Mapping[str, float], shares: Mapping[str, int], cores: int, befo
 
 
 class CpuPace:
-    """One thread.
+    """Measures CPU use in one thread.
 
-    :param times: microseconds of CPU time that each sliver has used so far.
-    :param shares: what slivers weigh that compete with each other, for each such set of them.
-    :param apply: called with the slivers that are not favoured, and with those that use CPU, when either have changed; with
+    :param times: returns microseconds of CPU time that each sliver has used so far.
+    :param shares: returns the weights of slivers that compete with each other, for each such set of them.
+    :param apply: called with the slivers that are not favored, and with those that use CPU, when either have changed; with
+        nobody, and None (not known), when processors are not short any more.
         nobody, and None (not known), when processors are short no more.
     """
 
