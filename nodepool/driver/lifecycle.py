@@ -87,9 +87,9 @@ def call(manager: Provider, method: str) -> None:
 
 
 class Starts:
-    """Starts the providers of one daemon, each on its own thread, so that one that is slow holds up none of the others.
+    """Starts the providers of one daemon on separate threads: a slow one blocks no others.
 
-    :param started: called (on such a thread) when a provider has started, or failed to, for which a reload has not waited.
+    :param started: called (on such a thread) when a provider that a reload has not waited for has started, or failed to.
     """
 
     def __init__(self, started: Callable[[], Any] = lambda: None) -> None:
@@ -153,7 +153,7 @@ class Starts:
 
 
 class ProviderManager:
-    """Class methods only."""
+    """Starts, replaces and stops providers; has class methods only."""
 
     log = logging.getLogger("nodepool.ProviderManager")
 

@@ -1,4 +1,4 @@
-"""Driver and Provider: what a plug-in implements (DRV-2 and DRV-4), and what request handlers and pools require of each other."""
+"""Driver and Provider: plug-in interfaces (DRV-2, DRV-4), and those of handlers and pools."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Driver(metaclass=abc.ABCMeta):
 
 
 class ProviderNotifications:
-    """Notifications a provider may care about."""
+    """Optional notifications for a provider."""
 
     def nodeDeletedNotification(self, node: Node) -> None:
         """Handle the removal of the znode of *node*."""
@@ -54,7 +54,7 @@ class ProviderNotifications:
 
 
 class NodeRequestHandlerNotifications:
-    """Notifications a request handler may care about."""
+    """Optional notifications for a request handler."""
 
     def nodeReusedNotification(self, node: Node) -> None:
         """Handle the assignment of the ready *node* to the request."""
@@ -159,14 +159,14 @@ class Provider(ProviderNotifications):
 
 
 class Launcher(Protocol):
-    """The launcher that a pool belongs to, as drivers see it."""
+    """Interface of a pool's launcher for drivers."""
 
     @property
     def statsd(self) -> StatsClient | None: ...
 
 
 class RequestHost(Protocol):
-    """The pool that a request is served by; none of these calls waits for anything."""
+    """The pool that serves a request; none of these calls waits."""
 
     launcher_id: str
     provider_name: str
@@ -244,7 +244,7 @@ class RequestHost(Protocol):
 
 
 class RequestHandler(Protocol):
-    """A request that is being served, as its pool sees it."""
+    """Interface of a request that is being served, for its pool."""
 
     BLOCKING: bool
     launcher_id: str

@@ -309,7 +309,7 @@ class AwsAdapter(statemachine.Adapter):
 
 
 class _Refused(Exception):
-    """One id of a batch that was refused."""
+    """The error of one refused id in a batch."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(f"{error.get('Code')}: {error.get('Message')}")

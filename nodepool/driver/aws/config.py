@@ -22,7 +22,7 @@ from nodepool.driver.provider import Driver
 
 
 class AwsProviderCloudImage(CloudImage):
-    """An AMI that exists, by id or by filters."""
+    """An existing AMI, by id or by filters."""
 
     def __init__(self, image: dict[str, Any]) -> None:
         super().__init__(image)

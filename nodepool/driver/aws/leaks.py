@@ -1,4 +1,4 @@
-"""What of ours is in the account: the list for leak cleanup, and removing single things (AWS-2.9)."""
+"""Finds and removes our leaked resources in the account (AWS-2.9)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IMPORT = re.compile(r"import-ami-[0-9a-zA-Z]+")
 
 
 class AwsLeaks:
-    """The clean-up part of an adapter; used by one thread."""
+    """The cleanup part of an adapter; used by one thread."""
 
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter

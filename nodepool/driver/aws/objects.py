@@ -1,4 +1,4 @@
-"""Instances and other resources as the launcher sees them (AWS-2.2)."""
+"""Instances and other resources as seen by the launcher (AWS-2.2)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def host_id_of(host: Any) -> str | None:
 
 
 class AwsResource(statemachine.Resource):
-    """Something that may leak; ``id`` is its id, or the key of an object in S3."""
+    """A resource that may leak; ``id`` is its id, or the key of an object in S3."""
 
     TYPE_HOST = "host"
     TYPE_INSTANCE = "instance"

@@ -1,4 +1,4 @@
-"""What may be written in the configuration; used by ``nodepool config-validate`` (AWS-1)."""
+"""Schema of the configuration, for ``nodepool config-validate`` (AWS-1)."""
 
 from __future__ import annotations
 

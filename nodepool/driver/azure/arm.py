@@ -29,7 +29,7 @@ ENDED = ("Failed", "Canceled", "Cancelled")
 
 
 class OperationFailed(exceptions.LaunchStatusException):
-    """``code``: Azure's word for it."""
+    """``code``: Azure's error code."""
 
     def __init__(self, what: str, code: str, message: str) -> None:
         super().__init__(f"{what}: {code}: {message}")
@@ -49,7 +49,7 @@ def error_of(told: object) -> tuple[str, str]:
 
 
 class Arm:
-    """Calls of one provider, without pace and repetition; all raise NoAccess, NoAnswer and HttpRefused."""
+    """Calls of one provider, without rate limit and retries. NoAccess, NoAnswer, HttpRefused."""
 
     def __init__(self, provider: AzureProviderConfig) -> None:
         self.session = new_session()

@@ -1,4 +1,4 @@
-"""Images by a managed disk that is filled with pages (AZU-11)."""
+"""Images from a managed disk that is filled with pages (AZU-11)."""
 
 from __future__ import annotations
 

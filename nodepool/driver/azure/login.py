@@ -1,4 +1,4 @@
-"""Credentials: the file of a service principal, or what Microsoft's own library finds (AZU-3)."""
+"""Credentials: the file of a service principal, or Microsoft's own library (AZU-3)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SHORTEST = 120.0
 
 
 class Login:
-    """Where the subscription is, and tokens for it. Thread-safe.
+    """The subscription and its tokens. Thread-safe.
 
-    ``problem``: why there is none, for operators; None as long as all is well.
+    ``problem``: why there is no token, for operators; None if there is one.
     """
 
     def __init__(self, provider: AzureProviderConfig, session: requests.Session) -> None:

@@ -1,4 +1,4 @@
-"""What may be written in the configuration (AZU-4)."""
+"""Schema of the configuration (AZU-4)."""
 
 from __future__ import annotations
 

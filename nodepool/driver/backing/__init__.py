@@ -1,1 +1,1 @@
-"""Nodes that carry other nodes: which slots are whose, asking for backing nodes, giving them back (MST)."""
+"""Nodes that carry other nodes: slots, requests for backing nodes, their release (MST)."""

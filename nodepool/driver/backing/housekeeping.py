@@ -23,7 +23,7 @@ SIGNING_TIME = 30.0
 
 
 class Housekeeping:
-    """Works on the book of slots; runs on threads that may wait for ZooKeeper."""
+    """Maintains the book of slots; runs on threads that may wait for ZooKeeper."""
 
     def __init__(self, slots: BackingSlots) -> None:
         self._slots = slots

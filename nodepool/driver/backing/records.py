@@ -72,7 +72,7 @@ class BackingNodeRecord:
 
 
 class UserData(NamedTuple):
-    """What ``user_data`` of a backing node says."""
+    """Content of the ``user_data`` of a backing node."""
 
     label: str
     slots: int
@@ -124,7 +124,7 @@ def decode_driver_data(data: object) -> tuple[str, int] | None:
 
 
 class SlotBook:
-    """All records, found by label, backing node and requested node. Not locked."""
+    """All records by label, backing node and requested node. Not locked."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[BackingNodeRecord]] = {}

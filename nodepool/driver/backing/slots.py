@@ -1,4 +1,4 @@
-"""Which nodes are on which backing node, and in which slot (MST-5 and MST-6).
+"""Assigns nodes to slots of backing nodes (MST-5 and MST-6).
 
 The mirror of ZooKeeper says what changes; callbacks only do bookkeeping under ``lock`` and send writes, they never
 wait. What has to wait runs on a small executor.

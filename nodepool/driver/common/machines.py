@@ -50,7 +50,7 @@ Step = Callable[[], Any]
 
 
 class Maker(Protocol):
-    """The adapter, as machines see it. Views are what its poller finds."""
+    """Interface of the adapter for machines. Views are results of its poller."""
 
     calls: CloudCalls
     watched: Poller[Any]

@@ -1,4 +1,4 @@
-"""Options that providers of virtual machines have in common, and how they are read (CFG-7)."""
+"""Common options of providers of virtual machines, and their loading (CFG-7)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def texts(values: dict[str, Any] | None) -> dict[str, str]:
 
 
 class CloudImage(ConfigValue):
-    """An image that exists in the cloud."""
+    """An existing image in the cloud."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.name: str = options["name"]

@@ -1,4 +1,4 @@
-"""Adapter of the example driver: what the framework asks for, in terms of the cloud's API."""
+"""Adapter of the example driver: implements the framework's calls with the cloud's API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOOT_SECONDS = 0.05
 
 
 class ExampleCloud:
-    """Stands for the library of a real cloud: a few calls, each slow in reality."""
+    """Stands for the library of a real cloud: a few calls, all slow in reality."""
 
     def __init__(self) -> None:
         self._vms: dict[str, dict[str, Any]] = {}
@@ -48,7 +48,7 @@ class ExampleCloud:
 
 
 class ExampleInstance(statemachine.Instance):
-    """One VM in the words of the framework."""
+    """A VM for the framework."""
 
     def __init__(self, vm: dict[str, Any], provider: ExampleProviderConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Adapter of the fake driver; tests set its knobs while the service runs (FAK-1.1)."""
+"""Adapter of the fake driver; tests change its settings at runtime (FAK-1.1)."""
 
 from __future__ import annotations
 

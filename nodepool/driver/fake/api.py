@@ -1,4 +1,4 @@
-"""The fake cloud as the OpenStack driver asks it: each answer is the cloud's own of that moment."""
+"""The fake cloud's API for the OpenStack driver; answers are never cached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodepool.driver.openstack.api.networks import Networks, Rules
 
 
 class FakeNetworks(Networks):
-    """Any name is that of a network."""
+    """Networks of the fake cloud: any name is valid."""
 
     def find(self, name: str | None) -> dict[str, Any] | None:
         return super().find(name) or (self.all[0] if name else None)
@@ -26,7 +26,7 @@ def _same(name: str) -> Callable[..., Any]:
 
 
 class FakeApi:
-    """Offers what the protocol ``Api`` of the OpenStack driver names."""
+    """Implements the protocol ``Api`` of the OpenStack driver."""
 
     def __init__(self, cloud: FakeOpenStackCloud) -> None:
         self.cloud = cloud

@@ -37,7 +37,7 @@ def config_files() -> list[str]:
 
 @dataclasses.dataclass
 class CloudDescription:
-    """What the OpenStack driver reads of a cloud's entry."""
+    """The part of a cloud's entry that the OpenStack driver reads."""
 
     name: str
     config: dict[str, Any]

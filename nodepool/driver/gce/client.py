@@ -36,7 +36,7 @@ def refusal(what: str, status: int, headers: Mapping[str, str], content: bytes) 
 
 
 class Transport:
-    """Calls of one provider, without pace and repetition. Thread-safe."""
+    """Calls of one provider, without rate limit and retries. Thread-safe."""
 
     def __init__(self) -> None:
         self.session = new_session()

@@ -1,4 +1,4 @@
-"""What may be written in the configuration (GCE-4)."""
+"""Schema of the configuration (GCE-4)."""
 
 from __future__ import annotations
 

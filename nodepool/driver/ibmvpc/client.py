@@ -85,7 +85,7 @@ def authenticator(settings: Settings, service: str = "VPC") -> Any:
 
 
 class Client:
-    """Calls of one provider, without pace and repetition; all raise NoAccess, NoAnswer and HttpRefused."""
+    """Calls of one provider, without rate limit and retries. NoAccess, NoAnswer, HttpRefused."""
 
     def __init__(self, credentials_file: str | None, region: str) -> None:
         self.session = new_session()

@@ -1,4 +1,4 @@
-"""Images through object storage (IBM-12). IBM's library for it is imported here and nowhere else."""
+"""Images through object storage (IBM-12), whose library only this module imports."""
 
 from __future__ import annotations
 

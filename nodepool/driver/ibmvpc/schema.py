@@ -1,4 +1,4 @@
-"""What may be written in the configuration (IBM-4)."""
+"""Schema of the configuration (IBM-4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Driver for Kubernetes: namespaces and pods as nodes (KUB). The package ``kubernetes`` is imported when a provider uses it."""
+"""Driver for Kubernetes: namespaces and pods (KUB). ``kubernetes`` is imported on demand."""
 
 from __future__ import annotations
 

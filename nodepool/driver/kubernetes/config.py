@@ -25,7 +25,7 @@ def as_texts(values: dict[str, Any] | None) -> dict[str, str]:
 
 
 class ContainerImage(ConfigValue):
-    """What the launcher asks of a label's image: how Zuul runs things in it. It is nothing in the cloud."""
+    """A label's image for the launcher, with settings for Zuul; not an object in the cloud."""
 
     connection_type: str | None = None
     connection_port: int | None = None

@@ -67,7 +67,7 @@ class Target:
 
 
 class Maker(Protocol):
-    """The adapter, as machines see it."""
+    """Interface of the adapter for machines."""
 
     calls: CloudCalls
 

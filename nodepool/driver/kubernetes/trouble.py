@@ -1,4 +1,4 @@
-"""Why a pod does not start, and a namespace does not go (KUB-7, KUB-8)."""
+"""Why a pod does not start, or a namespace is not deleted (KUB-7, KUB-8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the framework sees of a slot: instance, create machine, delete machine (MST-5)."""
+"""Instance, create machine and delete machine of a slot (MST-5)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MetastaticCreateStateMachine(SteppedMachine):
 
 
 class MetastaticDeleteStateMachine(StateMachine):
-    """Gives a slot back; nothing happens in a cloud."""
+    """Frees a slot; makes no cloud calls."""
 
     COMPLETE = "complete"
 

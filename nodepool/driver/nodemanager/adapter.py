@@ -1,4 +1,4 @@
-"""Node managers as the state machine framework needs them (NM-C.8)."""
+"""Adapter of node managers for the state machine framework (NM-C.8)."""
 
 from __future__ import annotations
 

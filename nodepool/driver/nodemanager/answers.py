@@ -1,4 +1,4 @@
-"""Checks of what node managers answer, before anything else reads it (NM-C.8).
+"""Validates the answers of node managers before any other code reads them (NM-C.8).
 
 The other end may be an older or a newer release, a machine that announced itself, or hostile. A
 bad answer counts as no answer, so that it concerns no host but its own.

@@ -1,4 +1,4 @@
-"""Hosts that announce themselves below ``/nodemanager/hosts`` in ZooKeeper (NM-C.6, NM-C.8)."""
+"""Hosts that announce themselves in ZooKeeper (``/nodemanager/hosts``; NM-C.6, NM-C.8)."""
 
 from __future__ import annotations
 

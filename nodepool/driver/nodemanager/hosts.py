@@ -30,7 +30,7 @@ AVOID = 30.0
 
 
 class HostError(Exception):
-    """A host cannot be used now; the text names it."""
+    """A host cannot be used now; the text has its name."""
 
 
 class Needs(NamedTuple):
@@ -42,7 +42,7 @@ class Needs(NamedTuple):
 
 
 class Free(NamedTuple):
-    """What a host has left."""
+    """The free resources of a host."""
 
     amounts: Needs
     places: float
@@ -328,7 +328,7 @@ class ManagedHost:
 
 
 class Hosts:
-    """All hosts of a provider: those of the configuration, and those that announce themselves."""
+    """All hosts of a provider, configured or announced."""
 
     def __init__(self, config: NodeManagerProviderConfig, log: logging.Logger, changed: Callable[[], Any]) -> None:
         self._log = log

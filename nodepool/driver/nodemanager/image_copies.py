@@ -1,4 +1,4 @@
-"""Hosts that join later, or were away during an upload, get the images that other hosts of the provider have."""
+"""Copies images to hosts that joined later or were unavailable during the upload."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 
 
 class ImageSpreader:
-    """Copies through the launcher: hosts need not know each other. One copy to a host at a time."""
+    """Copies images through the launcher, one at a time per host; hosts need not connect."""
 
     def __init__(self, provider: NodeManagerProviderConfig, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
         self._provider = provider

@@ -123,7 +123,7 @@ class NodeManagerResource(statemachine.Resource):
 
 
 class Hosting(Protocol):
-    """Where slivers may go."""
+    """Interface of the adapter for machines: the hosts of slivers."""
 
     provider: ProviderConfig
     hosts: Hosts
@@ -146,7 +146,7 @@ class Hosting(Protocol):
 
 
 class CreateMachine(SteppedMachine):
-    """Choose a host, put the record, wait until the sliver is ready; go to another host when one does not answer."""
+    """Creates a sliver on the best host; uses another one when it does not answer."""
 
     #: Seconds that a host may be silent before the launch leaves it.
     _patience = LOST
@@ -263,7 +263,7 @@ class CreateMachine(SteppedMachine):
 
 
 class DeleteMachine(SteppedMachine):
-    """Delete the sliver and wait until nothing of it is left."""
+    """Deletes the sliver and waits until nothing of it exists."""
 
     def __init__(self, adapter: Hosting, external_id: object, log: Log) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The provider: gives its adapter the connection to ZooKeeper, where hosts announce themselves."""
+"""The provider: passes its ZooKeeper connection to the adapter, for announcements."""
 
 from __future__ import annotations
 

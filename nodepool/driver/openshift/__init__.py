@@ -1,4 +1,4 @@
-"""Driver for OpenShift: projects, and pods in projects of their own, as nodes (OSH)."""
+"""Driver for OpenShift: projects, and pods in their own projects, as nodes (OSH)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of an OpenShift provider (OSH-4): those of Kubernetes, but for the names of a limit."""
+"""Options of an OpenShift provider (OSH-4): those of Kubernetes with other limit names."""
 
 from __future__ import annotations
 

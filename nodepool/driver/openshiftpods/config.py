@@ -13,11 +13,11 @@ from nodepool.driver.openshift.config import OpenshiftProviderConfig
 
 
 class OpenshiftPodLabel(KubernetesLabel):
-    """Always a pod."""
+    """A label whose nodes are always pods."""
 
 
 class OpenshiftPodsPool(KubernetesPool):
-    """Its name is that of the project."""
+    """A pool, whose name is that of the project."""
 
     label_class = OpenshiftPodLabel
     prefix = False

@@ -37,7 +37,7 @@ class ProviderDiskImage(ConfigValue):
 
 
 class ProviderCloudImage(ConfigValue):
-    """An image that exists in the cloud."""
+    """An existing image in the cloud."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -57,7 +57,7 @@ class ProviderCloudImage(ConfigValue):
 
 
 class ProviderLabel(ConfigValue):
-    """What to launch for a label."""
+    """Launch settings of a label."""
 
     # The image is compared by name: what else matters of it to a cloud is in the provider's own entry.
     ignore_equality = ["pool", "diskimage"]

@@ -1,4 +1,4 @@
-"""What the cloud has: servers, images, flavors, networks, zones, limits (OST-2.2)."""
+"""Cloud data: servers, images, flavors, networks, zones, limits (OST-2.2)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def questions_worth_listing(listed: int, pace: float) -> float:
 
 
 class CloudLookups:
-    """The reading half of the adapter. What seldom changes is remembered for good."""
+    """The reading half of the adapter. Data that rarely changes is cached permanently."""
 
     log: logging.Logger
     provider: OpenStackProviderConfig

@@ -1,4 +1,4 @@
-"""Servers as the API shows them, and what they use (OST-2.2 and OST-2.5)."""
+"""Servers of the API and their usage (OST-2.2 and OST-2.5)."""
 
 from __future__ import annotations
 

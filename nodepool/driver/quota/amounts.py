@@ -10,7 +10,7 @@ from nodepool.base.amounts import exact
 
 
 class QuotaInformation:
-    """Resources by name; ``ram`` is in MiB. Names not given have the value ``default`` (``math.inf``: no limit)."""
+    """Resources by name; ``ram`` in MiB. Others have ``default`` (``math.inf``: no limit)."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 
 class LimitsPending(Exception):
-    """The decision needs newer limits than we have; they are being asked for."""
+    """The decision needs newer limits, which are being queried."""
 
     def __init__(self, provider: str) -> None:
         self.reason = because(Code.LIMITS_UNKNOWN, provider=provider)

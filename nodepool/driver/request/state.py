@@ -1,4 +1,4 @@
-"""The states of a request that is being served, what may happen in each, and how it can end (LAU-5 to LAU-7)."""
+"""States of a request, allowed events in each, and possible results (LAU-5 to LAU-7)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodepool.reasons import Reason
 
 
 class State(enum.Enum):
-    """Where the handler of a request stands."""
+    """State of a request handler."""
 
     #: It is being checked; nothing has been written.
     OFFERED = "offered"
@@ -49,7 +49,7 @@ class Event(enum.Enum):
 
 
 class Admission(enum.Enum):
-    """What becomes of an event."""
+    """Handling of an event."""
 
     ACT = "act"
     #: When ZooKeeper has answered.
@@ -93,7 +93,7 @@ NEXT: Mapping[State, frozenset[State]] = {
 
 
 class How(enum.Enum):
-    """How the serving of a request by one pool has ended."""
+    """Result of serving a request in one pool."""
 
     FULFILLED = "fulfilled"
     #: Written by us: declined or failed.

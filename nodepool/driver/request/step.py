@@ -1,4 +1,4 @@
-"""Small values of the request handler."""
+"""Value classes of the request handler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nodepool.zk.locks import LockHandle
 
 
 class LabelRecorder:
-    """Which node serves which label (DRV-5.7)."""
+    """Records which node serves which label (DRV-5.7)."""
 
     def __init__(self) -> None:
         self.data: list[dict[str, Any]] = []

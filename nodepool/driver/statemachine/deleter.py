@@ -26,7 +26,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 
 class Deleting(Protocol):
-    """The provider, as deletions see it."""
+    """Interface of the provider for deletions."""
 
     provider: ProviderConfig
     adapter: Adapter

@@ -1,4 +1,4 @@
-"""The plug-in that gives its adapter to the framework (DRV-7.1)."""
+"""Base class of drivers with an adapter (DRV-7.1)."""
 
 from __future__ import annotations
 

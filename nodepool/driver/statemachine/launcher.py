@@ -1,4 +1,4 @@
-"""One node from its record to ready: attempts, time-outs, key scan (DRV-7.7, LAU-9)."""
+"""Launches one node, from its record to ready: attempts, timeouts, scan (DRV-7.7, LAU-9)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _leaked(resource: Resource, node: Node | None) -> bool:
 
 
 class LeakSearch:
-    """Deletes resources tagged with the name of a provider that no record knows, once they were seen so twice in a row."""
+    """Deletes tagged resources of a provider without a record, after two sightings in a row."""
 
     def __init__(self, name: str, adapter: Adapter, log: logging.Logger) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""The thread that advances machines: when something happens, not at a fixed pace."""
+"""The thread that advances machines on events, not at a fixed rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LoopEnded(RuntimeError):
 
 
 class Advanced(Protocol):
-    """What the loop runs: returns the seconds until the next pass, or None when it is finished."""
+    """Interface for the loop: returns seconds until the next pass, or None at the end."""
 
     def run_pass(self) -> float | None: ...
 
@@ -111,7 +111,7 @@ class MachineLoop:
 
 
 class PollInterval:
-    """How long a machine may rest: not at all while it changes, then longer and longer up to a bound (seconds)."""
+    """Pause of a machine: none while it changes, then growing up to a bound (seconds)."""
 
     STEPS = (0.05, 0.1, 0.2, 0.4, 1.0)
 

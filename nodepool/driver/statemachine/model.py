@@ -1,4 +1,4 @@
-"""What a cloud driver implements: an adapter and its state machines (DRV-7.1 to DRV-7.5)."""
+"""Interface of a cloud driver: adapter and state machines (DRV-7.1 to DRV-7.5)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StateMachine:
 
 
 class Instance:
-    """A virtual machine (or the like) as the launcher sees it (DRV-7.4)."""
+    """A virtual machine (or similar) for the launcher (DRV-7.4)."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -84,7 +84,7 @@ class Instance:
 
 
 class Resource:
-    """Anything in the cloud that may leak; ``metadata`` carries the nodepool keys (DRV-7.5)."""
+    """A resource in the cloud that may leak; ``metadata`` has the nodepool keys (DRV-7.5)."""
 
     #: What the cloud calls it; set by the driver.
     id: ExternalId
@@ -104,7 +104,7 @@ class Resource:
 
 
 class Adapter:
-    """The cloud as the state machine framework needs it (DRV-7.2)."""
+    """Interface of a cloud for the state machine framework (DRV-7.2)."""
 
     def __init__(self, provider_config: ProviderConfig) -> None:
         pass

@@ -19,7 +19,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 
 class LaunchProvider(Provider, QuotaSupport, abc.ABC):
-    """The part of a provider with state machines that handlers and launches use."""
+    """Interface of a state machine provider for handlers and launches."""
 
     #: Upper bounds of the pauses between two checks of a machine, in seconds.
     MINIMUM_SLEEP: float = 1
@@ -57,7 +57,7 @@ class Serving(RequestHandler, Protocol):
 
 
 class Stage(enum.Enum):
-    """Where the launch of a node stands."""
+    """Stage of a node's launch."""
 
     #: To be started by the create loop itself, as starts are quick.
     QUEUED = "queued"

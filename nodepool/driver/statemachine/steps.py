@@ -18,7 +18,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Wait:
-    """What a machine waits for. Without any of these, it is advanced after growing pauses of at most one second."""
+    """What a machine waits for. Without any, it is advanced after at most one second."""
 
     #: A call: its end wakes the machine.
     future: Future[Any] | None = None

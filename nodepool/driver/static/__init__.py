@@ -1,4 +1,4 @@
-"""Machines that exist already (STA)."""
+"""Driver for existing machines (STA)."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _split_labels(value: object) -> list[str]:
 
 
 class StaticPool(ConfigPool):
-    """A group of hosts; ``nodes`` are their settings with all defaults filled in, ``labels`` a set of names."""
+    """A group of hosts; ``nodes``: settings with defaults, ``labels``: set of names."""
 
     ignore_equality = ["provider"]
 

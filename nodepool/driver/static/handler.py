@@ -10,14 +10,14 @@ from nodepool.zk.records import Node
 
 
 class StaticManager(Provider, abc.ABC):
-    """The part of the provider that its handlers use."""
+    """Interface of the provider for its handlers."""
 
     @abc.abstractmethod
     def checkNodeLiveness(self, node: Node) -> bool: ...
 
 
 class StaticNodeRequestHandler(NodeRequestHandler):
-    """Serves from registered nodes only: nothing is ever launched."""
+    """Serves requests from registered nodes only: nothing is ever launched."""
 
     manager: StaticManager
 

@@ -34,7 +34,7 @@ GONE_STATES = (zk.BUILDING, zk.DELETING, zk.DELETED)
 
 
 class StaticNodeError(Exception):
-    """The host cannot be used now: unreachable, or other host keys than configured."""
+    """The host cannot be used now: unreachable, or host keys differ from the configured ones."""
 
 
 class Slots:

@@ -1,4 +1,4 @@
-"""A request handler whose nodes are ready as soon as they are asked for."""
+"""A request handler whose nodes are ready immediately."""
 
 from __future__ import annotations
 

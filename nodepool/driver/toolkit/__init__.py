@@ -1,1 +1,1 @@
-"""Parts that drivers may use: threads per node, caches, pacing, image uploads."""
+"""Reusable parts for drivers: threads per node, caches, rate limits, image uploads."""

@@ -1,4 +1,4 @@
-"""Images as the drivers list them: by ``_listImages`` of the adapter or provider (DRV-3)."""
+"""Images in the cloud, from ``_listImages`` of the adapter or provider (DRV-3)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from nodepool import exceptions
 
 
 class Segment:
-    """A part of the file: ``data`` are the bytes from ``offset`` on; ``index`` counts from 0."""
+    """A part of the file: the bytes ``data`` at ``offset``; ``index`` counts from 0."""
 
     __slots__ = ("data", "index", "offset")
 

@@ -1,4 +1,4 @@
-"""A remembered answer that is renewed in the background (DRV-6.6)."""
+"""A cached answer that is refreshed in the background (DRV-6.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions and clients of boto3, which is imported here and nowhere else."""
+"""Sessions and clients of boto3, which only this module imports."""
 
 from __future__ import annotations
 

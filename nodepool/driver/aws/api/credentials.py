@@ -1,4 +1,4 @@
-"""Credentials in files that change: rotated keys are used without a restart. The library reads them once."""
+"""Credentials in files that change: rotated keys need no restart, unlike in boto3."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 
 
 class FileCredentials(Credentials):
-    """Those of a file, read again when it has changed; a file that cannot be used leaves the last ones in force."""
+    """Credentials of a file, reread after changes; keeps the last ones if it is unusable."""
 
     def __init__(self, first: Credentials, path: str, stamp: object, load: Callable[[], Credentials | None]) -> None:
         super().__init__(first.access_key, first.secret_key, first.token, first.method, getattr(first, "account_id", None))
@@ -60,7 +60,7 @@ class FileCredentials(Credentials):
 
 
 class _FileProvider(CredentialProvider):
-    """One of the library's providers, with credentials that notice changes."""
+    """One of the library's providers, with credentials that are reread after changes."""
 
     def __init__(self, inner: CredentialProvider, path: str) -> None:
         self.METHOD = inner.METHOD

@@ -24,7 +24,7 @@ READ_DEADLINE = 120.0
 
 
 class _ReadLane:
-    """Lets the caches renew themselves on the threads of the lane "read"."""
+    """Lets the caches refresh on the threads of the lane "read"."""
 
     def __init__(self, calls: CloudCalls) -> None:
         self._calls = calls
@@ -34,7 +34,7 @@ class _ReadLane:
 
 
 class AwsLookups:
-    """The reading part of an adapter. Lists of the whole region serve quota and clean-up only."""
+    """The reading part of an adapter. Lists of a whole region serve quota and cleanup only."""
 
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter

@@ -1,4 +1,4 @@
-"""Getting images into AWS and out of it again (AWS-2.8). Runs on the builder's threads."""
+"""Imports and deletes images in AWS (AWS-2.8), on the builder's threads."""
 
 from __future__ import annotations
 

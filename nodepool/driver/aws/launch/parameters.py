@@ -1,4 +1,4 @@
-"""Arguments of the calls that launch (AWS-2.2 to AWS-2.4). Nothing is called here."""
+"""Arguments of launch calls (AWS-2.2 to AWS-2.4), without any calls."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The API server of a Kubernetes cluster: credentials, plain calls, watches. No other part of the driver speaks HTTP."""
+"""Client of the API server: credentials, calls, watches; all HTTP code of the driver."""

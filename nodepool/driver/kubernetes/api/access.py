@@ -13,7 +13,7 @@ from nodepool.driver.kubernetes.api.errors import NoAccess
 
 
 class Access(Protocol):
-    """Where the server is, and what goes with each call."""
+    """Address of the server and credentials of each call."""
 
     host: str
     verify_ssl: bool
@@ -45,7 +45,7 @@ def _files() -> str:
 
 @dataclass
 class _Paths:
-    """Where the files are, for messages."""
+    """Paths of the files, for messages."""
 
     context: str | None
 

@@ -1,4 +1,4 @@
-"""Calls of the API server, plain dicts in and out, over one pool of connections per provider."""
+"""Calls of the API server with dicts, over one connection pool per provider."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Objects = list[Object]
 
 
 class Cluster(Protocol):
-    """What the drivers ask of a cluster. All calls raise ApiError and ConnectionFailed."""
+    """Interface of a cluster for the drivers. Raises ApiError and ConnectionFailed."""
 
     host: str
     skip_tls: bool

@@ -31,11 +31,11 @@ class ApiError(Exception):
 
 
 class ConnectionFailed(Exception):
-    """No answer, or not a whole one."""
+    """No answer, or an incomplete one."""
 
 
 class NoAccess(Exception):
-    """The kubeconfig cannot be used; the text names the file, the context and the remedy."""
+    """The kubeconfig cannot be used; the text has file, context and remedy."""
 
 
 def from_answer(what: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:

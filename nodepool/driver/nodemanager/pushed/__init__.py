@@ -1,1 +1,1 @@
-"""Node managers on nodes of other providers, pushed there over SSH (NM-C.8, ``backing-label``)."""
+"""Node managers that are pushed to nodes of other providers (NM-C.8, ``backing-label``)."""

@@ -1,4 +1,4 @@
-"""Node managers on nodes of another provider, pushed there over SSH (NM-C.8, ``backing-label``)."""
+"""Adapter for node managers that are pushed to backing nodes over SSH (NM-C.8)."""
 
 from __future__ import annotations
 

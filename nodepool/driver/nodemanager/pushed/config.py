@@ -1,4 +1,4 @@
-"""Options about hosts that are nodes of another provider (NM-C.8, ``backing-label``)."""
+"""Options for hosts that are nodes of another provider (NM-C.8, ``backing-label``)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LOOK_AGAIN = 1.0
 
 
 class BackedHosting(Hosting, Protocol):
-    """So, on backing nodes."""
+    """Interface of the adapter for machines on backing nodes."""
 
     slots: BackingNodes
 

@@ -37,11 +37,11 @@ MAX_LINE, MAX_ERRORS = 1 << 16, 4096
 
 
 class LinkError(Exception):
-    """The machine cannot be used; the text names it and the reason."""
+    """The machine cannot be used; the text has its name and the reason."""
 
 
 class LinkBusy(Exception):
-    """There are slivers; the text names them."""
+    """The machine still has slivers; the text has their names."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The node manager as one file that any Python runs (NM-C.8): our modules and the pure Python packages they need."""
+"""The node manager as one file for any Python, with its pure Python packages (NM-C.8)."""
 
 from __future__ import annotations
 

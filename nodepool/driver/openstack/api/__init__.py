@@ -1,1 +1,1 @@
-"""Calls of OpenStack: what adapters may ask (`protocol`), and the client that asks real clouds."""
+"""API of OpenStack for adapters (`protocol`), and the client of real clouds."""

@@ -1,4 +1,4 @@
-"""What the driver asks of an OpenStack (protocol.py): as few and as small requests as possible.
+"""Requests of the driver to OpenStack (protocol.py): few and small.
 
 The names are those of the SDK's cloud layer; most methods are one call (and its pages).
 """
@@ -27,7 +27,7 @@ AGAIN = (0.5, 2.0, 5.0)
 
 
 class CloudApi(ImageApi):
-    """Names the calls after what they do: these are the operations of the metrics."""
+    """Client whose calls are named by purpose, as in the metrics."""
 
     def close(self) -> None:
         self.client.close()

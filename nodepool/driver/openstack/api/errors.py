@@ -34,11 +34,11 @@ class BadAnswer(RuntimeError):
 
 
 class CredentialsRefused(Exception):
-    """The identity service does not accept what clouds.yaml has."""
+    """The identity service does not accept the credentials in clouds.yaml."""
 
 
 class TokenRefused(CredentialsRefused):
-    """A service does not accept the token: it has expired or was revoked, perhaps."""
+    """A service does not accept the token, which has probably expired or was revoked."""
 
     def __init__(self, message: str, token: str | None) -> None:
         super().__init__(message)

@@ -22,7 +22,7 @@ STALLED = 60.0
 
 
 class ProtectedImage(exceptions.BuilderError):
-    """It cannot be deleted before its protection is removed."""
+    """The image cannot be deleted before its protection is removed."""
 
 
 class ImageApi(Transport):

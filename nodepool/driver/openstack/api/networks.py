@@ -1,4 +1,4 @@
-"""Which of a cloud's networks are what, and a server's addresses (OST-2.3).
+"""Roles of a cloud's networks, and a server's addresses (OST-2.3).
 
 The choice is that of the SDK's ``add_server_interfaces``, with two differences: it costs no calls, and of several public
 addresses the floating one is taken instead of trying which answers on port 22.
@@ -20,7 +20,7 @@ FIXED = "fixed"
 
 @dataclass(frozen=True)
 class Rules:
-    """What clouds.yaml says about networks; each name may be an id."""
+    """The network settings in clouds.yaml; each name may be an id."""
 
     external: tuple[str, ...] = ()
     internal: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What the driver asks of a cloud; the real one (api.py) and the one in memory (driver/fake/api.py) offer all of it."""
+"""Interface of a cloud for the driver, implemented by api.py and driver/fake/api.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from nodepool.driver.openstack.servers import NodepoolOpenStackServer
 
 
 class Api(Protocol):
-    """Objects are mappings with the keys that OpenStack's JSON has. What one asks for by id is None when it does not exist;
-    to delete that is False."""
+    """Objects are mappings with the keys of OpenStack's JSON.
+
+    A query by id returns None, and a deletion False, when the object does not exist."""
 
     def close(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""One request to one of the cloud's services: through the SDK's sessions, measured and bound in time."""
+"""Single requests to the cloud's services through the SDK's sessions, with time limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Record(dict[str, Any]):
-    """JSON of an object whose keys can be read as attributes too, as those of the SDK's objects."""
+    """JSON object whose keys are also attributes, like the SDK's objects."""
 
     def __getattr__(self, name: str) -> Any:
         try:
