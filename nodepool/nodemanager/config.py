@@ -120,7 +120,7 @@ _SCHEMA = vol.Schema(
         "delegate-accounts": vol.Any("shared", "unix"),
         "node-id": vol.Any(int, str),
         "delegates": [{vol.Required("name"): str, "ssh-keys": vol.Any(str, [str]), "methods": [str]}],
-        # The one value that an operator of the original had to set.
+        # The only value that an operator of the original had to set.
         "SA_HOSTNAME": str,
     }
 )
@@ -171,15 +171,15 @@ class NodeManagerConfig:
     network: str = "none"
     network_cap: int = DEFAULT_CAP
     exempt_ips: tuple[str, ...] = DEFAULT_EXEMPT
-    #: Bytes that a sliver may send in a day at its full rate; 0: any.
+    #: Bytes that a sliver may send per day at its full rate; 0: unlimited.
     daily_limit: int = 0
     subnet: str = "10.213.0.0/16"
     dns: tuple[str, ...] = ()
     #: Private networks, and those of this host, that slivers with nat may send to.
     reach: tuple[str, ...] = ()
-    #: At one time, of one sliver.
+    #: Connections of one sliver at the same time.
     connections: int = 4096
-    #: Slivers on one bridge do not reach each other.
+    #: Slivers on one bridge cannot connect to each other.
     isolated: bool = True
     sources: tuple[Mapping[str, Any], ...] = ()
     tickets: Mapping[str, Any] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class NodeManagerConfig:
     delegate_accounts: str = "shared"
     #: Which slices of slices.xml are ours; empty: see sources.node_id.
     node_id: str = ""
-    #: Log in the form of the original, besides the usual one; empty: none.
+    #: Additional log in the format of the original; empty: none.
     log_file: str = ""
 
 

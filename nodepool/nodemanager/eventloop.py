@@ -25,7 +25,7 @@ SHORTAGE_WAIT = 1.0
 class Waiter:
     """A descriptor and a timer that the loop watches; used by the loop's thread only."""
 
-    #: Of those that are ready at the same time, the lowest first.
+    #: Of several that are ready, the lowest goes first.
     rank = 0
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class EventLoop:
         self._count = itertools.count()
         self._running = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        #: Done after each round.
+        #: Called after each round.
         self.afterwards: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class EventLoop:
             return
         heapq.heappush(self._times, (when, next(self._count), waiter))
         if len(self._times) > 4 * len(self._waiters) + 4096:
-            # Most belong to what has ended before its time.
+            # Most belong to waiters that ended before their time limit.
             self._times = [entry for entry in self._times if entry[2].due == entry[0]]
             heapq.heapify(self._times)
 
@@ -166,7 +166,7 @@ class Workers:
         self._threads = 0
         #: Threads without a job.
         self._free = 0
-        #: Jobs that wait or are done at present.
+        #: Jobs that are waiting or running.
         self._working = 0
         self._running = True
 

@@ -279,7 +279,7 @@ def main(descriptor: int) -> None:
         # the same effect later.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    # The terminal's signals and the service manager's stop are for the daemon; the end of the socket is our sign.
+    # Terminal signals and the service manager's stop are for the daemon; we stop when the socket ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o022)

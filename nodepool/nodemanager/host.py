@@ -57,7 +57,7 @@ class Host:
         self._services = services
         total = total_memory() - MEMORY_RESERVE
         self._memory = int(total * config.overcommit_memory)
-        #: Without cgroups nothing is limited, so that nothing is promised to the one that has no limit.
+        #: Without cgroups nothing is limited, and slivers without a limit get no promise.
         self._unlimited = total if services.cgroups is not None else 0
         self._accounts: Accounting | None = None
         #: Sliver -> rates that apply now instead of its own.
@@ -239,7 +239,7 @@ class Host:
                 "memory": self._memory_of(effective.values()),
                 "disk": promised,
             },
-            # What a sliver counts as that says nothing about it.
+            # Defaults that count for a sliver without its own values.
             "default": {
                 "memory": default["nm_mem_limit"],
                 "disk": default["nm_disk_quota"] if self._services.disks is not None else 0,

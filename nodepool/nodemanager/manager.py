@@ -35,7 +35,7 @@ from nodepool.nodemanager.ssh import sshd
 from nodepool.nodemanager.ssh.gate import Gate
 from nodepool.nodemanager.ssh.sshd import SshServers
 
-#: Source of records that launchers and operators put.
+#: Source of records that launchers and operators store.
 DRIVER_SOURCE = "driver"
 TICKET_SOURCE = "ticket"
 #: Maximum seconds between two checks of the expiry timer.
@@ -64,7 +64,7 @@ class NodeManager:
         self._zygote = Zygote()
         self._zygote.start()
         try:
-            # After the helper was forked: it must not hold the lock when the daemon is killed.
+            # Locked after the helper was forked, which must not hold the lock when the daemon is killed.
             self._state_lock = self._lock_state()
             try:
                 self._make()
@@ -345,7 +345,7 @@ class NodeManager:
         """Prune unused templates; slivers without a record may use one, too."""
         self.trees.prune(lambda: set(self.backend.found()) | self.slivers.names())
 
-    # -- what the API asks
+    # -- called by the API
 
     def sliver_record(self, name: str) -> dict[str, Any] | None:
         record = self.database.get(key_of(name))

@@ -44,7 +44,7 @@ class NodeManagerService:
         loaded = config.load(path)
         if loaded.log_file:
             log_format.install(loaded.log_file)
-        # While there is only one thread: this forks.
+        # Created while there is only one thread: this forks.
         self._manager = NodeManager(loaded, args.startup)
 
     def start(self) -> None:

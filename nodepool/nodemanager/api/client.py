@@ -21,7 +21,7 @@ from nodepool.nodemanager.texts import clean
 CONNECT_TIMEOUT = 5.0
 CALL_TIMEOUT = 30.0
 PIECE_TIMEOUT = 60.0
-#: Bytes of an answer; no answer of ours is larger.
+#: Maximum bytes of an answer.
 MAX_ANSWER = 64 << 20
 UPLOAD_CHUNK = 1 << 20
 
@@ -138,7 +138,7 @@ class Client:
         try:
             (result,), _ = xmlrpc.client.loads(answer, use_builtin_types=True)
         except xmlrpc.client.Fault as fault:
-            # The other end chooses their types as well.
+            # The other end also chooses the types of the values.
             code = fault.faultCode if isinstance(fault.faultCode, int) else 0
             raise RpcFault(code, str(fault.faultString)) from None
         except Exception as error:
@@ -166,7 +166,7 @@ class Client:
             except (BrokenPipeError, ConnectionResetError):
                 if connection.sock is None:
                     raise
-                # It may have refused before it has read all: the answer says why.
+                # The server may have refused before it has read everything: the answer has the reason.
             response = connection.getresponse()
             if stream is not None and response.status == 200:
                 self._copy(response, stream)

@@ -55,14 +55,14 @@ class Connection(Waiter):
         self.rank = 2 if peer.kind == OTHER else 1
         self.state = READING
         self.request = Request(peer.kind != OTHER)
-        #: For whom it speaks, of several behind one user id; and whether it is their turn.
+        #: The caller it speaks for, of several behind one user id; and whether it is that one's turn.
         self.speaker = ""
         self.speaking = False
         self.caller = Caller(OTHER)
         self.parked: Parked | None = None
-        #: When the parked call is to be answered at the latest.
+        #: Deadline for the answer to the parked call.
         self.last = 0.0
-        #: The sliver has changed since it was asked for.
+        #: The sliver has changed since the last check.
         self.again = False
         self.output = memoryview(b"")
         self.linger = 0
@@ -88,7 +88,7 @@ class Connections:
         self._loop.afterwards = self._dispatch
         self.handshakes: Handshakes[Peer] = Handshakes(self._loop, who, self.enter)
         self._workers = Workers("Thread-nm-api", sum(CONCURRENCY.values()))
-        #: Guards what other threads touch, too: shares, and which connections they have.
+        #: Guards data that other threads use, too: shares and their connections.
         self._lock = threading.Lock()
         self._shares: dict[Hashable, Share] = {}
         self._prune_at = 256
@@ -166,7 +166,7 @@ class Connections:
             have = len(share.connections)
             full = self._open[share.kind] >= PLACES[share.kind]
             if full and share.kind == OTHER:
-                # The peer with most gives one up for one with fewer.
+                # The peer with most connections loses one to a peer with fewer.
                 most = max(self._shares.values(), key=lambda other: len(other.connections) if other.kind == OTHER else 0)
                 if len(most.connections) > have + 1:
                     oldest = next((c for c in most.connections if c.state != ANSWERING), None)
@@ -234,7 +234,7 @@ class Connections:
             self._close(connection)
             return
         if share.wait(self._everybody) and connection.state != SENDING:
-            # Nothing more of it until its caller has time again.
+            # Read nothing more until its caller has processor time again.
             self._loop.watch(connection, None)
             share.held.append(connection)
             self._wait_for_time(share)
@@ -406,7 +406,7 @@ class Connections:
             connection.last = time.monotonic() + parked.timeout
             self._parked.setdefault(parked.sliver, set()).add(connection)
         if first or connection.again:
-            # It may have changed between the question and now.
+            # The sliver may have changed between the check and now.
             connection.again = False
             self._ask(connection, share)
         else:

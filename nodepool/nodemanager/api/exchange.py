@@ -35,7 +35,7 @@ from nodepool.nodemanager.rootfs.uploaded import ImageError, Images
 log = logging.getLogger("nodepool.nodemanager.api")
 
 MAX_HEAD = 16 * 1024
-#: Bytes of a call: of root, controllers and delegates, and of everybody else.
+#: Maximum bytes of a call: for root, controllers and delegates, and for all others.
 MAX_BODY = 1 << 20
 SMALL_BODY = SMALL_REQUEST
 #: Seconds for the whole head and body of a call, and for one piece of an image.

@@ -14,11 +14,11 @@ import xmlrpc.client
 from nodepool.nodemanager.records.rspec import check_name
 
 MAX_REQUEST = 1 << 20
-#: Bytes that anybody may send.
+#: Maximum bytes for any sender.
 SMALL_REQUEST = 64 * 1024
-#: Bytes of the head of an answer.
+#: Maximum bytes of an answer's head.
 MAX_HEAD = 64 * 1024
-#: Seconds for everything.
+#: Seconds for the whole exchange.
 TIME_LIMIT = 120
 SOCKET = "/run/nodepool/nodemanager.api"
 #: Header in which the shell of the shared account names its delegate; the server accepts it from that account only. Empty: a
@@ -85,7 +85,7 @@ def _exchange(path: str, delegate: str | None, request: bytes) -> None:
                 try:
                     body = connection.recv(65536)
                 except ConnectionResetError:
-                    break  # all that matters was there
+                    break  # everything important has arrived
             sys.stdout.buffer.flush()
         except OSError as error:
             raise _Failed(f"{step}: {error.strerror or error}") from error

@@ -16,11 +16,11 @@ from nodepool.nodemanager.eventloop import IN, OUT, EventLoop, Waiter, Workers
 
 log = logging.getLogger("nodepool.nodemanager.server")
 
-#: At one time, and of one address.
+#: Maximum handshakes in parallel, in total and per address.
 MAX_HANDSHAKES = 512
 MAX_PER_ADDRESS = 128
 HANDSHAKE_TIMEOUT = 10.0
-#: Threads that calculate.
+#: Threads for cryptographic work.
 THREADS = 2
 
 P = TypeVar("P")
@@ -35,7 +35,7 @@ class _Handshake(Waiter):
         self.number = stream.fileno()
         self.address = address
         self.owner = owner
-        #: A thread calculates.
+        #: A thread works on it.
         self.away = False
         self.given_up = False
 

@@ -13,7 +13,7 @@ from nodepool.nodemanager.api.methods import CERTIFICATE, CONTROLLER, DELEGATE, 
 from nodepool.nodemanager.texts import clean
 
 _UCRED = struct.Struct("iII")
-#: The account that delegates share when they have none of their own (C.5).
+#: The shared account of delegates without their own (C.5).
 SHARED_DELEGATE = "nodepool-nm"
 #: Hint for root or a launcher on a connection of another type.
 UNTRUSTED = "this connection does not grant rights of root or of a launcher; use the Unix socket of the host"
@@ -26,7 +26,7 @@ _ADDRESSES = struct.Struct(">HH4s12s4s12s")
 _TCP = 6
 #: TCP states of a socket that still has its process and can send no more than before: established, FIN sent.
 _LIVING = (1, 4, 5)
-#: Of our own end: established, or the other end has said all.
+#: For our own end: established, or the other end has finished sending.
 _CONNECTED = (1, 8)
 
 SliverOfUid = Callable[[int], "str | None"]

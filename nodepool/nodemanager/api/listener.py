@@ -16,7 +16,7 @@ from nodepool.nodemanager.eventloop import IN, EventLoop, Waiter
 
 log = logging.getLogger("nodepool.nodemanager.server")
 
-#: Connections that are taken from one before others have their turn.
+#: Connections that are accepted from one listener before it is the turn of others.
 BATCH = 4
 #: Seconds to wait when the process has no descriptor left.
 SHORTAGE_WAIT = 0.1
@@ -29,7 +29,7 @@ _PASSING = frozenset(
     (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP,
      errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET)
 )  # fmt: skip
-#: Seconds between two lines of the log about the same.
+#: Seconds between two log lines about the same problem.
 SILENCE = 60.0
 
 
@@ -133,7 +133,7 @@ class Listener(Waiter):
             # It stays ready: without a pause this would be a busy loop.
             self._pause(SHORTAGE_WAIT)
         elif error.errno not in _PASSING:
-            # Root of a sliver with its network's rights can destroy the socket, which is then ready for ever.
+            # A sliver's root with network rights can destroy the socket, which is then always ready.
             self._shut = True
             self._pause(SHUT_WAIT)
 

@@ -48,9 +48,9 @@ class Caller:
 
     kind: str
     name: str = ""
-    #: What a delegate may call for every sliver.
+    #: Methods that a delegate may call for every sliver.
     methods: frozenset[str] = frozenset()
-    #: What to do when something is refused.
+    #: Hint for refused calls.
     advice: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Parked:
     sliver: str
     #: Seconds.
     timeout: float
-    #: The answer, or None: not yet. To be asked at each change of the sliver.
+    #: Returns the answer, or None: not yet. Called at each change of the sliver.
     check: Callable[[], Any]
     #: The answer after the timeout.
     late: object
@@ -108,7 +108,7 @@ class Method:
     #: whom the sliver's record names.
     who: str
     call: Callable[[Node, Caller, Sequence[Any]], Any]
-    #: It is written down, and work for this host follows.
+    #: The call is logged, and causes work on this host.
     changes: bool = False
 
     @property
@@ -318,7 +318,7 @@ class Api:
         except (NodeError, rspec.RSpecError, records.RecordError) as error:
             raise Fault(INTERNAL, str(error)) from None
         except Exception:
-            # Nothing of the inside of the daemon goes out.
+            # Internal details of the daemon must not be sent.
             log.exception("Error in %s of %s:", method.name, caller)
             raise Fault(INTERNAL, "internal error; see the log of the node manager") from None
         return 1 if result is None else result

@@ -64,12 +64,12 @@ class Servers:
         self.connections = Connections(Desk(api, manager.images, self.identity), self._of_certificate)
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
-        #: Listener inside, and which process 1 it belongs to.
+        #: Listener inside, and the process 1 that it belongs to.
         self._slivers: dict[str, tuple[Listener, tuple[Any, ...]]] = {}
-        #: Listener at the socket that only this sliver has, and the directory of that.
+        #: Listener of the sliver's own socket, and the directory of the socket.
         self._own: dict[str, tuple[Listener, str]] = {}
         self._socket_files: dict[str, tuple[int, int]] = {}
-        #: Port of the TLS server, when it was to be any.
+        #: Port of the TLS server if any free one was to be used.
         self.tls_port = 0
         self.tcp_port = 0
 

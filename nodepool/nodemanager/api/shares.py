@@ -16,11 +16,11 @@ from nodepool.nodemanager.eventloop import Waiter
 
 #: Connections by type of caller, each with its own quota.
 PLACES = {ROOT: 256, CONTROLLER: 1024, OTHER: 512}
-#: Of these for one caller that is neither.
+#: Quota of one untrusted caller.
 MAX_PER_CALLER = 32
 #: Concurrent requests by type of caller; one for each caller that is neither root nor controller.
 CONCURRENCY = {ROOT: 32, CONTROLLER: 96, OTHER: 64}
-#: Processor seconds of the daemon per second, and how many may be saved up: for one such caller, and for all of them.
+#: Processor seconds of the daemon per second, and how many may be saved up: per untrusted caller, and for all of them.
 CALLER_TIME, CALLER_SAVED = 0.05, 0.5
 ALL_TIME, ALL_SAVED = 0.25, 1.0
 
@@ -42,11 +42,11 @@ class Share(Waiter):
         self.connections: dict[Any, None] = {}
         #: Connections whose request is complete.
         self.requests: deque[Any] = deque()
-        #: Connections that are not read from until there is time again.
+        #: Connections that are not read until there is processor time again.
         self.held: list[Any] = []
-        #: For whom requests are answered at present: delegates share an account, and do not hold up each other.
+        #: Speakers whose requests are being answered: delegates share an account, but do not block each other.
         self.speaking: set[str] = set()
-        #: In the queue of those that have requests.
+        #: It is in the queue of shares with requests.
         self.queued = False
         #: When the lack of free connections was last logged.
         self.told = float("-inf")

@@ -196,7 +196,7 @@ class Backend(ABC):
     shares_socket: bool = True
     """Whether the kernel can distinguish callers inside from the daemon's own user: required for sharing its Unix socket."""
 
-    #: What a label may ask for here.
+    #: Privileges that a label may ask for here.
     privileges: frozenset[str] = frozenset(PRIVILEGES) - {"systemd"}
 
     @property

@@ -304,7 +304,7 @@ class NativeBackend(Backend):
         try:
             self.services.zygote.begin("spawn", self._program(handle, argv) | {"console": str(path)}).process().close()
         except BackendError as error:
-            # The owner's script is the owner's matter; the sliver runs without it.
+            # Errors of the owner's script are left to the owner; the sliver runs without it.
             with contextlib.suppress(OSError):  # its disk may be full
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
                 with os.fdopen(descriptor, "ab") as console:

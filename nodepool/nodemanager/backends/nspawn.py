@@ -116,7 +116,7 @@ class NspawnBackend(MountedTreeBackend):
         return True
 
     def _machine(self, name: str) -> str:
-        # Names of machines have no "_"; the hash keeps a_b and a-b apart, and the length within 64.
+        # Machine names have no "_"; the hash distinguishes a_b from a-b, and limits the length to 64.
         short = hashlib.sha256(name.encode()).hexdigest()[:8]
         return f"nm-{self.label[:6]}-{name.replace('_', '-')[:30].rstrip('-')}-{short}"
 

@@ -79,7 +79,7 @@ def run_argv(name: str, label: str, spec: SliverSpec, root: str, base: int, coun
         "--pull=never",
         *_ulimits(),
         f"--tmpfs=/run:rw,nosuid,nodev,mode=755{size}",
-        # Process 1 only sleeps; programs of sessions get what the sliver's privileges say.
+        # Process 1 only sleeps; programs of sessions get the sliver's privileges.
         "--cap-drop=all",
     ]
     argv.append(f"--security-opt=mask={':'.join(f'/{path}' for path in MASKED)}")

@@ -114,7 +114,7 @@ class RootlessBackend(NativeBackend):
         self._kill_all(lambda: self._marked(name), name)
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
-        # The work directory of an overlay has no rights at all; its owner may give them back.
+        # The work directory of an overlay has mode 0; its owner may change that.
         with contextlib.suppress(FileNotFoundError):
             for path in (self.directory(name) / "mnt").glob("*-work/work"):
                 path.chmod(0o700)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID = 0, 1, 3, 4, 5, 6, 7
 SETPCAP, NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SETFCAP = 8, 10, 12, 13, 18, 19, 21, 31
-#: Capabilities of root in every sliver: owner of its files, any of its users (sudo, sshd), low ports.
+#: Capabilities of root in every sliver, for file owners, user changes (sudo, sshd) and low ports.
 LEAST = frozenset((CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE, SYS_CHROOT))
 
 

@@ -170,7 +170,7 @@ def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
         number = let_through[name][column]
         assert number is not None
         program += [_jump(_JEQ, number, 0, len(rules)), *rules]
-    # Runtimes of containers do without keys on kernels that have none.
+    # Container runtimes work without keys on kernels that have none.
     unknown = {"add_key", "keyctl", "request_key"} if "docker" in given else set()
     forbidden = {name: numbers for name, numbers in system_calls.FORBIDDEN.items() if name not in let_through.keys() | unknown}
     for table, answer in (

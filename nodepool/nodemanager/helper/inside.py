@@ -61,7 +61,7 @@ def read_file(path: str, limit: int = MAX_TABLE) -> str:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             return ""
-        # As much memory is taken as is asked for.
+        # Python allocates as much memory as requested.
         return os.read(descriptor, min(limit, found.st_size)).decode(errors="replace")
     finally:
         os.close(descriptor)
@@ -150,7 +150,7 @@ def ensure_account(name: str, owner: int = 0) -> Account:
     used = {account.uid for account in known.values()} | {account.gid for account in known.values()}
     uid = owner or next(number for number in range(1000, 60000) if number not in used)
     account = Account(name, uid, uid, f"/home/{name}", "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh")
-    # "*" is "no password fits"; "!" would be "locked", with which sshd refuses keys too.
+    # "*" matches no password; "!" means locked, and sshd then refuses keys, too.
     for path, line, mode in (
         ("/etc/passwd", f"{name}:x:{uid}:{uid}::{account.home}:{account.shell}", 0o644),
         ("/etc/group", f"{name}:x:{uid}:", 0o644),

@@ -21,7 +21,7 @@ ALL_NAMESPACES = (
     | syscalls.CLONE_NEWUTS
     | syscalls.CLONE_NEWCGROUP
 )
-#: First byte of a child's text of failure when the same may succeed later.
+#: First byte of a child's failure text when a retry may succeed.
 _RETRY = b"+"
 
 
@@ -99,7 +99,7 @@ def run_child(work: Callable[[int], None], outcome: int) -> NoReturn:
         if isinstance(error, OSError):
             text = f"{error.strerror or error}" + (f" ({os.fsdecode(error.filename)})" if error.filename else "")
         if not isinstance(error, StepError):
-            # Not by the module traceback: that reads source files, and the files here are the sliver's.
+            # Not with the module traceback, which reads source files: here these are the sliver's.
             last = error.__traceback__
             while last is not None and last.tb_next is not None:
                 last = last.tb_next

@@ -86,7 +86,7 @@ class Pending:
         self._connection = connection
         self._operation = operation
         self._timeout = timeout
-        # A little more than the worker's own limit: its answer about the time limit is the better text.
+        # Slightly more than the worker's own limit, whose answer has the better text.
         self.deadline = time.monotonic() + timeout + 2.0
 
     def fileno(self) -> int:

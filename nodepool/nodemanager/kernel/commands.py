@@ -14,7 +14,7 @@ from nodepool.nodemanager.outcomes import BackendError
 log = logging.getLogger("nodepool.nodemanager.commands")
 
 PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
-#: Characters of what a program said that are passed on.
+#: Maximum characters of a program's output in error texts.
 SAID = 1000
 
 

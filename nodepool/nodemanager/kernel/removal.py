@@ -34,7 +34,7 @@ class _Removal:
         self._failure: OSError | None = None
         self._prefix = f".removed-{secrets.token_hex(8)}-"
         self._count = 0
-        #: Directories in the top one.
+        #: Number of directories that were moved to the top.
         self._directories: list[str] = []
 
     def run(self) -> OSError | None:
@@ -70,6 +70,6 @@ class _Removal:
                 self._failed(error)
 
     def _failed(self, error: OSError) -> None:
-        # Somebody else may remove the same.
+        # Another process may remove the same tree.
         if not isinstance(error, FileNotFoundError):
             self._failure = self._failure or error

@@ -49,7 +49,7 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPGET = {"x86_64": 125, "aarch64": 90}
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
-# From 424 on numbers are the same on all machines.
+# Numbers from 424 on are the same on all machines.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _CLOSE_RANGE, _OPENAT2, _MOUNT_SETATTR = 436, 437, 442
 

@@ -40,7 +40,7 @@ class DailyLimits:
 class _Account:
     began: float
     used: dict[str, int]
-    #: What the counters of the device showed last.
+    #: Last values of the device's counters.
     seen: dict[str, int]
     told: bool = False
 
@@ -75,7 +75,7 @@ class Accounting:
                     bool(stored.get("told")),
                 )
             except (KeyError, TypeError, ValueError):
-                # One damaged account costs that sliver's total, not everybody's.
+                # One damaged account loses that sliver's total, but not the others.
                 continue
 
     def update(
@@ -113,7 +113,7 @@ class Accounting:
         elif not 0 <= now - account.began < self._period:
             account.began, account.told, account.used = now, False, dict.fromkeys(shown, 0)
         for kind, value in shown.items():
-            # Less than before: another device, which began at 0.
+            # Less than before: a new device, which started at 0.
             account.used[kind] += value - account.seen[kind] if value >= account.seen[kind] else value
         account.seen = shown
         return account

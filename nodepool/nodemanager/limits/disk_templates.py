@@ -19,7 +19,7 @@ log = logging.getLogger("nodepool.nodemanager.disks")
 
 KIB = 1024
 BLOCK = 4096
-#: From this size on a disk has a journal.
+#: Minimum size of a disk with a journal.
 JOURNAL_KIB = 32 * KIB
 FORMAT_TIMEOUT = 60.0
 #: Changes with the options of the format: a template of another version is not used.

@@ -69,7 +69,7 @@ class Disks:
         #: Called when the space of a deleted disk is free again.
         self.freed: Callable[[], object] = lambda: None
         self._backing = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-disk")
-        # As /proc/self/mountinfo spells it.
+        # The path as in /proc/self/mountinfo.
         self._state = Path(os.path.realpath(state_dir))
         self._templates = Templates(self._state / "disks")
         #: Remains of deleted slivers that could not be removed.
@@ -235,7 +235,7 @@ class Disks:
                     syscalls.umount(target)
                 raise
             finally:
-                # From here on the mount keeps the device; it frees itself when that ends.
+                # From now on the mount holds the device, which is freed with it.
                 device.close()
         except OSError as error:
             raise DiskError(f"disk of sliver {name}: cannot mount {path}: {error.strerror or error}", retry=True) from error
@@ -334,7 +334,7 @@ class Disks:
         control = f"/sys/fs/ext4/loop{os.minor(os.stat(target).st_dev)}/reserved_clusters"
         if surplus == 0 and not self._quota_file(name).exists():
             return
-        # The kernel's own reserve for writes that it has promised already: as it sets it, 2 % or 4096 clusters.
+        # The kernel's reserve for delayed writes, with its default: 2 % or 4096 clusters.
         reserve = min(4096, os.statvfs(target).f_blocks // 50)
         with open(control, "w") as file:
             file.write(str(surplus + reserve))
@@ -386,7 +386,7 @@ class Disks:
 
     def tidy(self) -> None:
         """Try again what could not be removed."""
-        # Each once: what fails again meanwhile is for the next time.
+        # Each entry once: those that fail again are left for the next time.
         for directory in list(self._left):
             self._left.discard(directory)
             self._later(self._remove, directory)
@@ -459,7 +459,7 @@ def _grow(target: str, size: int) -> None:
     try:
         fcntl.ioctl(directory, _EXT4_IOC_RESIZE_FS, struct.pack("=Q", blocks))
     except OSError as error:
-        # As large already.
+        # Already as large.
         if error.errno != errno.EINVAL:
             raise
     finally:

@@ -18,7 +18,7 @@ from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC, UNLIMITED_RATE
 
 #: Smallest rate in bit/s that tc accepts.
 LEAST_RATE = 8
-#: Of the node's cap, in per cent: what a minimum can be at most.
+#: Maximum minimum rate in per cent of the node's cap.
 MINIMUM_PERCENT = 25
 #: Bytes per unit of nm_net_share; sharing by quantum works only when it is at least the largest packet (GSO: 64 KiB).
 QUANTUM = 60_000
@@ -122,7 +122,7 @@ class Shaper:
 
     def _roots(self) -> list[str]:
         start = f"class replace dev {self.device}"
-        # Quanta of parents are never used, but the kernel warns of those that it works out itself.
+        # Quanta of parents are never used, but the kernel warns about values that it computes itself.
         return [
             f"{start} parent 1: classid 1:1 {_htb(self._cap, self._cap, QUANTUM)}",
             f"{start} parent 1: classid 1:2 {_htb(UNLIMITED_RATE, UNLIMITED_RATE, QUANTUM)}",

@@ -39,7 +39,7 @@ def batch(name: str, lines: Sequence[str], inside: int | None = None, force: boo
     try:
         return run(name, arguments, "\n".join(lines) + "\n", inside)
     except NetworkError as error:
-        # What may succeed later has not been done at all: the host is short of something, or it took too long.
+        # A retryable failure means that nothing was done: the host is short of something, or a timeout.
         if force and not error.retry and commands.find(name) is not None:
             return ""
         raise

@@ -75,7 +75,7 @@ class Network:
 
     def __init__(self, config: NodeManagerConfig) -> None:
         state = os.path.realpath(config.state_dir)
-        # Daemons with other state directories on the same host keep apart.
+        # Daemons with other state directories on the same host use other names.
         self.tag = "" if state == DEFAULT_STATE_DIR else f"{zlib.crc32(state.encode()):08x}"
         self._subnet = str(ipaddress.ip_network(config.subnet, strict=False))
         self._config = config
@@ -271,7 +271,7 @@ class Network:
                 # Senders outside the /30 add no neighbors: the kernel's table is shared by all network namespaces.
                 sysctl(f"net/ipv4/conf/{veth}/arp_ignore", 2)
             self.shaper.add(index, veth, rspec)
-            # Only now anything passes.
+            # Traffic passes only from now on.
             if bridge is None:
                 batch("ip", [f"addr add {info.gateway}/30 dev {veth}"])
             else:

@@ -31,9 +31,9 @@ from nodepool.process import background
 MARK = "nodepool:"
 #: Seconds.
 LOCK_TIMEOUT, ANSWER_TIMEOUT, CLEAR_TIMEOUT, STOP_TIMEOUT = 120.0, 30.0, 60.0, 20.0
-#: Seconds without a sign of life after which the connection counts as broken; launchers send one every 20.
+#: Seconds without a heartbeat after which the connection counts as broken; launchers send one every 20 s.
 SILENCE = 90.0
-#: Seconds until a daemon that has ended is started again: at first, and at most.
+#: Seconds until a daemon that has ended is restarted: initially, and maximum.
 RESTART_WAIT, RESTART_WAIT_MAX = 1.0, 30.0
 
 
@@ -72,7 +72,7 @@ class Place:
                 raise PushError(f"another launcher has locked {self.directory} for more than {LOCK_TIMEOUT:g} s") from None
             yield
 
-    # -- what there is
+    # -- state
 
     def pid(self) -> int | None:
         """Return the daemon's process id while it runs."""
@@ -114,7 +114,7 @@ class Place:
         with contextlib.suppress(OSError):
             self.contact_file.touch(0o600)
 
-    # -- what is done; locked
+    # -- actions; locked
 
     def ensure(self, job: dict[str, Any], code: str) -> None:
         """Ensure that the daemon of this owner runs from this zip file with these options.
@@ -146,7 +146,7 @@ class Place:
 
     def _options(self, job: dict[str, Any]) -> dict[str, Any]:
         options: dict[str, Any] = {**(job.get("config") or {})}
-        # A cloud's machine does not always know the address that others reach it at.
+        # A cloud's machine does not always know its external address.
         address = str(job["address"])
         ssh = {"address": address, "listen-address": service.listen_address(address), **(options.get("ssh") or {})}
         api: dict[str, Any] = {"tcp": False}
@@ -210,7 +210,7 @@ class Place:
         if not self.directory.exists():
             return
         if self.pid() is None and self.read("code") and (self.directory / "state").exists():
-            # What slivers it has, it knows best.
+            # The daemon has the authoritative list of its slivers.
             self.start(self.read("code"))
         if self.pid() is not None:
             names = self.slivers()

@@ -29,7 +29,7 @@ CREATE TABLE serials (source TEXT PRIMARY KEY, serial REAL NOT NULL);
 CREATE TABLE counters (name TEXT PRIMARY KEY, json TEXT NOT NULL);
 CREATE TABLE used_tickets (jti TEXT PRIMARY KEY, expiry REAL NOT NULL);
 """
-#: Seconds that a statement waits for another process that has the file.
+#: Seconds that a statement waits for another process that uses the file.
 BUSY_TIMEOUT = 5.0
 #: Source of records whose own source is no longer configured: the next source that delivers them adopts them.
 ABANDONED = "abandoned"
@@ -53,9 +53,9 @@ class Record:
     ) -> None:
         self.key = key
         self.source = source
-        #: Of the update of its source that last contained it.
+        #: Serial of the last update of its source that contained it.
         self.serial = serial
-        #: Its own version, given by the authority (seconds).
+        #: Its version from the authority (seconds).
         self.timestamp = timestamp
         #: Unix seconds, or None.
         self.expiry = expiry
@@ -76,7 +76,7 @@ class Database:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._version = 0
-        #: Where a file that could not be used was moved to, by this start.
+        #: New path of an unusable file that this start has renamed.
         self.moved_aside: str | None = None
 
     # -- opening
@@ -178,7 +178,7 @@ class Database:
                 yield cursor
                 cursor.execute("COMMIT")
             except BaseException:
-                # Also of a commit that has failed: what follows would be part of it, and never written.
+                # Also after a failed commit: otherwise later statements would be part of it and never be written.
                 if self._connection.in_transaction:
                     cursor.execute("ROLLBACK")
                 raise
@@ -276,7 +276,7 @@ class Database:
         with self._transaction() as cursor:
             cursor.execute("INSERT OR REPLACE INTO serials VALUES (?, ?)", (source, serial))
 
-    # -- what this host adds
+    # -- values of this host
 
     def local(self, key: str) -> dict[str, Any]:
         """Return the host's own values of a record; empty if there are none."""

@@ -82,7 +82,7 @@ def _take(
         return
     key = record["record_key"]
     if key == records.TIMESTAMP:
-        return  # this host notes itself when it has taken a complete update
+        return  # this host stores this itself after a complete update
     old = database.get(key)
     if old is not None and old.source not in (source, ABANDONED):
         seen.add(key)
@@ -90,7 +90,7 @@ def _take(
         log.error("Record %s of %s is refused: it belongs to %s", key, source, old.source)
         return
     version, expiry = record.get("timestamp"), record.get("expiry")
-    # Versions are compared only where the authority gives them: times of different clocks say nothing.
+    # Versions are compared only if the authority sends them: times of different clocks are not comparable.
     known = None if old is None else old.content.get("timestamp")
     if old is not None and version is not None and known is not None and version < known:
         seen.add(key)

@@ -32,7 +32,7 @@ _ROOT = re.compile(
     re.ASCII,
 )
 _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", re.ASCII)
-#: Which network a sliver may have.
+#: Networks that a sliver may have.
 NETWORK = re.compile(r"none|nat|bridge:[A-Za-z0-9_.-]{1,15}", re.ASCII)
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}", re.ASCII)
 

@@ -26,13 +26,13 @@ class Resource:
     name: str
     default: int
     meaning: str
-    #: What may be lent to other slivers.
+    #: Resources that may be lent to other slivers.
     loanable: bool = False
-    #: What a lender keeps of it.
+    #: Minimum that a lender keeps.
     floor: int = 0
     minimum: int = 0
     maximum: int = MAXIMUM
-    #: 0 means no limit, so there is nothing to lend at 0, and nothing to add to it.
+    #: 0 means no limit: nothing can be lent or added.
     unlimited_at_zero: bool = False
 
 

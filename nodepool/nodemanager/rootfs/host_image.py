@@ -217,7 +217,7 @@ def build(target: Path) -> None:
     if privileged:
         build_mask(Path("/usr"), target / "mask")
     else:
-        # sshd of an ordinary user cannot give terminals to this group, and gives up when there is one.
+        # An ordinary user's sshd cannot give terminals to this group, and fails if it exists.
         groups = (root / "etc/group").read_text().splitlines()
         (root / "etc/group").write_text("".join(f"{line}\n" for line in groups if not line.startswith("tty:")))
 
@@ -273,7 +273,7 @@ def _write_accounts(etc: Path) -> None:
             user[5] = "/root"
         lines.append(":".join(user))
     (etc / "passwd").write_text("\n".join(lines) + "\n")
-    # "*" fits no password and, unlike "!", leaves logins by key open to sshd.
+    # "*" matches no password and, unlike "!", does not stop sshd from accepting keys.
     (etc / "shadow").write_text("".join(f"{user[0]}:*:19000:0:99999:7:::\n" for user in system))
     (etc / "shadow").chmod(0o640)
     groups = [line.split(":") for line in Path("/etc/group").read_text(errors="replace").splitlines() if line.count(":") == 3]

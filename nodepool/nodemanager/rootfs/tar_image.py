@@ -21,9 +21,9 @@ _IN_TREE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS | syscalls.
 _MAX_PATH = 4000
 _MAX_ID = 65535
 _CHUNK = 1 << 20
-#: Directories below each other.
+#: Maximum depth of directories.
 _MAX_DEPTH = 128
-#: Bytes of the headers of a member (long names, attributes, maps of holes), and of what all members share.
+#: Maximum bytes of headers per member (long names, attributes, sparse maps), and of shared headers.
 _MAX_HEADER = 1 << 20
 #: Disk space of a member in addition to its content.
 _BLOCK = 4096
@@ -179,7 +179,7 @@ class _Extraction:
             raise
         except OSError as error:
             raise TarError(f"member {member.name!r}: {error.strerror or error}") from error
-        except (ValueError, OverflowError) as error:  # a time, an owner or a map of holes that cannot be
+        except (ValueError, OverflowError) as error:  # an invalid time, owner or sparse map
             raise TarError(f"member {member.name!r}: {error}") from error
 
     def _directory(self, parts: list[str]) -> int:

@@ -157,7 +157,7 @@ class RootStore:
         path = self.directory / f".{key}.lock"
         while True:
             with path.open("a") as lock:
-                # The holder only builds a template, or notes a user; it ends with its process.
+                # The holder only builds a template, or adds a user; the lock ends with its process.
                 fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
                 try:
                     if os.stat(path).st_ino != os.fstat(lock.fileno()).st_ino:

@@ -27,7 +27,7 @@ class Trees:
         self._roots = getattr(backend, "roots", None)
         self._room = room
         self._made = made
-        #: Whether the first sliver of image host needs not wait for its root tree.
+        #: Whether the root tree of image host was prepared, and the first sliver need not wait for it.
         self.prepared = False
 
     def prepare(self, image: str) -> None:

@@ -68,7 +68,7 @@ MASKED = (
 )
 PRIVATE = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
 TTY_GROUP = 5
-#: Terminals of one sliver, of the few thousand that a host has.
+#: Maximum terminals of one sliver; a host has a few thousand.
 TERMINALS = 256
 #: Limits per sliver of objects that the kernel counts by user namespace.  Each type uses kernel memory of which only a part is
 #: charged to the cgroup (a network namespace: about 200 KiB), or is counted for all users of the host together.
@@ -86,9 +86,9 @@ OBJECTS = {
     "fanotify_groups": 16,
     "fanotify_marks": 8192,
 }
-#: Where /proc and /sys are without masks, for containers inside.
+#: Paths of /proc and /sys without masks, for containers inside.
 WHOLE = "run/nodepool-whole"
-#: Owns nothing in a layer: layers are mapped to ids of slivers, which are higher.
+#: Id that owns nothing in a layer: layers are mapped to the higher ids of slivers.
 NOBODY = 65534
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
 NEW = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
@@ -445,11 +445,11 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     write_maps(one.pid, base, count)
     started = syscalls.start_time(one.pid)
     try:
-        # It was mounted when this mount namespace was there already.
+        # It was mounted before this mount namespace existed.
         (request["disk"],) = wait_for_daemon(request)
         stand(request, one)
     except (OSError, StepError):
-        one.failed()  # then that is the better reason
+        one.failed()  # process 1 has the better reason
         raise
     one.go()
     return {"pid": one.pid, "start_time": started, "watch": one.pid}, [one.pidfd]

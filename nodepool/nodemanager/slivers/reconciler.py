@@ -38,9 +38,9 @@ CREATING, READY, STOPPED, DISABLED, FAILED, DELETING, ABSENT = (
     "deleting",
     "absent",
 )
-#: Seconds after which a sliver that failed for a reason that may pass is tried again.
+#: Seconds after which a sliver with a temporary failure is tried again.
 RETRY = 30.0
-#: The same for one that runs, but not as its record says; doubled each time, up to the second.
+#: The same for a sliver that runs, but not according to its record; doubled each time, up to the second value.
 CONFIGURE_RETRY = RETRY, 3600.0
 CREATED, RUNNING = "created", "running"
 
@@ -104,10 +104,10 @@ class Slivers:
             "Thread-nm-sliver", self._reconcile, log, config.create_concurrency + config.delete_concurrency
         )
         self._copies = Copies(os.path.join(config.state_dir, "records"))
-        #: Every admission asks for all of them; few change.
+        #: Every admission needs all of them, and they change rarely.
         self._effective: tuple[int | None, dict[str, dict[str, int]]] = None, {}
         self._grant = functools.lru_cache(maxsize=2 * config.max_slivers)(self._granted_by)
-        #: Slivers that run, but not as their record says: when to try again after the next failure (seconds).
+        #: Slivers that run, but not according to their records: pause after the next failure (seconds).
         self._pace: dict[str, float] = {}
         self._running = True
 

@@ -38,7 +38,7 @@ class _Slice:
     expiry: int | None
     version: int | None = None
     here: bool = False
-    #: It names nodes at all.
+    #: It names nodes.
     placed: bool = False
     people: list[str] = field(default_factory=list)
     rspec: dict[str, int] = field(default_factory=dict)

@@ -44,12 +44,12 @@ FETCH_LIMIT = 60.0
 RETRY = 5.0
 SLICES = "/nodemanager/slices"
 HOSTS = "/nodemanager/hosts"
-#: Seconds; all slices are read again at least so often.
+#: Maximum seconds between two reads of all slices.
 RESYNC = 300.0
 
 #: Delegates of nodemanager.yaml.
 CONFIGURATION = "configuration"
-#: Sources that are not of the configuration: what launchers put, and tickets.
+#: Sources outside of the configuration: records from launchers, and tickets.
 OTHER_SOURCES = ("driver", "ticket")
 
 Deliver = Callable[[str, float | None, list[Any], bool], Any]
@@ -92,7 +92,7 @@ def make(config: NodeManagerConfig, manager: Receiver) -> list[Source]:
             "No source of the configuration has these records any more, they stay until one delivers them or they expire: %s",
             ", ".join(left),
         )
-    # Also when there is none: those of a configuration before must go.
+    # Also when there are none: delegates of a previous configuration must be deleted.
     manager.deliver(
         CONFIGURATION,
         None,
@@ -188,7 +188,7 @@ class SlicesXmlSource:
         return False
 
     def _look(self) -> bool:
-        # From time to time all is applied again, whatever has happened to slivers meanwhile.
+        # Apply everything periodically, whatever has happened to slivers meanwhile.
         again = time.monotonic() - self._delivered >= RESYNC
         document, etag, state = self._read_file(again) if self._file is not None else self._fetch(again)
         if document is None:

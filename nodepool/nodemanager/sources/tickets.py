@@ -17,12 +17,12 @@ ALGORITHMS = ("EdDSA", "ES256")
 XML_METHODS = ("RSA_SHA256", "RSA_SHA384", "RSA_SHA512", "ECDSA_SHA256", "ECDSA_SHA384", "ECDSA_SHA512")
 XML_DIGESTS = ("SHA256", "SHA384", "SHA512")
 NAMESPACE = "urn:envelope"
-#: Characters; no ticket is longer.
+#: Maximum characters of a ticket.
 MAX_SIZE = 1 << 20
 MAX_ID = 256
-#: Seconds that a ticket may be valid.
+#: Maximum seconds of a ticket's validity.
 MAX_LIFETIME = 366 * 86400
-#: Seconds by which clocks may differ.
+#: Maximum difference of clocks in seconds.
 _LEEWAY = 30
 
 

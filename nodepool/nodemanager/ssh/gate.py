@@ -26,14 +26,14 @@ from nodepool.nodemanager.outcomes import BackendError
 log = logging.getLogger("nodepool.nodemanager.gate")
 
 BACKLOG = 64
-#: Servers of one sliver that are being started at one time: what the workers that start them cost is the host's.
+#: Servers of one sliver that are started in parallel: the host pays for the workers that start them.
 MAX_STARTING = 2
 #: Connections to one sliver that are accepted per second, also those that are then refused, and how many may be saved up; more
 #: wait in the kernel.
 PACE, SAVED = 10.0, 20.0
 #: Seconds to wait when the process has no descriptor left.
 SHORTAGE_WAIT = 0.1
-#: Seconds between two lines about refused connections to the same sliver.
+#: Seconds between two log lines about refused connections to the same sliver.
 TELL_INTERVAL = 60.0
 
 Serve = Callable[[Handle, int], Starting]
@@ -52,7 +52,7 @@ class _Door:
     sessions: dict[int, Spawned] = field(default_factory=dict)
     told: float = -TELL_INTERVAL
     pace: Bucket = field(default_factory=lambda: Bucket(PACE, SAVED))
-    #: By the monotonic clock, until when no connection is accepted.
+    #: Time by the monotonic clock until which no connection is accepted.
     closed_until: float | None = None
 
     @property

@@ -63,9 +63,9 @@ class Cgroups:
         self._guarantees: dict[str, int] = {}
         #: nm_cpu_share of each sliver.
         self._shares: dict[str, int] = {}
-        #: What those with a guarantee, and all others together, weigh among each other.
+        #: Relative weights of slivers with a guarantee, and of all others together.
         self._weights: dict[str, int] = {}
-        #: Those that use much CPU at present.
+        #: Slivers that use much CPU now.
         self._heavy: set[str] = set()
         self._active: set[str] | None = None
         self._pace: CpuPace | None = None
@@ -74,7 +74,7 @@ class Cgroups:
         #: Keeps moves quick while it is open.
         self._quick = -1
         self._reserve = HOST_RESERVE
-        #: "major:minor" of the devices that a sliver's I/O limits are for.
+        #: "major:minor" of the devices for a sliver's I/O limits.
         self.io_devices: Callable[[str], Sequence[str]] = lambda name: ()
         self._where: dict[str, Place] = {}
         for place in self._places:
@@ -241,7 +241,7 @@ class Cgroups:
         elif wanted_cores:
             raise CgroupError("nm_cpu_cores: this host has no cgroup controller cpuset")
         try:
-            # Memory is the one limit that may be refused: first, so that a refusal changes nothing.
+            # Memory is the only limit that may be refused: it is set first, so that a refusal changes nothing.
             for place in sorted(self._places, key=lambda each: "memory" not in each.controllers):
                 group = self._wanted(place, name, guarantee)
                 existing = self._existing(place, name)
@@ -284,7 +284,7 @@ class Cgroups:
         if files.frozen(old):
             files.freeze(new, True)
         deadline = time.monotonic() + MOVE_TIMEOUT
-        # Those that fork meanwhile leave children behind: again until none is left.
+        # Processes that fork meanwhile leave children behind: repeat until there are none.
         while pids := processes(old):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -371,7 +371,7 @@ class Cgroups:
             if "cpu" not in place.controllers:
                 files.cpus(root / BESTEFFORT, *self._cores.placement(None))
             else:
-                # Slivers with cores may be below it: it marks the shared ones only where it holds none of them.
+                # Slivers with cores may be below it: it has the shared cores only while it has none of theirs.
                 own = {
                     core for name, group in self._groups(place) if group.parent != root for core in self._cores.placement(name)[0]
                 }
@@ -474,7 +474,7 @@ class Cgroups:
                 except FileNotFoundError:
                     break
                 except OSError as error:
-                    # Busy for a moment after the last process: until it is torn down.
+                    # Busy for a moment after the last process, until that is torn down.
                     left = deadline - time.monotonic()
                     if error.errno != errno.EBUSY or left <= 0 or processes(each):
                         raise CgroupError(f"cgroup {each} cannot be removed: {error.strerror}", retry=True) from error

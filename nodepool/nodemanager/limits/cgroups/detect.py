@@ -42,13 +42,13 @@ def detect_places(newer_too: bool = True) -> list[Place]:
     if newer is not None:
         if "freezer" in newer.controllers:
             places = [place for place in places if place.controllers != {"freezer"}]
-        # A controller is in one generation only; the core functions of version 2 are used in any case.
+        # Each controller is in one version only; the core functions of version 2 are used in any case.
         taken = {name for place in places for name in place.controllers}
         places.append(Place("v2", newer.mount, (newer.controllers - taken) | (newer.controllers & {"freezer"}), newer.base))
     return places
 
 
-#: What a host cannot do without a controller.
+#: Consequences of a missing controller.
 _MISSING = {
     "cpu": "nm_cpu_share, nm_cpu_guaranteed_share and nm_cpu_limit have no effect",
     "cpuset": "nm_cpu_cores has no effect",

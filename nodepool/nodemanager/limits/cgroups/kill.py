@@ -13,7 +13,7 @@ from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, processes
 
-#: Seconds until processes that have joined after the kernel had killed all are killed, too.
+#: Seconds until processes that have joined after the kernel's kill are killed, too.
 AGAIN = 0.5
 _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 

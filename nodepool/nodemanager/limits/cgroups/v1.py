@@ -55,7 +55,7 @@ def cpu_limit(group: Path, per_mille: int, processors: int) -> None:
 
 def cpus(group: Path, processors: Iterable[int], nodes: Iterable[int]) -> None:
     write(group / "cpuset.cpus", format_list(processors))
-    # Memory follows to the new nodes.
+    # Memory is migrated to the new nodes.
     with contextlib.suppress(OSError):
         write(group / "cpuset.memory_migrate", 1)
     write(group / "cpuset.mems", format_list(nodes))
@@ -88,7 +88,7 @@ def memory(group: Path, limit: int, guaranteed: int) -> None:
                 write(plain, previous)
         used = (number(group / "memory.usage_in_bytes") or 0) // MIB
         raise CgroupError(f"nm_mem_limit: {used} MiB are in use, more than {limit}, and cannot be reclaimed") from None
-    # Buffers of TCP are not part of the limit here. A smaller limit than is in use cannot be written.
+    # Buffers of TCP are not part of the limit here. A limit below the current use cannot be written.
     tcp = group / "memory.kmem.tcp.limit_in_bytes"
     if tcp.exists():
         with contextlib.suppress(OSError):

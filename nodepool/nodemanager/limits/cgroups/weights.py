@@ -21,13 +21,13 @@ ROOT_NAME = "nodepool-nm"
 BESTEFFORT = "besteffort"
 #: Stands for all slivers without a guarantee together; no sliver has this name.
 REST = ""
-#: A dot cannot be in a sliver's name, so that no sliver is mixed up with a file of the kernel or with another group.
+#: Sliver names have no dot, so that no sliver conflicts with a kernel file or another group.
 SUFFIX = ".sliver"
-#: Group for the daemon itself where a group with processes may have no children (version 2, delegated by systemd).
+#: Group of the daemon where a group with processes may not have children (version 2, delegated by systemd).
 DAEMON = "daemon"
-#: What those without a guarantee weigh at least, per mille, so that they do not stand still.
+#: Minimum weight of slivers without a guarantee in per mille, so that they make progress.
 LEAST_BESTEFFORT = 10
-#: Of the group of the daemon and its helper, which work little.
+#: Weight of the group of the daemon and its helper, which need little CPU.
 DAEMON_WEIGHT = 1000
 REMOVE_TIMEOUT = 2.0
 
