@@ -20,7 +20,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 LAUNCH_GRACE, SILENT_GRACE, SILENT_JOIN = 5.0, 0.8, 0.2
 #: Seconds that a reload waits for providers to start.
 START_GRACE = 2.0
-#: Why a provider is not in force yet.
+#: Reason for a provider that is not active yet.
 STARTING = "it is still starting; no action is needed"
 
 

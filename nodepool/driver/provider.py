@@ -64,13 +64,13 @@ class NodeRequestHandlerNotifications:
 class Provider(ProviderNotifications):
     """A running provider. Methods that a driver does not implement keep these defaults."""
 
-    # What to do when a request cannot get its next node: pause (True) or give the request back (False).
+    # When a request cannot get its next node: pause (True) or return the request (False).
     PAUSE_AT_QUOTA = True
 
     provider: ProviderConfig
-    #: Of drivers that call their cloud by :class:`~nodepool.cloud.calls.CloudCalls`.
+    #: For drivers that call their cloud with :class:`~nodepool.cloud.calls.CloudCalls`.
     cloud_calls: CloudCalls | None = None
-    #: Of drivers that note which labels do not work.
+    #: For drivers that record which labels do not work.
     label_problems: LabelProblems | None = None
 
     def __init__(self, *args: object, **kwargs: object) -> None:

@@ -106,7 +106,7 @@ class _Registry(Mapping[str, Driver]):
         if self._entry_points_read:
             return
         self._entry_points_read = True
-        # Costs a scan of all installed distributions, hence only when no directory knows the name.
+        # Scans all installed distributions, hence only when no directory has the name.
         from importlib.metadata import EntryPoint, entry_points
 
         def loader(point: EntryPoint) -> Callable[[], Driver]:

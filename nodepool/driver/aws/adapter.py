@@ -181,7 +181,7 @@ class AwsAdapter(statemachine.Adapter):
         """Send a file to the bucket; ``tagging`` is URL-encoded."""
 
         def send() -> None:
-            # Opened by each try: the library leaves a file somewhere in its middle, or closed.
+            # Opened for each attempt: the library leaves a file in the middle, or closed.
             with open(filename, "rb") as image:
                 self.s3.Bucket(bucket).upload_fileobj(image, key, ExtraArgs={"Tagging": tagging})
 
@@ -277,7 +277,7 @@ class AwsAdapter(statemachine.Adapter):
             return None
         choices: list[dict[str, Any]] = [{"Latest": True}, {}]
         for options in choices:
-            # Older instance types do not have the latest output.
+            # Older instance types do not support the latest output.
             try:
                 answer = self.ec2("get_console_output", InstanceId=instance_id, **options)
             except Exception as error:

@@ -105,7 +105,7 @@ class Arm:
             if not url:
                 return
             following = str(url)
-            # Only where the list is from: a token is sent along.
+            # Only at the address of the first page: the token is sent, too.
             if not following.startswith(self.login.place()[0]):
                 raise NoAnswer(f"{what}: the next page has the address of another service")
             answer = ask(what, lambda following=following: self._page(following, None, what))  # type: ignore[misc]

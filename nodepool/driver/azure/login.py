@@ -107,7 +107,7 @@ class Login:
         except HttpRefused as error:
             if error.status == 429 or error.status >= 500:
                 raise NoAnswer(f"the login service: {error}") from None
-            # The first line says it; the others are numbers for Microsoft.
+            # The first line has the reason; the others are numbers for Microsoft.
             reason = error.message.partition("\n")[0]
             raise NoAccess(
                 f"Azure refuses the service principal of auth-path {self._provider.auth_path}: {error.code}: {reason}"

@@ -16,9 +16,9 @@ from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
 
-#: Seconds that an empty backing node is kept at least.
+#: Minimum seconds for which an empty backing node is kept.
 MIN_IDLE = 1.0
-#: Seconds that a launcher of 11.0.0 has to sign a node after it has locked it.
+#: Seconds that a launcher of 11.0.0 has for signing a node after locking it.
 SIGNING_TIME = 30.0
 
 
@@ -28,7 +28,7 @@ class Housekeeping:
     def __init__(self, slots: BackingSlots) -> None:
         self._slots = slots
         self.log = slots.log
-        #: When nodes that are locked and not signed were seen first (monotonic seconds), by id and version.
+        #: First sighting of locked nodes without signature (monotonic seconds), by id and version.
         self._unsigned: dict[tuple[str, int], float] = {}
         #: Backing nodes whose grace time may be over, which are checked more often than once a minute.
         self.idle: Reconciler[BackingNodeRecord] = Reconciler(
@@ -66,7 +66,7 @@ class Housekeeping:
             if parse_user_data(present.user_data, slots.my_id) is not None:
                 self.adopt(node.id)
             elif present.requestor == slots.my_id and present.state == zk.READY:
-                # Release 11.0.0 is between locking and signing, or died there: then the node has no owner.
+                # Release 11.0.0 is between locking and signing, or died in between: then the node has no owner.
                 since = self._unsigned.setdefault((node.id, present.version), time.monotonic())
                 if time.monotonic() - since >= SIGNING_TIME:
                     self._unlock(present)
@@ -91,7 +91,7 @@ class Housekeeping:
             self.log.warning("Node %s claims to be ours, but is not locked by us", node_id)
             return
         if node.state != zk.IN_USE:
-            # Its owner died between giving it back and unlocking it.
+            # Its owner died between its release and the unlocking.
             self._unlock(node)
             return
         # A node that waits for a slot here would be in two places.
@@ -234,7 +234,7 @@ class Housekeeping:
             if isinstance(error.cause, NoNodeError) and error.index == 0:
                 self._drop(record)
             else:
-                # Another launcher put a node there, or released it: we see at the next turn.
+                # Another launcher put a node there, or released it: the next pass shows which.
                 self.log.info("%s was changed meanwhile, it is kept for now: %s", record, error)
             return
         self.log.info("Released idle %s", record)

@@ -42,7 +42,7 @@ class BackingRequests:
 
         def answered(results: list[Any] | None, error: BaseException | None) -> None:
             if results is None and backing.created_time is not None:
-                # It may exist all the same, without our knowing its id.
+                # It may exist all the same, with an id that we do not know.
                 self.doubtful.add(backing.created_time)
             self._requested(record, results, error)
 
@@ -67,13 +67,13 @@ class BackingRequests:
         with self._slots.lock:
             record.request_id = request_id
             self.open[request_id] = (record, changed)
-            # It may have been given up before it was stored.
+            # It may have been abandoned before it was stored.
             unwanted = self._slots.stopped or record not in self._slots.book
         self._slots.zk.watchRequest(request_id, changed)
         if unwanted:
             self.forget(request_id, delete=True)
             return
-        # It may have been served before we watched it.
+        # It may have been fulfilled before we watched it.
         request = self._slots.zk.getCachedRequest(request_id)
         if request is not None:
             changed(request)
@@ -198,7 +198,7 @@ class BackingRequests:
                     if self._slots.live(node_id) is not None:
                         self._taken(record, request_id, node_id, data.allocations)
                         return
-                    # The mirror is being read again; as long as it shows the node free it would be taken for lost.
+                    # The mirror is being reloaded; while it shows the node as free, the node would count as lost.
                     reason = "it is not assigned to us yet"
                     self._slots.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
                     continue

@@ -36,7 +36,7 @@ class Occupant(Protocol):
     wake: Callable[[], None] | None
     record: BackingNodeRecord | None
     slot: int | None
-    #: The slot is its own and stored as such.
+    #: The slot belongs to this launch and is stored.
     granted: bool
     problem: Exception | None
     moves: int
@@ -95,7 +95,7 @@ class BackingSlots:
         self.book = SlotBook()
         self.performed_init = False
         self.stopped = False
-        # Guards book, waiting machines and the flags of records; held for moments only.
+        # Guards book, waiting machines and the flags of records; held only briefly.
         self.lock = threading.RLock()
         self._init_lock = threading.Lock()
         self._waiting: dict[str, Occupant] = {}
@@ -146,7 +146,7 @@ class BackingSlots:
 
     def place(self, machine: Occupant, actions: list[Action]) -> None:
         label = machine.label
-        # A launch that is tried again still has its slot of the last attempt.
+        # A retried launch still has its slot of the last attempt.
         self.book.deallocate(machine.node_id)
         machine.granted = False
         record = self.find_free(machine)
@@ -330,7 +330,7 @@ class BackingSlots:
             if machine is not None:
                 self.place(machine, actions)
 
-    # Backing nodes go
+    # -- loss of backing nodes
 
     def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
         """Place the nodes that wait for its slots elsewhere. An idle one was released, by us or another launcher."""
@@ -348,7 +348,7 @@ class BackingSlots:
         if record.isEmpty():
             self.book.drop(record)
 
-    # What happens in ZooKeeper
+    # -- changes in ZooKeeper
 
     def initialize(self) -> None:
         """Find our previous backing nodes, once."""
@@ -437,7 +437,7 @@ class BackingSlots:
             with self.lock:
                 self._adopting.discard(node_id)
 
-    # Doing things outside the lock
+    # -- work outside the lock
 
     def do(self, actions: list[Action]) -> None:
         for action in actions:

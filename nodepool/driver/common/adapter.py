@@ -65,7 +65,7 @@ class MachineAdapter(Adapter):
     LOOK_FLOOR = 0.5
     #: Seconds between two polls of an image that the cloud processes.
     IMAGE_UPLOAD_SLEEP = 30
-    #: What the driver calls its tags in messages.
+    #: The driver's name for its tags in messages.
     TAG = "tag"
     #: The image part, which has ``upload(entry, image_name, filename, image_format, metadata)`` and ``delete(external_id)``.
     images: Any
@@ -123,7 +123,7 @@ class MachineAdapter(Adapter):
             self._warned.add(key)
             self.log.warning(text, *args)
 
-    # -- of each cloud
+    # -- implemented for each cloud
 
     @abstractmethod
     def start(self, job: Job, offer: Offer) -> None:
@@ -152,7 +152,7 @@ class MachineAdapter(Adapter):
         :raises RuntimeConfigurationException: the size does not exist.
         """
 
-    # -- the machines' side
+    # -- interface for machines
 
     def launch(self, job: Job) -> None:
         def attempt(offer: Offer) -> None:
@@ -235,7 +235,7 @@ class MachineAdapter(Adapter):
         if self._stopping.wait(self.IMAGE_UPLOAD_SLEEP if seconds is None else seconds):
             raise CallsStopped(f"provider {self.provider.name} is stopping")
 
-    # -- the framework's side
+    # -- interface for the framework
 
     def plannedExternalId(self, label: Any, node_id: str) -> ExternalId:
         return f"np{node_id}"

@@ -38,7 +38,7 @@ class Job:
     missed: int = 0
     #: Quota usage; known after the first query.
     quota: QuotaInformation = field(default_factory=lambda: QuotaInformation(instances=1))
-    #: Of the driver.
+    #: State of the driver.
     facts: dict[str, Any] = field(default_factory=dict)
 
 

@@ -19,9 +19,9 @@ DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
 
 Where = tuple[PathItem, ...]
 
-#: Of images, in schemas.
+#: Options of images, in schemas.
 CONNECTION: dict[Any, Any] = {"connection-type": str, "connection-port": int, "python-path": str, "shell-type": str}
-#: Of providers and pools.
+#: Options of providers and pools.
 LIMITS: dict[Any, Any] = {"max-servers": int, "max-cores": int, "max-ram": int, "max-resources": {str: int}}
 #: Of providers.
 TIMES: dict[Any, Any] = {"boot-timeout": int, "launch-timeout": int, "launch-retries": int}
@@ -132,7 +132,7 @@ class ProviderDiskImage(ConfigValue):
 
 
 class MachineLabel(ConfigValue):
-    # The image is compared by name: what else matters of it to a cloud is in the provider's own entry.
+    # The image is compared by name: its other relevant settings are in the provider's own entry.
     ignore_equality = ["pool", "diskimage"]
 
     def __init__(self, options: dict[str, Any], provider: MachineProviderConfig, pool: MachinePool) -> None:

@@ -94,7 +94,7 @@ class ExampleCreateStateMachine(statemachine.StateMachine):
         if self.state == self.SUBMITTED:
             if not self.waiting_future.done():
                 return None
-            # From here on the framework can delete it, whatever happens to this machine.
+            # From now on the framework can delete the VM, whatever happens to this machine.
             self.external_id = self.waiting_future.result()
             self.waiting_future = None
             self.state = self.VM_CREATING
@@ -168,7 +168,7 @@ class ExampleAdapter(statemachine.Adapter):
             "name": hostname,
             "image": label.cloud_image.external_name,
             "type": label.instance_type,
-            # The metadata finds the VM again after a crash: never launch without it.
+            # The metadata identify the VM after a crash: never launch without them.
             "metadata": metadata,
             "zone": az,
         }

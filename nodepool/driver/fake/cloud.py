@@ -18,7 +18,7 @@ _UPLOAD_ARGUMENTS = {"name", "filename", "is_public", "wait", "md5", "sha256", "
 
 
 def _http_error(name: str, message: str, status: int) -> Exception:
-    # The SDK is imported when something fails only: it is big.
+    # The SDK is large, and is imported only after an error.
     from openstack import exceptions as sdk
 
     error: Exception = getattr(sdk, name)(message)

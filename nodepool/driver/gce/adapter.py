@@ -163,7 +163,7 @@ class GceAdapter(MachineAdapter):
             if error.status != 409 or not self._adopt(job, zone):
                 raise
             operation = {}
-        # Where the machine was adopted there is none.
+        # An adopted machine has none.
         self._making[job.name] = (zone, str(operation.get("name") or "") if is_operation(operation) else "")
 
     def _adopt(self, job: Job, zone: str) -> bool:

@@ -89,7 +89,7 @@ def image_name(name: str) -> str:
 def image(name: str, source: str, entry: GceDiskImage, metadata: dict[str, str]) -> dict[str, Any]:
     body: dict[str, Any] = {
         "name": name,
-        # Labels cannot say it exactly.
+        # Labels cannot contain the exact values.
         "description": json.dumps(metadata, sort_keys=True),
         "labels": {key: as_label(value) for key, value in metadata.items()},
         "rawDisk": {"source": source},

@@ -17,7 +17,7 @@ from nodepool.cloud.http import CONNECT_TIMEOUT, TIMEOUT, HttpRefused, NoAccess,
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 COMPUTE = "https://compute.googleapis.com/compute/v1/"
 STORAGE = "https://storage.googleapis.com/"
-#: As gcloud has them: other addresses of the APIs.
+#: Overrides of the API addresses, named as in gcloud.
 OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_{}"
 
 
@@ -69,7 +69,7 @@ class Transport:
                 text = str(error.args[0] if error.args else error)
                 if getattr(error, "retryable", False) or _is_no_answer(error):
                     raise NoAnswer(f"the token service: {text}") from None
-                self._credentials = None  # the file may be another by then
+                self._credentials = None  # the file may change until then
                 self.problem = (
                     f"no credentials for Google: {text}; set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account"
                 )

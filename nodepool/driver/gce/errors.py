@@ -15,7 +15,7 @@ EXHAUSTED = ("ZONE_RESOURCE_POOL_EXHAUSTED", "RESOURCE_POOL_EXHAUSTED")
 
 def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
     if code in QUOTA:
-        # Google uses the same word for requests per minute.
+        # Google uses the same code for requests per minute.
         return ErrorKind.THROTTLED if "per minute" in message.lower() else ErrorKind.QUOTA
     if code in THROTTLED:
         return ErrorKind.THROTTLED

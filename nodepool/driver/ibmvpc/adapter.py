@@ -267,7 +267,7 @@ class IBMVPCAdapter(MachineAdapter):
         instance.cloud = "IBM"
         instance.region = self.provider.region
         instance.az = (server.get("zone") or {}).get("name")
-        # Versions of the API before 2022 have the other name.
+        # API versions before 2022 use the other name.
         instance.private_ipv4 = (interface.get("primary_ip") or {}).get("address") or interface.get("primary_ipv4_address")
         instance.public_ipv4 = (view.address or {}).get("address")
         instance.interface_ip = instance.public_ipv4 or instance.private_ipv4

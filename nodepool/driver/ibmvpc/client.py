@@ -114,7 +114,7 @@ class Client:
                 self.problem = str(error)
                 raise
             except Exception as error:
-                # The library would wait for a minute before it asks again.
+                # The library would wait for a minute before it retries.
                 self._authenticator = None
                 status = getattr(error, "status_code", None)
                 if status is None or status == 429 or status >= 500:

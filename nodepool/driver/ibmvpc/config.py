@@ -22,7 +22,7 @@ from nodepool.driver.common.options import (
 from nodepool.driver.ibmvpc import schema
 from nodepool.driver.provider import Driver
 
-#: Parts of names of resource groups, from which they are read back.
+#: Parts of resource group names, from which they are parsed.
 _NAME = re.compile(r"[A-Za-z0-9-]+\Z")
 
 

@@ -77,7 +77,7 @@ class IBMVPCImages:
                         connect_timeout=CONNECT_TIMEOUT,
                         read_timeout=READ_TIMEOUT,
                         retries={"max_attempts": 4},
-                        # Checksums in trailers are not for every server that speaks S3.
+                        # Not every S3 server supports checksums in trailers.
                         request_checksum_calculation="when_required",
                         response_checksum_validation="when_required",
                     ),
@@ -158,7 +158,7 @@ class IBMVPCImages:
         except Exception as error:
             self.log.warning("Cannot delete %s, leaving it to the leak cleanup: %s", what, error)
 
-    # -- removal and looking
+    # -- deletion and lists
 
     def delete(self, external_id: str) -> None:
         """Delete the image and the object it was created from, if they exist."""

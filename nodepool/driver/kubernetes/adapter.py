@@ -205,7 +205,7 @@ class KubernetesAdapter(Adapter):
         try:
             self._create(job, NAMESPACE, body)
         except (ApiError, NoAccess) as error:
-            # Others may be answers to a try after one whose answer was lost.
+            # Others may result from a retry after a lost answer.
             job.begun = isinstance(error, ApiError) and (error.status >= 500 or error.status == 409)
             raise
 

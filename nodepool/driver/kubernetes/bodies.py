@@ -20,7 +20,7 @@ PROVIDER_LABEL, NODE_LABEL = "nodepool_provider_name", "nodepool_node_id"
 PAUSE = "registry.k8s.io/pause:3.10"
 """Does nothing, in little memory."""
 
-#: Loops for ever; the pod ends when it is deleted.
+#: Endless loops; the pod ends when it is deleted.
 _IDLE = {
     "linux": (["/bin/sh", "-c"], ["while true; do sleep 30; done;"]),
     "windows": (["powershell.exe", "-Command"], ["while ($true) { Start-Sleep -Seconds 30 }"]),
@@ -132,7 +132,7 @@ def pod(name: str, label: KubernetesLabel, labels: dict[str, str], pull_secrets:
             spec.setdefault("imagePullSecrets", [])
     annotations = dict(label.annotations)
     if label.options.get("sidecars"):
-        # Where kubectl goes when no container is named.
+        # The default container of kubectl.
         annotations.setdefault("kubectl.kubernetes.io/default-container", label.name)
     metadata = {"name": name, "labels": labels, "annotations": annotations}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -100,7 +100,7 @@ class KubernetesPool(ConfigPool):
         self.max_cores = pool_config.get("max-cores", limits.get("max-cores", math.inf))
         self.max_ram = pool_config.get("max-ram", limits.get("max-ram", math.inf))
         self.max_resources = {**(limits.get("max-resources") or {}), **(pool_config.get("max-resources") or {})}
-        # Other names of the same limits, which win.
+        # Other names of the same limits, which have precedence.
         self.max_servers = self.max_resources.get("instances", self.max_servers)
         self.max_cores = self.max_resources.get("cores", self.max_cores)
         self.max_ram = self.max_resources.get("ram", self.max_ram)
@@ -155,7 +155,7 @@ class KubernetesPool(ConfigPool):
 class KubernetesProviderConfig(ProviderConfig):
     ignore_equality = ["driver_object"]
     pool_class: ClassVar[type[KubernetesPool]] = KubernetesPool
-    #: Names of the limit of nodes, the strongest first.
+    #: Names of the limit of nodes in order of precedence.
     SERVERS: ClassVar[tuple[str, ...]] = ("max-servers",)
 
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ class KubernetesProviderConfig(ProviderConfig):
         self.namespace_annotations: dict[str, str] = {}
         self.network_policies: list[dict[str, Any]] = []
         self.limit_range: list[dict[str, Any]] = []
-        #: Where images of labels with min-ready are pulled to all machines beforehand; None: nowhere.
+        #: Namespace for pulling images of min-ready labels to all machines in advance; None: none.
         self.pull_namespace: str | None = None
         self.pull_selector: dict[str, Any] = {}
         self.pulled_labels: set[str] = set()

@@ -29,9 +29,9 @@ from nodepool.driver.statemachine.model import Instance
 from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.logconfig import Log
 
-#: Seconds for the cluster to fill in a token, and for a pod to run.
+#: Seconds for the cluster to create a token, and for a pod to run.
 TOKEN_TIMEOUT, POD_TIMEOUT = 30.0, 300.0
-#: Seconds in which a new object may not be shown yet.
+#: Seconds in which a new object may not be visible yet.
 SETTLING = 10.0
 #: Seconds after which a namespace that still exists is reported.
 STUCK = 60.0

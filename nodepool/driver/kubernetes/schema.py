@@ -11,7 +11,7 @@ import voluptuous as v
 from nodepool.config.model import ConfigPool
 
 NUMBER = v.Any(int, float)
-#: What a name of a namespace or pod, and the value of a label, may be.
+#: Valid names of namespaces and pods, and values of labels.
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?\Z")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
@@ -19,10 +19,10 @@ LONGEST_NAME, LONGEST_VALUE = 63, 63
 #: Digits of a node id, and the dash before it.
 ID_LENGTH = 11
 
-#: What the label's own option, and the pool's default for it, is called.
+#: Names of the label's own option, and of the pool's default for it.
 LIMITS = ("cpu", "memory", "storage")
 
-#: The pod is written from these.
+#: Options from which the pod is built.
 MADE: dict[Any, Any] = {
     "image": str,
     "image-pull": str,
@@ -53,7 +53,7 @@ MADE: dict[Any, Any] = {
     "sidecars": [dict],
     "os": v.Any("linux", "windows"),
 }
-#: The pod's specification is given.
+#: The pod's specification is given, and excludes other options.
 GIVEN = "spec"
 COMMON: dict[Any, Any] = {v.Required("name"): str, "labels": dict, "dynamic-labels": {str: str}, "annotations": dict}
 

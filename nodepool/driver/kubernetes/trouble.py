@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-#: A container waits for one of these in the ordinary course.
+#: Normal reasons for which a container waits.
 _NORMAL = ("ContainerCreating", "PodInitializing", "")
 
 

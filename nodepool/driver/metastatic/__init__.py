@@ -19,7 +19,7 @@ class MetastaticDriver(StateMachineDriver):
         return MetastaticProviderConfig(self, provider)
 
     def getAdapter(self, provider_config: ProviderConfig) -> MetastaticAdapter:
-        # Checking a configuration needs none of the ZooKeeper side.
+        # Validating a configuration does not need ZooKeeper.
         from nodepool.driver.metastatic.adapter import MetastaticAdapter
 
         return MetastaticAdapter(provider_config)

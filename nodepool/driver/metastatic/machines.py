@@ -61,7 +61,7 @@ class MetastaticCreateStateMachine(SteppedMachine):
         self.request = request
         self.log = log
         self.node_id = metadata["nodepool_node_id"]
-        # Kept by the slots, under their lock:
+        # Maintained by the slots, under their lock:
         self.record: BackingNodeRecord | None = None
         self.slot: int | None = None
         self.granted = False
@@ -75,8 +75,8 @@ class MetastaticCreateStateMachine(SteppedMachine):
         while (backing_node := self._slots.poll(self)) is None:
             # The slots wake us; this is for lost events.
             yield Wait(until=time.monotonic() + 1.0)
-        # Not earlier: a node that dies while it waits leaves nothing behind that an id could help to find,
-        # and storing it would cost a write for each slot.
+        # Not earlier: a waiting node that is abandoned leaves nothing that an id would identify,
+        # and storing it would cost one write per slot.
         self.external_id = self.node_id
         return MetastaticInstance(backing_node, self.slot, self._slots.requested_node(self.node_id), self.metadata)
 

@@ -39,17 +39,17 @@ from nodepool.zk.cluster import NODE_CREATED, NODE_ID, created_times, number_of
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Seconds that the start waits for ZooKeeper and for the first answers of hosts; nothing fails after that.
+#: Maximum seconds that the start waits for ZooKeeper and the first answers of hosts; a timeout is not an error.
 START_TIMEOUT = 2.0
-#: Seconds for the lists of all hosts: while assignment waits, and for the periodic pass.
+#: Seconds for the lists of all hosts: while the assignment waits, and in the periodic pass.
 QUOTA_TIMEOUT, PASS_TIMEOUT = 2.0, 15.0
 #: Seconds for optional data, fetched on the thread that advances all launches.
 CONSOLE_TIMEOUT = 2.0
-#: States of slivers that cannot be used before an operator does something about it.
+#: States of slivers that need an operator before they can be used.
 NOT_RUNNING = ("failed", "stopped", "disabled", "deleting", "absent")
-#: Seconds that an upload may stand still, and that it may last.
+#: Seconds without progress of an upload, and for all of it.
 UPLOAD_STALL, UPLOAD_TIMEOUT = 600.0, 7200.0
-#: Part of the lease that may be left before it is renewed.
+#: Remaining fraction of a lease at which it is renewed.
 RENEW_AT = 0.75
 
 
@@ -310,7 +310,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         )
 
     def getQuotaForLabel(self, label: NodeManagerLabel) -> QuotaInformation:
-        # Of a host as good as any: they differ in cores at most.
+        # Limits of any suitable host: they differ in cores at most.
         capacity = next((c for host in self.hosts.all() if (c := host.capacity) is not None), None)
         needs = needed_by(label, capacity if capacity is not None else {"cores": 1})
         return QuotaInformation(cores=label.cpus, instances=1, ram=needs.memory, disk=needs.disk / (1 << 20))

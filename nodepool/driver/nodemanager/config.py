@@ -79,7 +79,7 @@ class NodeManagerLabel(ConfigValue):
         self.privileges: list[str] = []
         self.ssh_keys: str = ""
         self.rspec: dict[str, Any] = {}
-        #: What its hosts are asked for with; None: there are hosts.
+        #: Options for requesting hosts (backing-label); None: hosts are configured or announced.
         self.backing_label: str | None = None
 
 
@@ -182,9 +182,9 @@ class NodeManagerProviderConfig(ProviderConfig):
         self.diskimages: dict[str, NodeManagerImage] = {}
         self.hosts: dict[str, NodeManagerHost] = {}
         self.discover = False
-        #: None: hosts are listed, or announce themselves.
+        #: None: hosts are configured, or announce themselves.
         self.backing: BackingOptions | None = None
-        #: For https hosts that are discovered, and for listed ones without their own.
+        #: For announced https hosts, and for configured ones without their own.
         self.ca_cert: str | None = None
         self.client_cert: str | None = None
         self.client_key: str | None = None

@@ -17,7 +17,7 @@ from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerProvi
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.api.client import Client, RpcError, RpcFault, Tls
 
-#: Seconds that a list of slivers, and a capacity, are good for.
+#: Seconds for which a list of slivers, and a capacity, are valid.
 LIST_TTL, CAPACITY_TTL = 1.0, 10.0
 #: Seconds between two polls of a host: minimum after a change; after a failure.
 LOOK_AGAIN, PROBE_AGAIN = 0.2, 2.0
@@ -74,7 +74,7 @@ class ManagedHost:
         self._waits = ThreadPoolExecutor(WAITERS, thread_name_prefix=f"{name}-wait")
         self._probes = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-probe")
         self._list: tuple[float, Future[list[dict[str, Any]]]] | None = None
-        #: The last list that was had.
+        #: The last received list.
         self.slivers: list[dict[str, Any]] = []
         self._capacity: dict[str, Any] | None = None
         self._asked = -CAPACITY_TTL
@@ -229,7 +229,7 @@ class ManagedHost:
             found: dict[str, Any] = self.call("GetCapacity", timeout=PROBE_TIMEOUT)
             expected = getattr(self.options, "expected_name", None)
             if expected is not None and found.get("host") != expected:
-                # A Unix socket of this machine is not that of the host that announced it.
+                # A Unix socket of this machine is not that of the announced host.
                 raise RpcError(f"{self.options.url} is host {found.get('host')}, not {expected}")
         except (RpcError, RpcFault) as error:
             with self._lock:
@@ -302,7 +302,7 @@ class ManagedHost:
         found = self.capacity
         row: dict[str, Any] = {"name": self.name, "usable": self.usable, "problem": self.problem or None}
         if found is not None:
-            # As the limits of providers have it: MiB of ram, GiB of disk. The processor is counted in thousandths of all cores.
+            # Units of provider limits: MiB of ram, GiB of disk. CPU is counted in thousandths of all cores.
             scales = {"cpu": ("cores", self.cores / 1000), "memory": ("ram", 1), "disk": ("disk", 1 / (1 << 20)),
                       "slivers": ("slivers", 1)}  # fmt: skip
             for key, amounts in (("used", found["allocated"]), ("limits", found)):

@@ -14,7 +14,7 @@ from nodepool.driver.nodemanager.hosts import ManagedHost
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Seconds without a byte after which a copy is given up.
+#: Seconds without a byte after which a copy is aborted.
 STALL = 60.0
 _CHUNK = 1 << 20
 

@@ -19,13 +19,13 @@ from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.nodemanager.texts import clean
 
-#: Seconds of one wait for a sliver; repeated until the launch time-out.
+#: Seconds of one wait for a sliver; repeated until the launch timeout.
 WAIT = 10.0
-#: Seconds on top until the host counts as silent.
+#: Additional seconds until the host counts as silent.
 MARGIN = 5.0
 #: Seconds that a launch waits for a host that has stopped answering, before it uses another one.
 LOST = 5.0
-#: Seconds after which deletion leaves a sliver of a silent host to the clean-up of leaks, and to its lease.
+#: Seconds after which the deletion leaves a sliver of a silent host to the leak cleanup, and to its lease.
 GIVE_UP = 30.0
 #: Seconds between two attempts.
 RETRY = 1.0
@@ -98,7 +98,7 @@ class NodeManagerInstance(statemachine.Instance):
         self.external_id = {"host": host.name, "sliver": sliver["name"]}
         self.metadata = metadata_of(sliver)
         self.ready = sliver.get("state") == "ready"
-        # The host's other address is of no use for a server that the sliver has on its own.
+        # The host's other address is useless for a server that the sliver runs itself.
         self.interface_ip = (None if sliver.get("own_ssh") else host.ssh_address) or sliver.get("ssh_address")
         self.public_ipv4 = self.private_ipv4 = self.interface_ip
         self.connection_port = sliver.get("ssh_port") or 22
@@ -148,7 +148,7 @@ class Hosting(Protocol):
 class CreateMachine(SteppedMachine):
     """Creates a sliver on the best host; uses another one when it does not answer."""
 
-    #: Seconds that a host may be silent before the launch leaves it.
+    #: Seconds that a host may be silent before the launch uses another one.
     _patience = LOST
 
     def __init__(
@@ -183,7 +183,7 @@ class CreateMachine(SteppedMachine):
         while (host := adapter.choose(self._label, self._image, self._az, self._refusals.keys() | self._silent)) is None:
             if self._refusals:
                 raise self._refused_by_all()
-            # No host answers. The launch time-out ends this.
+            # No host answers. The launch timeout ends this.
             zone = f" in zone {self._az}" if self._az else ""
             self.trouble = f"no host{zone} can be used: {adapter.hosts.problems() or 'none is known'}"
             self._silent.clear()

@@ -89,7 +89,7 @@ class OpenshiftAdapter(KubernetesAdapter):
         found.connection_port.pop("name")  # type: ignore[attr-defined]
         return found
 
-    # -- deleting and looking
+    # -- deletion and lists
 
     def is_ours(self, target: Target, found: Object) -> bool:
         """Return whether it is ours; others' projects cannot be deleted, and ours have no labels."""

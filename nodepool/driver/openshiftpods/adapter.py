@@ -21,7 +21,7 @@ from nodepool.zk.records import NodeRequest
 
 class OpenshiftPodsAdapter(KubernetesAdapter):
     def __init__(self, provider_config: OpenshiftPodsProviderConfig, connect: Connect) -> None:
-        #: Node's external id -> its pool, as its record has it.
+        #: Node's external id -> the pool in its record.
         self.pool_of: dict[str, str] = {}
         super().__init__(provider_config, connect)
 
@@ -44,7 +44,7 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
 
     def instance(self, job: Job, secret: Object | None, pod: Object | None) -> Instance:
         access = self.cluster.access
-        token = access.token()  # as it is now: tokens are rotated
+        token = access.token()  # read it now: tokens are rotated
         if token is None:
             raise exceptions.LaunchNodepoolException("the kubeconfig has no token (any more) that Zuul could use")
         cluster = self.cluster
@@ -61,7 +61,7 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
         found.host_id = ((pod or {}).get("spec") or {}).get("nodeName")
         return found
 
-    # -- deleting and looking
+    # -- deletion and lists
 
     def target(self, external_id: str) -> Target:
         """Return the target; without a record, the pool with the longest matching name."""

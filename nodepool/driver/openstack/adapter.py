@@ -63,7 +63,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     LOOKS = (0.4, 10.0)
     #: Seconds in which the cloud may not find a new server yet, and an active one may be without addresses.
     SETTLING = 10.0
-    #: Seconds in which a deletion that the cloud refuses is repeated; then it has failed.
+    #: Seconds in which a refused deletion is retried before it fails.
     DELETE_DEADLINE = 600.0
 
     def __init__(self, provider_config: OpenStackProviderConfig) -> None:
@@ -123,12 +123,12 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self._not_ready: dict[str, str] = {}
 
     def _getClient(self) -> Any:
-        # Heavy; the fake cloud does without it.
+        # Expensive; the fake cloud does not need it.
         import openstack.connection
 
         from nodepool.driver.openstack.api.transport import prepare
 
-        # The pace is kept by our own calls: the SDK's counts for one adapter each.
+        # Our own calls limit the rate: the SDK's limits apply per adapter.
         return prepare(
             openstack.connection.Connection(
                 config=self.provider.cloud_config, use_direct_get=False, app_name="nodepool", app_version=get_version_string()
@@ -179,7 +179,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self._missing.discard(external_id)
         return True
 
-    # -- the framework's side
+    # -- interface for the framework
 
     def getCreateStateMachine(
         self, hostname: str, label: ProviderLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,

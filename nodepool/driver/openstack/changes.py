@@ -150,7 +150,7 @@ class CloudChanges:
                 for ip in listed
                 if ip["id"] not in found and wanted and _marks(floating_ip_metadata(ip.get("description"))) == wanted
             ]
-            # The marks name the node, which may have another server by now.
+            # The tags have the node's id, which may have another server by now.
             ports = {port["id"] for port in self._api.ports_of(server_id)} if any(ip.get("port_id") for ip in marked) else set()
             return found + [ip["id"] for ip in marked if (ip["port_id"] in ports if ip.get("port_id") else loose)]
         except Exception as error:
@@ -158,7 +158,7 @@ class CloudChanges:
                 return []
             raise
 
-    # Of the reading half.
+    # Implemented by the reading half.
     _findNetwork: Callable[..., Any]
     _findServerGroup: Callable[..., Any]
     _getServerById: Callable[..., Any]

@@ -59,7 +59,7 @@ class ProviderCloudImage(ConfigValue):
 class ProviderLabel(ConfigValue):
     """Launch settings of a label."""
 
-    # The image is compared by name: what else matters of it to a cloud is in the provider's own entry.
+    # The image is compared by name: its other relevant settings are in the provider's own entry.
     ignore_equality = ["pool", "diskimage"]
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class CloudLookups:
     log: logging.Logger
     provider: OpenStackProviderConfig
     _api: Api
-    #: Seconds for which a listing of all servers may serve again.
+    #: Seconds for which a listing of all servers may be reused.
     LISTING_TTL: float = CACHE_TTL
     #: Seconds after which something that was not found may be searched again.
     ABSENT_TTL: float = 30
@@ -134,7 +134,7 @@ class CloudLookups:
             except CallsStopped:
                 raise
             except Exception as error:
-                # One of them, in a cell that is down perhaps, must not hide the others.
+                # One failing query, perhaps for a cell that is down, must not hide the others.
                 found[key] = error
                 continue
             if server is not None:

@@ -66,7 +66,7 @@ class OpenStackDeleteStateMachine(SteppedMachine):
                 self.adapter._gone.add(self.external_id)
                 return True
             if look.value.get("OS-EXT-STS:task_state") != "deleting" and look.asked - watch.started > DELETE_AGAIN:
-                # Accepted and forgotten, or failed inside the cloud.
+                # Accepted and forgotten by the cloud, or failed inside it.
                 self.log.warning("Server %s is still %s, deleting it again", self.external_id, look.value.get("status"))
                 watch.end(reached=False)
                 return False
@@ -131,7 +131,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         result: dict[str, Any] = {"groups": ",".join([self.provider.name, image_name, self.label.name])}
         result.update(self.label.instance_properties)
         result.update(formatted(self.label.dynamic_instance_properties, request, self.log, "property"))
-        # The nodepool keys find the server again, nothing may hide them.
+        # The nodepool keys identify the server and cannot be overridden.
         result.update(metadata)
         return result
 
@@ -269,7 +269,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         while True:
             look = yield from self.answer(watch)
             if look.value is None:
-                # Not shown yet, or deleted by others.
+                # Not visible yet, or deleted by others.
                 if look.asked - watch.started > self.adapter.SETTLING:
                     raise exceptions.LaunchStatusException(f"Server {self.external_id} has vanished")
                 continue

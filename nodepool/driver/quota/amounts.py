@@ -54,7 +54,7 @@ class QuotaInformation:
         mine, theirs = self.quota["compute"], other.quota["compute"]
         for name, value in theirs.items():
             have = mine.get(name, self.default)
-            # infinite minus infinite would be "not a number", which compares as nothing sensible and is not JSON
+            # Infinite minus infinite would be NaN, which cannot be compared and is not valid JSON.
             mine[name] = have if have == math.inf else exact(have - value)
         if other.default:
             for name, have in mine.items():

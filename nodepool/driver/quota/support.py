@@ -49,7 +49,7 @@ class QuotaSupport:
     _zk: ZooKeeper
     _current_nodepool_quota: tuple[float, QuotaInformation] | None = None
     clock: Clock = SYSTEM
-    #: Seconds before limits that could not be renewed in the background are asked for again.
+    #: Seconds after which limits that could not be renewed in the background are queried again.
     RENEWAL_PAUSE: float = 10.0
     #: Seconds after which limits are queried again while a request waits for free quota.
     WAITING_AGE: float = 20.0
@@ -64,7 +64,7 @@ class QuotaSupport:
     def __init__(self, *args: object, **kw: object) -> None:
         super().__init__(*args, **kw)
         self._current_nodepool_quota = None
-        #: Set: renewals do not rest any more.
+        #: Set at the stop: renewals do not pause any more.
         self._quota_stopping = threading.Event()
 
     # -- to implement

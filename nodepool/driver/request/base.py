@@ -50,7 +50,7 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
             node_request_id=request.id,
         )
         self.provider = self.pool = self.zk = self.manager = None  # type: ignore[assignment]
-        #: Which quota is short by how much; while paused.
+        #: The short quota and the missing amount; while paused.
         self.shortage: Reason | None = None
         #: Whether the shortage is one of the provider, not of the pool; None: the driver does not report it.
         self.wants_more_of_provider: bool | None = None
@@ -64,7 +64,7 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         self.gives_way = False
         #: The request was returned to the queue already while launches of it were still running.
         self.released = False
-        #: Launcher id of the pool that has sent for it.
+        #: Launcher id of the pool that has asked for it.
         self.destination: str | None = None
         #: The tenant's limits are sufficient for it; the nodes are booked.
         self.promised = False
@@ -72,8 +72,8 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         self.ask_after = -math.inf
         #: Launcher ids of those that have not answered yet.
         self.unanswered: set[str] = set()
-        # Our own books.
-        #: What has to wait for an answer of ZooKeeper.
+        # Internal state.
+        #: Events that have to wait for an answer of ZooKeeper.
         self._later: set[Event] = set()
         #: The outcome for the pool when the request has been given up.
         self._outcome = Outcome(How.DECLINED)
@@ -128,11 +128,11 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         """End launches without a result after the loss of all node locks (a hook of ours)."""
         return
 
-    # -- where it stands
+    # -- state
 
     def _to(self, state: State) -> None:
         if state not in NEXT[self.state]:
-            # A defect of ours; what the pool and ZooKeeper know of the request stays right all the same.
+            # A bug; the state of the request in the pool and in ZooKeeper stays correct all the same.
             self.log.error("Unexpected transition of node request from %s to %s", self.state.value, state.value)
         elif state is not self.state:
             self.log.debug("Node request: %s -> %s", self.state.value, state.value)
@@ -235,6 +235,6 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
             return because(Declined.NO_IMAGE)
         if not self.hasProviderQuota(self.request.node_types):
             return because(Declined.OVER_LIMIT, limit=self.exceeded) if self.exceeded else because(Declined.OVER_QUOTA)
-        # What the labels need has been asked now; the driver may have found one that can never work.
+        # The needs of the labels are known now; the driver may have found one that can never work.
         broken = sorted(set(self.request.node_types) & set(self.manager.errorLabels()))
         return because(Declined.LABEL_BROKEN, labels=",".join(broken)) if broken else None

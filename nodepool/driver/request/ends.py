@@ -25,7 +25,7 @@ from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle, add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
-#: What says nothing about the request.
+#: Reasons that are independent of the request.
 CONNECTION_ERRORS = (ConnectionLoss, ConnectionClosedError, OperationTimeoutError, SessionExpiredError)
 
 
@@ -129,7 +129,7 @@ class RequestEnds(HandlerBase):
             self.declined_because = [failed, *self._label_problems()]
             self.declineRequest()
         elif len(self._ready_nodes) < len(self.request.node_types):
-            # Aborted for quota: the pool tries again, now and then, until there is some.
+            # Aborted for quota: the pool retries periodically until there is some.
             self._set_paused(True)
         else:
             self._fulfil()
@@ -317,7 +317,7 @@ class RequestEnds(HandlerBase):
         ended = self.launchesComplete()
         free = [n for n in self.nodeset if ended or n.state not in (zk.BUILDING, zk.INIT)]
         for node in free:
-            write = node.state in (zk.READY, zk.DELETING)  # the latter when this is tried again
+            write = node.state in (zk.READY, zk.DELETING)  # the latter in a retry
             if write:
                 node.allocated_to = None
                 if self._discard:

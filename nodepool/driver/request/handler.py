@@ -235,7 +235,7 @@ class NodeRequestHandler(RequestEnds):
         version = request.version
         changed = request.copy()
         if step.fused:
-            # The lock has to be free at this moment; it cannot be taken in between.
+            # The lock has to be free now; it cannot be acquired in between.
             add_unlocked_check(txn, directory, self._lock_directory_exists)
             changed.nodes = self._ordered_ids([(label, node.id or "") for label, node in step.reused])
             changed.state = zk.FULFILLED
@@ -323,7 +323,7 @@ class NodeRequestHandler(RequestEnds):
 
     def _lock_created(self, step: Step) -> None:
         txn = Txn(self.zk.kazoo_client)
-        # A launcher that stood still for long may have lost the request, and others its nodes, to another one.
+        # A launcher that was suspended for long may have lost the request, and others their nodes, to another one.
         txn.check(self.request.lock.path)
         for _label, node in step.created:
             node.state = zk.BUILDING

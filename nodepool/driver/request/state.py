@@ -40,9 +40,9 @@ class Event(enum.Enum):
     POLL = "poll"
     #: This pool cannot serve it.
     DECLINE = "decline"
-    #: The pool goes away.
+    #: The pool is being removed.
     HAND_BACK = "hand back"
-    #: Another pool is to have the request, or its nodes.
+    #: Another pool gets the request, or its nodes.
     MOVE = "move"
     #: Locks or session are lost: nothing may be written any more.
     DROP = "drop"
@@ -75,7 +75,7 @@ ADMISSION: Mapping[State, Mapping[Event, Admission]] = {
     }.items()}  # fmt: skip
 #: Events that waited for an answer are handled in this order; the first one that acts ends the others.
 CATCH_UP = (Event.DECLINE, Event.HAND_BACK, Event.POLL)
-#: States in which an answer of ZooKeeper is awaited.
+#: States that wait for an answer of ZooKeeper.
 BUSY = frozenset({State.WRITING, State.FULFILLING, State.LEAVING})
 
 _SERVING = frozenset({State.WRITING, State.FILLING, State.LAUNCHING, State.WAITING, State.LEAVING, State.ENDED})

@@ -43,7 +43,7 @@ class Deleting(Protocol):
 class StateMachineNodeDeleter:
     """Runs on the provider's delete loop; the node is locked by the caller."""
 
-    #: Seconds after which the deletion is given up for now.
+    #: Seconds after which the deletion is abandoned for now.
     DELETE_TIMEOUT = 600
 
     def __init__(self, zk_conn: ZooKeeper, provider_manager: Deleting, node: zk.Node) -> None:

@@ -137,7 +137,7 @@ class StateMachineHandler(NodeRequestHandler):
 
     def launch(self, node: zk.Node) -> None:
         launcher = self._prepared.pop(node.id or "", None) or StateMachineNodeLauncher(self, node, self.provider)
-        # A request that waits for quota may try again and again.
+        # A request that waits for quota may retry many times.
         self.launchers = [*(each for each in self.launchers if not each.complete), launcher]
         try:
             launcher.launch()

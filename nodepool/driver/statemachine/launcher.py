@@ -26,7 +26,7 @@ from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn
 
-#: Copied from the instance to the node when the instance has them.
+#: Copied from the instance to the node if the instance has them.
 IMAGE_OVERRIDES = ("username", "python_path", "shell_type", "connection_port", "connection_type", "host_keys")
 CONSOLE_LINES, CONSOLE_LENGTH = 50, 4000
 """How much of the end of a console goes to the history of its node: lines, characters."""
@@ -80,7 +80,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.stage = Stage.QUEUED
         self._pace = PollInterval()
         self._followed: Future[Any] | None = None
-        #: What the record says, and what was last sent to it.
+        #: The stored record, and the last one that was sent.
         self._saved_external_id: object = node.external_id
         self._sent_external_id: object = node.external_id
         #: The lock on the record is lost; detected in the next pass.

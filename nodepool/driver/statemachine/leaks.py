@@ -12,9 +12,9 @@ from nodepool.zk.cluster import NODE_ID, View, number_of
 from nodepool.zk.records import HOLD, IN_USE, READY, USED, Node, RecordError
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: States of a node whose machine will not be another any more.
+#: Final states of a node, whose machine does not change any more.
 SETTLED = (READY, IN_USE, USED, HOLD)
-#: Node ids that a leak search skips at most; `nodepool recover` skips more of them.
+#: Maximum number of node ids that a leak search skips; `nodepool recover` skips more of them.
 MOST_SKIPPED_IDS = 10_000
 
 

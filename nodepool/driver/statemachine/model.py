@@ -86,7 +86,7 @@ class Instance:
 class Resource:
     """A resource in the cloud that may leak; ``metadata`` has the nodepool keys (DRV-7.5)."""
 
-    #: What the cloud calls it; set by the driver.
+    #: Identifier in the cloud; set by the driver.
     id: ExternalId
 
     def __init__(self, metadata: dict[str, Any] | None, type: str) -> None:

@@ -42,7 +42,7 @@ class StateMachineProvider(LaunchProvider):
         super().__init__()
         self.provider = provider
         self.adapter = adapter
-        # Adapters of others may use the name for anything.
+        # Adapters of others may use this name for something else.
         calls = getattr(adapter, "calls", None)
         self.cloud_calls = calls if isinstance(calls, CloudCalls) else None
         self.log = logging.getLogger(f"nodepool.StateMachineProvider.{provider.name}")

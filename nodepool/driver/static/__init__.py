@@ -18,7 +18,7 @@ class StaticDriver(Driver):
         return StaticProviderConfig(provider)
 
     def getProvider(self, provider_config: StaticProviderConfig) -> StaticNodeProvider:
-        # Checking a configuration needs none of the ZooKeeper side.
+        # Validating a configuration does not need ZooKeeper.
         from nodepool.driver.static.provider import StaticNodeProvider
 
         return StaticNodeProvider(provider_config)

@@ -139,7 +139,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         if self._executor is not None:
             self._executor.shutdown(wait=True)
 
-    # Bringing a host in line
+    # -- reconciliation of a host
 
     def _submit(self, host: NodeTuple, update: bool = False) -> Future[None] | None:
         """Check this host soon.
@@ -449,7 +449,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
     def quotaNeededByLabel(self, ntype: str, pool: ConfigPool) -> QuotaInformation:
         return QuotaInformation(cores=0, instances=1, ram=0, default=1)
 
-    # Deletion: the machine stays, only its record goes
+    # -- deletion: the machine stays, only its record is deleted
 
     def startNodeCleanup(self, node: zk.Node) -> NodeDeleter:
         deleter = NodeDeleter(self.zk, self, node)

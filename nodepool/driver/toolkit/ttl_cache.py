@@ -40,7 +40,7 @@ class _CachedCall(Generic[T]):
             age = now - self._fetched
             error = self._error if age > cache.max_age else None
             if error is not None and self._refresh is None and now >= self._retry_at:
-                # The error is old news as well.
+                # The error is outdated, too.
                 return self._again(args, kw)
             if age >= cache.ttl and self._refresh is None and now >= self._retry_at:
                 self._start_refresh(args, kw)

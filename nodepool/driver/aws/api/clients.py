@@ -52,7 +52,7 @@ def make(provider: AwsProviderConfig, read_timeout: float) -> Clients:
         retries={"total_max_attempts": 1, "mode": "standard"},
         user_agent_extra="nodepool",
     )
-    # The parts of a large upload are sent by the library's own threads: only it can repeat one of them.
+    # The library's own threads send the parts of a large upload: only the library can retry one of them.
     uploads = plain.merge(Config(retries={"total_max_attempts": 5, "mode": "standard"}))
     with _lock:
         try:

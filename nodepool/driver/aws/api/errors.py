@@ -37,7 +37,7 @@ NOT_FOUND = frozenset(("NoSuchKey", "NotFound", "404", "ResourceNotFoundExceptio
 UNREACHABLE = frozenset((
     "HTTPClientError", "ConnectionError", "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError",
     "ConnectionClosedError", "ProxyConnectionError", "ResponseStreamingError", "IncompleteReadError",
-    # An answer that is none: HTML of a gateway, or cut off.
+    # Not a proper answer: HTML of a gateway, or truncated.
     "ResponseParserError", "NotAnAnswer",
 ))  # fmt: skip
 BADLY_SET_UP = frozenset((

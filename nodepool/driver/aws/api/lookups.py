@@ -154,7 +154,7 @@ class AwsLookups:
                 return found
             token = {"NextToken": answer["NextToken"]}
 
-    # -- those that are waited for
+    # -- objects that are waited for
 
     def some_instances(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return these instances now; a filter, unlike ids, does not fail for missing ones."""

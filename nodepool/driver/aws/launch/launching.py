@@ -18,7 +18,7 @@ from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.launch.alternatives import LaunchOption
 
-#: What AWS says of an instance type that it does not have in this zone.
+#: Error code for an instance type that does not exist in this zone.
 UNSUPPORTED = "Unsupported"
 #: Prefixes of the error codes for a launch template that does not exist.
 NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFound", "InvalidLaunchTemplateId.NotFound")
@@ -48,7 +48,7 @@ class Launching:
         self.log = adapter.log
         self.sold_out: SoldOut[LaunchOption] = SoldOut()
         self._lock = threading.Lock()
-        #: Tokens of calls of which it is not known whether they worked, by what they asked for.
+        #: Tokens of calls with an unknown result, by their arguments.
         self._unclear: TTLCache[str, str] = TTLCache(1024, UNCLEAR, time.monotonic)
 
     def _create(self, method: str, **args: object) -> Any:

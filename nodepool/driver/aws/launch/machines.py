@@ -45,7 +45,7 @@ class AwsDeleteStateMachine(SteppedMachine):
             yield from self._delete_instance(ids["instance"])
         if host := ids.get("host"):
             # A host that is not empty is never released. The launch ended before the id of the instance was known, and the
-            # search for leaks spares what has a record.
+            # leak cleanup keeps resources with a record.
             for left in (yield from self.call(adapter.calls.run(lambda: adapter.cloud.left_on_host(host)))):
                 self.log.warning("Host %s has an instance without a node, deleting it: %s", host, left)
                 yield from self._delete_instance(left)
@@ -116,7 +116,7 @@ class AwsCreateStateMachine(SteppedMachine):
         key = started["InstanceId"]
         self._add_id("instance", key)
         self.state = self.INSTANCE_CREATING
-        # Asked for while it boots; the question needs no answer here.
+        # Queried while the instance boots; the result is not needed here.
         adapter.calls.run(lambda: launching.know_type(started.get("InstanceType")))
         first = FIRST_LOOK * adapter.LOOK_FLOOR
         watch = adapter.watched_instances.watch(key, self._wake, ("launch", label.name), first=first)

@@ -51,7 +51,7 @@ def root_device(image: dict[str, Any], label: AwsLabel) -> dict[str, Any] | None
         return None
     mapping = copy.deepcopy(mappings[0])
     mapping["Ebs"]["DeleteOnTermination"] = True
-    # AWS refuses to repeat how the snapshot is encrypted; the volume inherits it.
+    # AWS refuses the encryption of the snapshot as a parameter; the volume inherits it.
     mapping["Ebs"].pop("Encrypted", None)
     mapping["Ebs"].update(_volume(label))
     return mapping  # type: ignore[no-any-return]

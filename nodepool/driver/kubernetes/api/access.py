@@ -83,7 +83,7 @@ class KubeconfigAccess:
         configuration = Configuration()
         try:
             kube_config.load_kube_config(  # type: ignore[no-untyped-call]
-                # Given, because the library has read the environment when it was imported.
+                # Passed explicitly, because the library read the environment when it was imported.
                 config_file=_files(),
                 context=self._context,
                 client_configuration=configuration,

@@ -17,11 +17,11 @@ from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, No
 from nodepool.driver.kubernetes.api.kinds import Kind
 from nodepool.version import get_version_string
 
-#: Seconds for one call, and until a connection stands.
+#: Seconds for one call, and for establishing a connection.
 TIMEOUT, CONNECT_TIMEOUT = 60.0, 10.0
-#: Connections that are kept.
+#: Maximum number of idle connections that are kept.
 CONNECTIONS = 32
-#: Objects in one answer to a list.
+#: Maximum objects in one answer to a list.
 PAGE = 2000
 
 Object = dict[str, Any]

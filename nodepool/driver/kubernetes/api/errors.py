@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from nodepool.cloud.errors import CallTimeout, ErrorKind, bounded
 
 _QUOTA = "exceeded quota"
-#: Not ready yet, or overtaken by another change: the same call works later.
+#: Not ready yet, or conflicting with another change: the same call works later.
 _AGAIN = (409, 500, 502, 503, 504)
 
 

@@ -35,11 +35,11 @@ from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
 _PREFIX = "nodepool-backing-"
-#: Bytes; paths of sockets are short, and the SSH client appends to ours.
+#: Bytes; socket paths must be short, and the SSH client appends to ours.
 MAX_DIRECTORY = 60
 #: Seconds.
 NEW = 10.0
-#: First user id of slivers, and how many ranges of them backing nodes share out, should several be one machine.
+#: First user id of slivers, and the number of id ranges among backing nodes, which may be on one machine.
 ID_BASE, ID_RANGES = 2_000_000, 50
 
 

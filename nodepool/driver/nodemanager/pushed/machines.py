@@ -52,7 +52,7 @@ class BackedCreateMachine(CreateMachine):
         self.label = label
         self.request = request
         self.node_id = metadata["nodepool_node_id"]
-        # Kept by the bookkeeping, under its lock:
+        # Maintained by the bookkeeping, under its lock:
         self.record: BackingNodeRecord | None = None
         self.slot: int | None = None
         self.granted = False
@@ -105,7 +105,7 @@ class BackedCreateMachine(CreateMachine):
         self._log.warning("%s; sliver %s is moved to another", text, self._name)
         self._backing_node = None
 
-    # -- of the framework's other hosts these steps are different
+    # -- steps that differ from those on other hosts
 
     def _reserve(self, host: ManagedHost) -> None:
         super()._reserve(host)

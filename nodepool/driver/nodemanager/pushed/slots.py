@@ -43,10 +43,10 @@ class BackingNodes(BackingSlots):
         self.options = provider_config.backing
         #: By node: machines that have a slot and have not sent their record yet.
         self.unsent: dict[str, Any] = {}
-        #: By backing label: the largest capacity that was seen, which further ones are expected to have.
+        #: By backing label: the largest known capacity, which further backing nodes are expected to have.
         self._seen: dict[str, dict[str, Any]] = {}
 
-    # -- what fits
+    # -- capacity
 
     def new_record(self, label: DriverLabel) -> BackingNodeRecord:
         return BackingNodeRecord(label.backing_label, self.options.max_slivers)
@@ -194,7 +194,7 @@ class BackingNodes(BackingSlots):
             finally:
                 self.zk.unlockNode(node)
 
-    # -- giving back
+    # -- release
 
     def release(self, record: BackingNodeRecord) -> None:
         self.in_background(self._vacate_and_release, record)

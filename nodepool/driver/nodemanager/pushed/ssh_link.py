@@ -25,10 +25,10 @@ from nodepool.base.backoff import Backoff
 from nodepool.driver.nodemanager.pushed import zipapp
 
 MARK = "nodepool:"
-#: Seconds: to log in, to push, for the daemon to start (or, before that, to remove what the machine's last user left).
+#: Seconds for the login, the push, and the start of the daemon (or, before, the removal of the last user's remains).
 CONNECT_TIMEOUT, PUSH_TIMEOUT, START_TIMEOUT = 15, 120.0, 240.0
 REMOVE_TIMEOUT, FORWARD_TIMEOUT, CLOSE_TIMEOUT = 120.0, 10.0, 5.0
-#: Between two attempts.
+#: Seconds between two attempts.
 RETRY = Backoff(0.5, 15.0)
 #: Seconds between two heartbeats: without them the other end considers the connection broken.
 BEAT = 20.0
@@ -65,7 +65,7 @@ class Target:
     config: dict[str, Any] = field(default_factory=dict, compare=False)
     base: str | None = None
     idle: int = 86400
-    #: Why it can never be used; empty when it may.
+    #: Why it can never be used; empty if it can.
     unfit: str = ""
 
     def job(self, action: str) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import nodepool
 
-#: Of our own package; all the rest belongs to launchers and builders.
+#: Modules of our own package that are included; all others belong to launchers and builders.
 OWN = ("*.py", "base/*.py", "process/*.py", "nodemanager/**/*.py", "zk/**/*.py")
-#: What the node manager imports besides; the compiled parts that some have are only faster.
+#: Other packages that the node manager imports; compiled parts are optional and only faster.
 PACKAGES = ("voluptuous", "yaml", "kazoo")
 MAIN = "from nodepool.nodemanager.pushed.program import main\n\nraise SystemExit(main())\n"
 SKIPPED = frozenset({"tests", "testing", "__pycache__"})

@@ -182,7 +182,7 @@ class CloudApi(ImageApi):
     def list_images(self, **filters: object) -> list[Record]:
         images = self.many("list_images", "image", "/images", "images", filters)
         for image in images:
-            # Properties are among the other keys here; the rest of us has them by themselves.
+            # Properties are among the other keys here; the rest of the driver expects them separately.
             image["properties"] = {key: value for key, value in image.items() if key.startswith("nodepool_")}
         return images
 

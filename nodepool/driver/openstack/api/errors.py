@@ -63,7 +63,7 @@ def status_of(exc: BaseException) -> int:
     return 0
 
 
-#: As nova and cinder refuse what does not fit their schema, with all of it; the rest of the text has it once more.
+#: Format in which nova and cinder quote data that violates their schema; the rest of the text repeats it.
 _REFUSED_VALUE = re.compile(r"Invalid input for (?:field/attribute|query parameters) .{1,300}?\. Value: ", re.DOTALL)
 _WHAT_IS_WRONG = re.compile(
     r"\b(?:is too (?:long|short)|is not of type [a-z', ]{1,80}|does not match (?:any of the regexes: )?'[^']{1,200}'"

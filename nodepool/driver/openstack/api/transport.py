@@ -112,7 +112,7 @@ class Transport:
             if sdk_error(error, "Unauthorized", "AuthorizationFailure"):
                 raise self.refused(error) from error
             if status_of(error) == 404:
-                # It must not be taken for an answer about what the token is for.
+                # It must not be interpreted as an answer to the call that the token is for.
                 raise BadAnswer(f"the identity service of cloud {self.provider.cloud_config.name}: {error}") from error
             raise
 
