@@ -51,7 +51,7 @@ class _Server:
         self.operations = operations
         self.workers: set[int] = set()
         self.reports: dict[int, socket.socket] = {}
-        """Pipe on which a worker names the process to be watched -> where to send its exit status."""
+        """Pipe on which a worker names the process to watch -> connection for its exit status."""
         self.watched: dict[int, socket.socket] = {}
         self.ended: dict[int, int] = {}
         self.poller = select.poll()

@@ -208,7 +208,7 @@ class Client:
         """Upload a tar file.
 
         :raises RpcFault: refused.
-        :raises RpcError: it did not get there.
+        :raises RpcError: the upload failed.
         """
         size = os.fstat(stream.fileno()).st_size
         path = f"/images/{quote(name, safe='')}" + (f"?sha256={sha256}" if sha256 else "")
@@ -221,8 +221,8 @@ class Client:
         """Download a tar file into a stream.
 
         :param timeout: seconds for each piece.
-        :raises RpcFault: refused, or there is none.
-        :raises RpcError: it did not arrive whole.
+        :raises RpcFault: refused, or the image does not exist.
+        :raises RpcError: the download is incomplete.
         """
         status, answer = self._request("GET", f"/images/{quote(name, safe='')}", None, {}, timeout, stream)
         self._check(status, answer)

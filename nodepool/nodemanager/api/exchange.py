@@ -1,6 +1,6 @@
 """One request and its answer: XML-RPC by POST, images by PUT, GET and DELETE (NM-A.8, NM-C.5).
 
-Small on purpose: HTTP/1.0 semantics, one request per connection, everything bounded in size and time.
+Deliberately small: HTTP/1.0 semantics, one request per connection, limits on size and time everywhere.
 """
 
 from __future__ import annotations

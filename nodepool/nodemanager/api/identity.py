@@ -37,10 +37,10 @@ DelegateMethods = Callable[[str], "Collection[str] | None"]
 class Identity:
     """Turns user ids and certificates into callers.
 
-    :param sliver_of_uid: which sliver's range a user id of the host is in.
-    :param delegate_methods: what a delegate may call; None for other names.
-    :param controllers: user ids of the host that may do what launchers may.
-    :param delegate_shell: login shell of the accounts that delegates have of their own; None: they have none.
+    :param sliver_of_uid: returns the sliver whose id range contains a user id of the host.
+    :param delegate_methods: returns the methods that a delegate may call; None for other names.
+    :param controllers: user ids of the host with the rights of launchers.
+    :param delegate_shell: login shell of the delegates' own accounts; None: they have none.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
 def _diagnose(local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int, int] | None:
     """Return state, uid and inode, by one query to the kernel.
 
-    :raises OSError: this kernel does not answer such questions.
+    :raises OSError: this kernel does not support such queries.
     """
     cookie = struct.pack("=II", 0xFFFFFFFF, 0xFFFFFFFF)
     question = (

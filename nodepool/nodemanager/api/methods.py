@@ -374,8 +374,8 @@ class Api:
     def _delegated(self, caller: Caller, method: Method, record: Mapping[str, Any]) -> bool:
         """Return whether the record names this caller for this method.
 
-        A name means the delegate of that name; if there is none, the sliver; else what a certificate names so.  Accounts of
-        the host have names that others chose for other reasons.
+        A name is first looked up as a delegate, then as a sliver, else as a name in a certificate.  Accounts of
+        the host do not count: others chose their names for other reasons.
         """
         if not any(name == caller.name and canonical(allowed) == method.name for name, allowed in record.get("delegations", [])):
             return False

@@ -29,7 +29,7 @@ class Share(Waiter):
     """The share of one caller.
 
     :param key: sliver by number, user id, or name in a certificate.
-    :param again: called when there is time again.
+    :param again: called when the caller has processor time again.
     """
 
     def __init__(self, key: Hashable, kind: str, again: Callable[[Share], None]) -> None:

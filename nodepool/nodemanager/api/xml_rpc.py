@@ -1,6 +1,7 @@
 """XML-RPC with 64-bit integers for rates and sizes; the standard has only 32 (NM-C.5).
 
-What XML cannot carry (control characters, as consoles print them) is replaced; None inside of values is ``<nil/>``.
+Characters that XML does not support (control characters, as consoles print them) are replaced; None inside of values is
+``<nil/>``.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _values(values: Sequence[Any]) -> str:
 def call(method: str, arguments: Sequence[Any]) -> bytes:
     """Return the text of a call.
 
-    :raises TypeError: an argument has no form in XML-RPC.
+    :raises TypeError: an argument cannot be represented in XML-RPC.
     :raises OverflowError: a number is too large.
     """
     text = f"<methodCall>\n<methodName>{_escape(method)}</methodName>\n{_values(arguments)}</methodCall>\n"

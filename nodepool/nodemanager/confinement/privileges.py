@@ -65,7 +65,7 @@ def capabilities(names: Collection[str]) -> frozenset[int]:
 def check(names: object) -> list[str]:
     """Return the privileges, sorted and without duplicates.
 
-    :raises ValueError: no list of names of privileges.
+    :raises ValueError: not a list of names of privileges.
     """
     known = ", ".join(sorted(PRIVILEGES))
     if not isinstance(names, (list, tuple)):

@@ -50,8 +50,8 @@ def join_cgroups(opened: Mapping[str, int], pid: int = 0) -> None:
 def join_all_but_cpu(files: Sequence[str]) -> dict[str, int]:
     """Move this process into the cgroups, but for the last one, which has the controller cpu and is returned open.
 
-    What a worker does before the program runs inside is not done at the sliver's pace: a busy sliver would hold up what
-    the worker holds meanwhile, locks of the kernel among them. Raises StepError.
+    Work before the program runs inside must not run at the sliver's pace: a busy sliver would delay the release of what
+    the worker holds meanwhile, including kernel locks. Raises StepError.
     """
     opened = open_cgroups(files)
     last = dict([opened.popitem()]) if opened else {}

@@ -31,8 +31,8 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 30), (socket.TCP
 def start(work: Callable[[], None], keep: Sequence[int], uid: int, join: Callable[[], None]) -> int:
     """Fork a process outside the sliver that runs `work` and ends; returns its pid.
 
-    :param keep: the only descriptors that it has.
-    :param uid: of the host, without any right; -1: this one's.
+    :param keep: its only descriptors.
+    :param uid: host user without any rights; -1: the current one.
     :param join: moves it into the sliver's cgroups.
     """
     pid = os.fork()

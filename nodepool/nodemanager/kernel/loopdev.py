@@ -46,7 +46,8 @@ class Loop:
     def configure(self, backing: int) -> None:
         """Attach the open file. Raises OSError; EBUSY: another process took the device.
 
-        Past the host's page cache, where the file system can: what one sliver writes would pile up there before what others do.
+        Bypass the host's page cache if the file system can: otherwise one sliver's writes would queue there before those of
+        others.
         """
         config = bytearray(_LOOP_CONFIG_SIZE)
         struct.pack_into("=II", config, 0, backing, BLOCK)

@@ -86,7 +86,7 @@ class Accounting:
     ) -> dict[str, dict[str, int]]:
         """Count what was sent since the last call (bytes: below the cap, exempt).
 
-        Returns for each sliver that is past its threshold the maximum rates to use instead of its own, in bit/s.
+        Returns, for each sliver past its threshold, the maximum rates to use instead of its own, in bit/s.
         """
         now = self._clock()
         result: dict[str, dict[str, int]] = {}

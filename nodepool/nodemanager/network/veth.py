@@ -228,7 +228,7 @@ class Network:
     def create(self, name: str, index: int, generation: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]) -> NetInfo:
         """Connect the network namespace of a process. `generation` is not needed: names are unique without.
 
-        :raises NetworkError: unknown mode, no such bridge, or the kernel refuses.
+        :raises NetworkError: unknown mode, missing bridge, or the kernel refuses.
         """
         check_name(name)
         if mode == "none":

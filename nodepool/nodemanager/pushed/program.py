@@ -175,7 +175,7 @@ class Place:
     def stop(self) -> None:
         """End the daemon; slivers live on.
 
-        :raises PushError: it does not end.
+        :raises PushError: it does not stop.
         """
         service.stop(self.name)
         pid = self.pid()
@@ -204,7 +204,7 @@ class Place:
     def clear(self, force: bool = True) -> None:
         """Remove slivers, daemon and directory.
 
-        :raises Busy: there are slivers, and they are to stay.
+        :raises Busy: there are slivers that must not be deleted.
         :raises PushError: something cannot be removed.
         """
         if not self.directory.exists():

@@ -102,7 +102,7 @@ LimitNOFILE=65536
 def start(place: str, directory: Path, code: str) -> None:
     """Return when it runs.
 
-    :raises ServiceError: it does not.
+    :raises ServiceError: it does not start.
     """
     if with_systemd():
         path = UNITS / unit_name(place)

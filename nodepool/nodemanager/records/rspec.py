@@ -98,7 +98,7 @@ BOTH_CORES = "nm_cpu_cores_both"
 def check_name(name: object) -> str:
     """Return a sliver or delegate name that is valid in paths, host names and records.
 
-    :raises ValueError: it is none.
+    :raises ValueError: it is not valid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         shown = repr(name) if isinstance(name, str) and len(name) < 80 and name.isprintable() else "that"
@@ -121,7 +121,7 @@ def validate(given: Mapping[str, Any]) -> dict[str, int]:
 
     ``nm_cpu_cores`` may be ``"<n>b"``.  A ceiling of -1 means none.
 
-    :raises RSpecError: an unknown resource, an impossible amount, or a guaranteed rate above its ceiling.
+    :raises RSpecError: an unknown resource, an invalid amount, or a guaranteed rate above its ceiling.
     """
     result = _amounts(given)
     for minimum, maximum in _RATES:
@@ -171,7 +171,7 @@ def overlay(defaults: Mapping[str, int], given: Mapping[str, Any]) -> dict[str, 
 def with_defaults(given: Mapping[str, Any]) -> dict[str, int]:
     """Return a complete RSpec; guaranteed rates above their ceiling are reduced to it.
 
-    :raises RSpecError: an unknown resource or an impossible amount.
+    :raises RSpecError: an unknown resource or an invalid amount.
     """
     result = {**DEFAULT_RSPEC, **_amounts(given)}
     for minimum, maximum in _RATES:

@@ -1,6 +1,6 @@
 """Root tree of the image `host`: the host's /usr with new /etc, /var, /root and /home.
 
-Only what is on the lists here is copied, only when everybody may read it, and never a line with credentials in an address
+Only files listed here are copied, only if everybody may read them, and never a line with credentials in a URL
 (NM-C.2: never the host's shadow, keys, home directories or application data).
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from nodepool.base.boot import boot_id
 
 VERSION = 4
-"""Raise when the tree is built differently: templates of older versions are then unused and go."""
+"""Increase when the tree is built differently: templates of older versions are then unused and deleted."""
 
 ETC_FILES = (
     "adduser.conf",
@@ -103,7 +103,7 @@ ETC_TREES = (
     "xml",
 )
 ETC_ADDRESSES = ("apt/sources.list", "apt/sources.list.d", "apt/apt.conf", "apt/apt.conf.d", "yum.repos.d", "yum.conf")
-"""Copied unless a user name and password stand in one of their addresses."""
+"""Copied unless one of their URLs contains a user name and password."""
 ETC_EMPTY = (
     "apt/auth.conf.d",
     "cron.d",

@@ -76,7 +76,7 @@ class Images:
     def put(self, name: str, body: BinaryIO, length: int, sha256: str | None) -> str:
         """Store an upload; returns its SHA-256.
 
-        :raises ImageError: too large, cut off, or not what the checksum says; nothing is left of it.
+        :raises ImageError: too large, incomplete, or not matching the checksum; nothing of it is kept.
         """
         path = self.path(name)
         if sha256 is not None and not _SHA256.fullmatch(sha256):
@@ -116,7 +116,7 @@ class Images:
     def open(self, name: str) -> BinaryIO:
         """Open an image for reading.
 
-        :raises ImageError: it cannot be had.
+        :raises ImageError: it cannot be read.
         """
         try:
             return open(self.path(name), "rb")

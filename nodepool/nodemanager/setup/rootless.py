@@ -20,7 +20,7 @@ from nodepool.nodemanager.setup.native import DEVICES, LINKS, MASKED, PRIVATE, R
 UID = 1000
 """The one id inside."""
 MARK = "NODEPOOL_SLIVER"
-"""In the environment of process 1: by it a sliver without a record is found."""
+"""Environment variable of process 1, by which a sliver without a record is found."""
 NEW = setup_native.NEW | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP
 
 

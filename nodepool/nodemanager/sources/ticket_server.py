@@ -29,7 +29,7 @@ Sign = Callable[[list[Any]], str]
 def listen(address: str, port: int) -> socket.socket:
     """Return a listener at an IPv4 loopback address, where the kernel identifies clients.
 
-    :raises ConfigurationError: it is another address, or cannot be had.
+    :raises ConfigurationError: it is not a loopback address, or cannot be used.
     """
     try:
         loopback = ipaddress.IPv4Address(address).is_loopback

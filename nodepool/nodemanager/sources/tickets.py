@@ -132,7 +132,7 @@ def verify(
     """Verify signature, time, host and first use; return the records.
 
     :param options: ``keys`` (PEM files of public keys), ``issuers``, ``xml-keys`` (PEM files of certificates).
-    :param use_once: remembers the id until its expiry; False when it was used.
+    :param use_once: stores the id until its expiry; returns False when it was used.
     :raises TicketError: it is refused.
     """
     if len(signed) > MAX_SIZE:

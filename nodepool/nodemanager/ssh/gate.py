@@ -1,7 +1,7 @@
 """Accepts SSH connections: a port per sliver, an sshd inside per connection (NM-C.4).
 
-No server idles; what a connection costs is charged to its sliver.  One thread does all of it and never blocks: a sliver
-whose servers start slowly, since it is busy or hostile, holds up its own connections only.
+No idle servers; the cost of a connection is charged to its sliver.  One thread does all of the work and never blocks: a sliver
+whose servers start slowly, because it is busy or hostile, delays only its own connections.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Gate:
     def open(self, name: str, index: int, handle: Handle) -> None:
         """Let connections in; repeated calls change the handle only.
 
-        :raises BackendError: the port cannot be had.
+        :raises BackendError: the port is not available.
         """
         with self._lock:
             door = self._doors.get(name)

@@ -73,7 +73,7 @@ def _address(text: str) -> str:
 def own_address(pid: int, networks: Sequence[ipaddress.IPv4Network] = ()) -> str | None:
     """Return the address of a sliver on a bridge, which the sliver gives itself.
 
-    Users are sent there: an address that is outside of the bridge's networks, or the host's, is not believed.
+    Users are sent to this address: one outside of the bridge's networks, or of the host itself, is not accepted.
 
     :param networks: of the bridge; none: not known.
     """
@@ -122,7 +122,7 @@ class SshServers:
     def ensure(self, name: str, handle: Handle) -> float | None:
         """Start the server if there is none, and wait until it listens.
 
-        Returns the seconds after which to call again; None: not before something happens.
+        Returns the seconds until the next call; None: not before an event.
         """
         first = int(handle["pid"])
         with self._lock:

@@ -451,7 +451,7 @@ class Cgroups:
     def remove(self, name: str) -> None:
         """Remove the groups of a sliver without processes; none is fine.
 
-        :raises CgroupError: there still are processes.
+        :raises CgroupError: processes still exist.
         """
         deadline = time.monotonic() + REMOVE_TIMEOUT
         with self._lock:

@@ -39,7 +39,7 @@ def heavy(used: Mapping[str, float], shares: Mapping[str, int], cores: int, befo
 
     :param used: cores that each uses.
     :param shares: nm_cpu_share of each.
-    :param before: the answer of the last time.
+    :param before: the previous result.
     """
     active = {name: amount for name, amount in used.items() if amount > IDLE and name in shares}
     everybody = sum(shares[name] for name in active)
@@ -57,7 +57,6 @@ class CpuPace:
     :param shares: returns the weights of slivers that compete with each other, for each such set of them.
     :param apply: called with the slivers that are not favored, and with those that use CPU, when either have changed; with
         nobody, and None (not known), when processors are not short any more.
-        nobody, and None (not known), when processors are short no more.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """CPU weights of guaranteed and best effort slivers, the host's services and the daemon.
 
-Weights are in units of version 2, where 100 is the weight of everything without one of its own.
+Weights are in units of version 2, where 100 is the default.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def balance(
 ) -> dict[str, int]:
     """Write the weights of our root, of best effort, and of the slivers with a guarantee.
 
-    :param heavy: those, and :data:`REST`, that are not favoured; see :mod:`cpu_pace`.
-    :param active: those that use CPU at present; None: not known, all count. What sleepers leave goes to the others in best
+    :param heavy: slivers that are not favored, and :data:`REST`; see :mod:`cpu_pace`.
+    :param active: slivers that use CPU now; None: not known, all count. Unused CPU goes to the other slivers in best
         effort, so that a sliver with a small guarantee, which is not among them, would get less than they do.
-    :return: what each weighs when all are treated alike.
+    :return: the weight of each when all are treated alike.
     """
     files = _FILES[place.kind]
     beside = _beside(place, root)
@@ -100,7 +100,7 @@ def _beside(place: Place, root: Path) -> int:
 def shelter(place: Place, root: Path, pids: Iterable[int]) -> None:
     """Create a group for the daemon's processes: it must run when slivers are fully busy.
 
-    Where they are in a group already, as of a service manager, they stay there.
+    Processes that are in a group already, as of a service manager, stay there.
     """
     group = _shelter(root)
     own = own_group(place.mount, place.controllers if place.kind == "v1" else ())
