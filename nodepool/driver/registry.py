@@ -1,8 +1,8 @@
 """Finds and loads drivers (DRV-1).
 
 Search order: directories given to :meth:`Drivers.load`, built-ins, entry points of the group
-``nodepool.drivers``. Built-ins and entry points are imported at first use only, so that a library missing for one
-driver, or merely large, concerns the users of that driver alone.
+``nodepool.drivers``. Built-ins and entry points are imported at first use only, so that a library which is missing or
+large affects only the users of its driver.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ __all__ = [
 DELETE_BATCH = 50
 WATCH_BATCH = 100
 READ_FACTOR = 10
-"""Reading calls may be that many times as frequent as changing ones."""
+"""Factor by which reading calls may be more frequent than changing ones."""
 
 
 class AwsAdapter(statemachine.Adapter):

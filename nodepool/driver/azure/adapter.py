@@ -23,7 +23,7 @@ from nodepool.zk.cluster import same_owner
 
 SKUS_TTL = 6 * 3600.0
 FILTER_TTL = 300.0
-"""Seconds that the image found by a filter is remembered."""
+"""Seconds for which the image found by a filter is cached."""
 LEFTOVERS = {"instance": api.VM, "nic": api.NIC, "pip": api.ADDRESS, "disk": api.DISK, "image": api.IMAGE}
 
 

@@ -20,9 +20,9 @@ CLOUDS = {
     "us-government": ("https://login.microsoftonline.us", "https://management.usgovcloudapi.net/"),
 }
 RENEW = 60.0
-"""Seconds before its end in which a token is renewed."""
+"""Seconds before the expiry of a token at which it is renewed."""
 SHORTEST = 120.0
-"""Seconds that a token just given is used at least, whatever our clock says of its end."""
+"""Minimum seconds that a new token is used, whatever our clock says about its expiry."""
 
 
 class Login:

@@ -26,7 +26,7 @@ class BackingNodeRecord:
         self.lost = False
         """The backing node no longer exists or is not ours any more."""
         self.busy = False
-        """A write for it is under way; ``dirty``: another one is due afterwards."""
+        """A write for it is in progress; ``dirty``: another one is due afterwards."""
         self.dirty = False
         self.releasing = False
         self.taking = False

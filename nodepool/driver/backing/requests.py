@@ -19,7 +19,7 @@ from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import FAILED, FULFILLED, IN_USE, READY, Node, NodeRequest
 
 TAKE_OVER_TIMEOUT = 30.0
-"""How long to try to lock a backing node that was given to us, in seconds."""
+"""Maximum seconds for locking a backing node that was assigned to us."""
 TAKE_OVER_BACKOFF = Backoff(0.02, 1.0)
 
 

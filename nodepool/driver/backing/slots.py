@@ -1,7 +1,7 @@
 """Assigns nodes to slots of backing nodes (MST-5 and MST-6).
 
-The mirror of ZooKeeper says what changes; callbacks only do bookkeeping under ``lock`` and send writes, they never
-wait. What has to wait runs on a small executor.
+The mirror of ZooKeeper reports changes; callbacks only update the book under ``lock`` and send writes, they never
+wait. Waiting work runs on a small executor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import DELETED, DELETING, IN_USE, Node, NodeRequest, ZooKeeper
 
 MAX_MOVES = 3
-"""How often one launch moves to another backing node before it counts as failed."""
+"""Maximum moves of one launch to another backing node before it fails."""
 
 Action = Callable[[], Any]
 

@@ -23,7 +23,7 @@ from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
 
 READ_FACTOR = 10
-"""Reading calls may be that many times as frequent as changing ones."""
+"""Factor by which reading calls may be more frequent than changing ones."""
 THREADS = {"read": 8, "write": 8, "delete": 8, "upload": 2}
 DEADLINE = 120.0
 """Seconds for one call with its retries."""

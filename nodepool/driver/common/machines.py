@@ -1,6 +1,6 @@
 """State machines of clouds whose machines are polled together (DRV-7.3).
 
-What differs between clouds is behind :class:`Maker`. Nothing blocks here.
+The differences between clouds are behind :class:`Maker`. Nothing blocks here.
 """
 
 from __future__ import annotations

@@ -22,16 +22,16 @@ from nodepool.driver.utils import QuotaInformation
 from nodepool.zk.cluster import same_owner
 
 FAMILY_TTL = 300.0
-"""Seconds that the newest image of a family is remembered."""
+"""Seconds for which the newest image of a family is cached."""
 PAGE = 500
 NAMES = 40
-"""Names in one filter, whose address must not become too long; for more of them all of the zone is listed."""
+"""Maximum names in one filter, because of the length of the URL; for more the whole zone is listed."""
 FIELDS = (
     "kind,nextPageToken,"
     "items(name,status,statusMessage,zone,machineType,networkInterfaces,metadata(items(key,value)),creationTimestamp)"
 )
 Query = Mapping[str, str] | None
-"""Parameters of an address."""
+"""Query parameters of a URL."""
 ENDING = ("STOPPING", "SUSPENDING", "SUSPENDED", "TERMINATED", "STOPPED")
 
 

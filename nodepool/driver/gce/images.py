@@ -26,7 +26,7 @@ PIECE = 32 << 20
 READ = 4 << 20
 RESUME_INCOMPLETE = 308
 DEADLINE = 600.0
-"""Seconds for one piece with its repetitions."""
+"""Seconds for one piece with its retries."""
 
 
 def disk_archive(path: str) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ from nodepool.driver.utils import QuotaInformation
 
 FACTS_TTL = 3600.0
 IMAGE_TTL = 300.0
-"""Seconds that the image found by a name or filter is remembered."""
+"""Seconds for which the image found by a name or filter is cached."""
 ENDED = ("failed", "stopping", "stopped", "deleting")
 
 

@@ -12,7 +12,7 @@ from nodepool.base import optional
 from nodepool.cloud.http import HttpRefused, NoAccess, NoAnswer, new_session, send
 
 VERSION = "2025-06-03"
-"""Of the VPC API. Later ones may name things otherwise."""
+"""Version of the VPC API. Later ones may use other names."""
 PAGE = "100"
 RESOURCES = "https://resource-controller.cloud.ibm.com"
 

@@ -6,7 +6,7 @@ from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, classified, kind_of_status
 
 UNREACHABLE = frozenset(("HTTPClientError", "EndpointConnectionError", "ConnectionClosedError", "ReadTimeoutError"))
-"""Of the library for object storage, by name: it need not be loaded."""
+"""Exceptions of the object storage library by name: it need not be loaded."""
 
 
 def kind_of_code(code: str, message: str = "") -> ErrorKind | None:

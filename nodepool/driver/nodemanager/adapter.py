@@ -255,7 +255,7 @@ class NodeManagerAdapter(statemachine.Adapter):
     def _is_stray(self, host: ManagedHost, sliver: dict[str, Any]) -> bool:
         """Return whether its node lives on another host: this one did not answer when the node was launched.
 
-        A sliver of a node that a restore of ZooKeeper has undone is none, although another node has its id now.
+        A sliver of a node that a restore of ZooKeeper has undone is a stray, although another node has its id now.
         """
         metadata = metadata_of(sliver)
         node_id = metadata.get(NODE_ID, "")

@@ -1,7 +1,7 @@
 """Validates the answers of node managers before any other code reads them (NM-C.8).
 
-The other end may be an older or a newer release, a machine that announced itself, or hostile. A
-bad answer counts as no answer, so that it concerns no host but its own.
+The other end may be an older or newer release, an announced machine, or hostile. An
+invalid answer counts as no answer, so that it affects only its own host.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ _CHECKS: dict[str, Callable[[object, Sequence[object]], None]] = {
 def check(method: str, arguments: Sequence[object], answer: object) -> None:
     """Check the answer to a call.
 
-    :raises RpcError: a part that we use has a type or a value that it cannot have.
+    :raises RpcError: a part that we use has an invalid type or value.
     """
     if method in _CHECKS:
         _CHECKS[method](answer, arguments)

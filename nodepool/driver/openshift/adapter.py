@@ -25,7 +25,7 @@ from nodepool.driver.openshift.config import OpenshiftProviderConfig
 from nodepool.driver.statemachine.model import Instance
 
 MARKS = 20_000
-"""Projects whose mark is remembered."""
+"""Maximum number of projects whose mark is cached."""
 
 
 class OpenshiftAdapter(KubernetesAdapter):

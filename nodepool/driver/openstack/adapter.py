@@ -53,7 +53,7 @@ __all__ = [
 LANE_THREADS = {"api": 10, "read": 6, "write": 4, "delete": 6, "network": 4, "volume": 2, "image": 4}
 WATCH_BATCH = 200
 ATTACHED = 20_000
-"""Servers of which it is remembered whether they have a floating IP; to ask again costs a call."""
+"""Number of servers for which the existence of a floating IP is cached; a query costs a call."""
 
 
 class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):

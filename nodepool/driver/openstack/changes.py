@@ -122,7 +122,7 @@ class CloudChanges:
     def _deleteFloatingIpsOf(self, server_id: str, loose: bool = True) -> None:
         """Delete a server's floating IPs first; no call for servers that never showed one.
 
-        :param loose: also those of its node that are at no server. Wrong for a server that is not the one in the node's record.
+        :param loose: also unattached ones of its node. Wrong for a server that is not the one in the node's record.
         """
         with self._attached_lock:
             ids = self._attached.get(server_id)

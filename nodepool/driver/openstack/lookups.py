@@ -22,13 +22,13 @@ from nodepool.driver.utils import QuotaInformation
 
 CACHE_TTL = 1  # seconds
 FEW = 4
-"""Servers that are asked for one by one, at least; of more, all are listed."""
+"""Minimum number of servers that are queried one by one before all are listed."""
 PAGE = 1000
-"""Servers per page of a listing, as most clouds have it."""
+"""Servers per page of a listing in most clouds."""
 QUESTION = 0.05
-"""Seconds that a cloud needs for a question about one server, roughly."""
+"""Approximate seconds that a cloud needs for a query of one server."""
 LISTED = 0.001
-"""Seconds for each server of a listing, roughly."""
+"""Approximate seconds for each server of a listing."""
 
 T = TypeVar("T")
 

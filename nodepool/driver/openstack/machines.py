@@ -1,7 +1,7 @@
 """State machines for creating and deleting a server (OST-2.3 and OST-2.4).
 
 Every API call runs on the adapter's threads: a slow cloud delays no other machine. While a machine waits for a server,
-that server is asked for when a change is due.
+that server is queried when a change is due.
 """
 
 from __future__ import annotations

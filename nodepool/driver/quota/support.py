@@ -41,7 +41,7 @@ class QuotaSupport:
     """Mix-in for providers.  Uses ``self.log``, ``self.provider`` and ``self._zk``.
 
     Limits are outdated when they are older than ``MAX_QUOTA_AGE`` or when the cloud has refused something for quota.
-    Outdated ones are kept: they have to do while newer ones cannot be had.
+    Outdated ones are kept and used until newer ones are available.
     """
 
     log: logging.Logger | logging.LoggerAdapter[Any]
@@ -137,10 +137,10 @@ class QuotaSupport:
     def short_of_limits(self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool) -> Shortage | None:
         """Apply :meth:`fits` to the limits; only the very first call waits for the cloud.
 
-        Outdated limits are renewed in the background. Meanwhile they are good enough to let something pass, though not
-        to turn it away, nor to launch when the cloud has just refused a launch.
+        Outdated limits are renewed in the background. Meanwhile they are sufficient for accepting a node, but not
+        for refusing one, nor for a launch when the cloud has just refused one.
 
-        :raises LimitsPending: the answer has to wait for the renewal.
+        :raises LimitsPending: the decision has to wait for the renewal.
         """
         cached, outdated, contradicted = self._known_limits()
         if cached is None:

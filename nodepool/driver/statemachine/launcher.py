@@ -29,9 +29,9 @@ from nodepool.zk.writer import TransactionFailed, Txn
 #: Copied from the instance to the node if the instance has them.
 IMAGE_OVERRIDES = ("username", "python_path", "shell_type", "connection_port", "connection_type", "host_keys")
 CONSOLE_LINES, CONSOLE_LENGTH = 50, 4000
-"""How much of the end of a console goes to the history of its node: lines, characters."""
+"""Lines and characters of the end of a console that are stored in the node's history."""
 DELETE_LIMIT = 600.0
-"""Seconds after which an orphan that cannot be deleted is left to the search for leaks."""
+"""Seconds after which an orphan that cannot be deleted is left to the leak cleanup."""
 DELETE_BACKOFF = Backoff(0.1, 10.0)
 """Pauses after failed deletions."""
 INSTANCE_FIELDS = (

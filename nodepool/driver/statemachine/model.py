@@ -13,9 +13,9 @@ from nodepool.driver.utils import QuotaInformation
 from nodepool.zk.records import NodeRequest
 
 ExternalId: TypeAlias = Any
-"""What a driver names an instance or image by: a string, or any JSON value. Stored in node and upload records."""
+"""Driver's identifier of an instance or image: a string, or any JSON value. Stored in node and upload records."""
 DriverLabel: TypeAlias = Any
-"""A label as the driver's own configuration has it."""
+"""A label of the driver's own configuration."""
 
 
 class StateMachine:

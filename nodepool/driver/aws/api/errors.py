@@ -32,7 +32,7 @@ CREDENTIALS = frozenset((
     "AuthFailure", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "SignatureDoesNotMatch",
     "UnrecognizedClientException", "InvalidAccessKeyId", "MissingAuthenticationToken",
 ))  # fmt: skip
-"""Of those, what renewed credentials mend."""
+"""Those of them that renewed credentials solve."""
 NOT_FOUND = frozenset(("NoSuchKey", "NotFound", "404", "ResourceNotFoundException", "InvalidAMIID.Unavailable"))
 UNREACHABLE = frozenset((
     "HTTPClientError", "ConnectionError", "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError",

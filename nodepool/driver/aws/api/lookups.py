@@ -20,7 +20,7 @@ SERVICE_QUOTA_CACHE_TTL = 300
 FILTER_TTL = 300
 PAGE = 1000
 READ_DEADLINE = 120.0
-"""Seconds for a reading call with its retries: its callers have an older answer or ask again."""
+"""Seconds for a reading call with its retries: its callers have an older answer or retry."""
 
 
 class _ReadLane:
@@ -51,8 +51,8 @@ class AwsLookups:
     def instances(self) -> list[dict[str, Any]]:
         """Return the instances from a fresh list; waits for a new list if the last is too old.
 
-        For the quota, which is calculated so seldom that the answer before is of no use: with it our own nodes, deleted
-        since, would count as not ours.
+        For the quota, which is calculated so rarely that a cached list is useless: our own nodes that were deleted
+        since then would count as not ours.
         """
         return self._memo.get("instances", None, self.list_instances, CACHE_TTL)  # type: ignore[no-any-return]
 
@@ -200,7 +200,7 @@ class AwsLookups:
     def image(self, ami_id: str) -> dict[str, Any]:
         """Return an AMI by id.
 
-        :raises LaunchNodepoolException: it is not there.
+        :raises LaunchNodepoolException: it does not exist.
         """
 
         def fetch() -> Any:

@@ -24,7 +24,7 @@ HOST_GONE = ("released", "released-permanent-failure")
 HOST_FAILED = ("permanent-failure", *HOST_GONE)
 INSTANCE_FAILED = ("shutting-down", "terminated", "stopping", "stopped")
 SIZE_WAIT = 30.0
-"""Seconds that a running instance waits at most until its size is known."""
+"""Maximum seconds that a running instance waits until its size is known."""
 FIRST_LOOK = 4
 """Factor of the shortest pause for an instance of which nothing is known yet: it does not run earlier."""
 CONFIRM_ABSENT = 2.0

@@ -23,7 +23,7 @@ NETWORKS_AUTO = (2, 37)
 """Compute microversion from which a server must explicitly ask for the existing networks."""
 VOLUME_TYPE = (2, 67)
 AGAIN = (0.5, 2.0, 5.0)
-"""Pauses between tries to create a floating IP, in seconds."""
+"""Pauses in seconds between attempts to create a floating IP."""
 
 
 class CloudApi(ImageApi):

@@ -18,7 +18,7 @@ FIELDS: dict[str, Any] = {"min_disk": int, "min_ram": int, "protected": bool, "t
 POLL = (0.5, 10.0)
 """First and longest pause in seconds between two polls of an image that is being imported."""
 STALLED = 60.0
-"""Seconds without a byte going out after which an upload has failed."""
+"""Seconds without a sent byte after which an upload fails."""
 
 
 class ProtectedImage(exceptions.BuilderError):
@@ -171,7 +171,7 @@ class ImageApi(Transport):
 def properties(metadata: dict[str, Any], md5: str | None, sha256: str | None) -> dict[str, Any]:
     """Return fields and properties of the image from our metadata; properties are strings.
 
-    The checksums are noted as the SDK does it.
+    The checksums are stored in the same way as by the SDK.
     """
     renamed = {"is_protected": "protected"}
     found: dict[str, Any] = {"owner_specified.openstack.md5": md5 or "", "owner_specified.openstack.sha256": sha256 or ""}

@@ -1,7 +1,7 @@
 """Roles of a cloud's networks, and a server's addresses (OST-2.3).
 
-The choice is that of the SDK's ``add_server_interfaces``, with two differences: it costs no calls, and of several public
-addresses the floating one is taken instead of trying which answers on port 22.
+The choice is that of the SDK's ``add_server_interfaces``, with two differences: it makes no calls, and of several public
+addresses it uses the floating one, without a test of port 22.
 """
 
 from __future__ import annotations

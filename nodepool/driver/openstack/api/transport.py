@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # the SDK is imported when a provider uses it
     from requests import Response
 
 API_TIMEOUT = 60.0
-"""Seconds without a byte from the cloud after which a call has failed, unless clouds.yaml has ``api_timeout``."""
+"""Seconds without a byte from the cloud after which a call fails, unless clouds.yaml has ``api_timeout``."""
 DEADLINE = 120.0
-"""Seconds for a call with its waits and retries."""
+"""Seconds for a call with its pauses and retries."""
 CONNECTIONS = 32
 """Connections per service that are kept open."""
 
@@ -29,7 +29,7 @@ DELETED = (202, 204)
 """Statuses of the services for deletions; anything else is from something else, such as a proxy."""
 LANES = {"compute": "read", "network": "network", "block_storage": "volume", "image": "image"}
 AS_IT_IS: dict[str, Any] = {"allow_reauth": False, "status_code_retries": 0}
-"""For the SDK's requests: new tokens and further tries are our own affair, at our pace."""
+"""Options for the SDK's requests: new tokens and retries are done here, at our pace."""
 IDENTITY = "identity"
 """Lane of the calls for tokens."""
 
