@@ -31,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [ec2_error("RequestLimitExceeded", 503), ec2_error("Throttling"), ec2_error("SlowDown", 503)],
     ids=["limit", "throttling", "slowdown"],
 )
-def test_throttling(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
+def test_throttled_provider_slows_down_and_recovers(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
     start(bench, aws, aws.label(), launch_retries=1)
     aws.proxy.fail("RunInstances", action, times=3)
     request_id, _ = one(bench)
@@ -242,7 +242,7 @@ def test_ready_nodes_are_compared(bench: LauncherBench, aws: AwsCloud, action: s
 
 
 @pytest.mark.spec("AWS, issue 2: an ordered fall-back ladder with a memory of what was sold out")
-def test_ladder(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_offers_are_tried_in_order_without_sold_out_ones(bench: LauncherBench, aws: AwsCloud) -> None:
     other = aws.new_subnet("10.0.2.0/24", "b")
     start(
         bench,

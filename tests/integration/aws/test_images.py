@@ -57,7 +57,9 @@ def check_tags(tagged: Any, upload: Any) -> None:
     }
 
 
-def test_aliens(builders: BuilderBench, aws: AwsCloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_alien_images_are_ours_without_a_record(
+    builders: BuilderBench, aws: AwsCloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``alien-image-list``: ours without a record; not the one in use, and not what others made."""
     image = builders.image(username="image-user")
     config = builders.config([image], [provider(aws)])
@@ -203,7 +205,7 @@ def test_ebs_blocks(aws: AwsCloud, tmp_path: Any, bench: LauncherBench) -> None:
 
 @pytest.mark.spec("AWS-3.16: removing the image from the configuration deletes upload and build")
 @pytest.mark.parametrize("method", ["snapshot", "image", "ebs-direct"])
-def test_removal(builders: BuilderBench, aws: AwsCloud, method: str) -> None:
+def test_image_removed_from_the_configuration_is_deleted(builders: BuilderBench, aws: AwsCloud, method: str) -> None:
     upload = build(builders, aws, {"import-method": method})
     assert aws.images()
     builders.config([], [{**aws.provider(pool={"labels": []}), "diskimages": []}])
@@ -238,7 +240,7 @@ def nodepool_tags(**more: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.spec("AWS-3.17: leaked instance, volume and object are removed and counted")
-def test_leaks(bench: LauncherBench, aws: AwsCloud, statsd: Any) -> None:
+def test_leaked_resources_are_deleted_and_counted(bench: LauncherBench, aws: AwsCloud, statsd: Any) -> None:
     spend_node_ids(bench.zk)
     pool = start(bench, aws, object_storage={"bucket-name": "nodepool"})
     _, node = one(bench)

@@ -39,7 +39,9 @@ def matches(operation: str) -> Callable[[Request], bool]:
 
 @pytest.mark.spec("issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up")
 @pytest.mark.parametrize("kind", LAUNCHER_CALLS)
-def test_launcher(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, kind: str) -> None:
+def test_killed_launcher_leaves_nothing_in_the_cloud(
+    bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, kind: str
+) -> None:
     label = aws.label(instance_type="c5.large", dedicated_host=True) if kind == "host" else aws.label()
     config = bench.config({**aws.config(aws.provider(label, pool={"availability-zone": "us-east-1a"})), "zookeeper-timeout": 2.0})
     daemons: list[Daemon] = []
@@ -196,7 +198,9 @@ BUILDER_CALLS = {
 
 @pytest.mark.spec("issue: SIGKILL of the builder at every step leaves nothing in the cloud after clean-up")
 @pytest.mark.parametrize("method", BUILDER_CALLS)
-def test_builder(builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, method: str) -> None:
+def test_killed_builder_leaves_nothing_in_the_cloud(
+    builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, method: str
+) -> None:
     provider: dict[str, Any] = {
         **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image", "import-method": method}]),
         "object-storage": {"bucket-name": "nodepool"},

@@ -17,7 +17,7 @@ from tests.support.node_ids import spend_node_ids
 
 
 @pytest.mark.spec("AWS-3.7: fields of a node; deletion removes the instance")
-def test_node(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_launched_node_has_its_fields_and_is_deleted(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), pool={"node-attributes": {"key1": "value1"}})
     request_id, node = one(bench)
     there = instance(aws, node)
@@ -99,7 +99,7 @@ def test_private_address(bench: LauncherBench, aws: AwsCloud, key: str) -> None:
 
 
 @pytest.mark.spec("AWS-3.10: IPv6 asks for one address")
-def test_ipv6(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_ipv6_option_requests_one_address(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), pool={"public-ipv6": True})
     one(bench)
     assert run_params(aws)[0]["NetworkInterface.1.Ipv6AddressCount"] == "1"
@@ -113,7 +113,7 @@ def test_use_internal_ip(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.11: tags; values as text, Name is the hostname, dynamic tags, tenant None for min-ready")
-def test_tags(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_instances_have_static_and_dynamic_tags(bench: LauncherBench, aws: AwsCloud) -> None:
     label = aws.label(
         tags={"has-tags": True, "number": 3, "Name": "ignored", "nodepool_node_id": "ignored"},
         dynamic_tags={"dynamic-tenant": "Tenant is {request.tenant_name}", "bad": "{request.nothing_like_this}"},
@@ -216,7 +216,7 @@ def test_invalid_instance_type(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.4, AWS-3.19: spot instances; an instance type without known code is launched")
-def test_spot(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_spot_instances_are_launched(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label("spot", use_spot=True), aws.label("odd", instance_type="u-6tb1.56xlarge", use_spot=True))
     _, node = one(bench, "spot")
     assert node.node_properties == {"spot": True, "fleet": False}
@@ -405,7 +405,7 @@ def test_reloads_make_no_template_twice(bench: LauncherBench, aws: AwsCloud) -> 
 
 @pytest.mark.spec("AWS-3.22: what fleet calls carry; use is counted after the launch")
 @pytest.mark.parametrize("spot", [False, True])
-def test_fleet(bench: LauncherBench, aws: AwsCloud, spot: bool) -> None:
+def test_fleet_calls_have_the_labels_settings(bench: LauncherBench, aws: AwsCloud, spot: bool) -> None:
     start(bench, aws, aws.label(fleet=fleet("t3.large", "t3.medium", strategy="prioritized"), use_spot=spot))
     request_id, node = one(bench)
     (params,) = run_params(aws, "CreateFleet")

@@ -69,7 +69,7 @@ def uploader(scene: CloudScene, tmp_path: pathlib.Path) -> Iterator[Uploader]:  
 
 
 @pytest.mark.spec("AZU-11: GCE-9: IBM-12: what is uploaded is what arrives; nothing else stays; deletion takes it away")
-def test_upload(uploader: Uploader) -> None:
+def test_uploaded_image_arrives_unchanged_and_is_deleted(uploader: Uploader) -> None:
     external_id = uploader.upload()
     uploader.check(external_id)
     left = uploader.scene.leftovers()
@@ -83,7 +83,7 @@ def test_upload(uploader: Uploader) -> None:
 
 
 @pytest.mark.spec("AZU-11: holes are not sent")
-def test_holes(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_holes_are_not_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     for azure in opened(Azure, monkeypatch, tmp_path):
         made = Uploader(azure, tmp_path)
         made.check(made.upload())
@@ -97,7 +97,7 @@ def test_holes(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.spec("issue: uploads survive lost and cut answers")
 @pytest.mark.parametrize("what", ["html", "drop", "cut", "lost"])
-def test_interrupted(uploader: Uploader, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uploads_survive_lost_answers(uploader: Uploader, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.driver.gce.images.PIECE", 1 << 20)
     scene = uploader.scene  # noqa: F811
     action = {"html": html(502), "drop": drop(), "cut": cut_off(), "lost": lose_answer()}[what]
@@ -108,7 +108,7 @@ def test_interrupted(uploader: Uploader, what: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.spec("IBM-13: issue: parts that a killed builder has sent are found; those of others stay")
-def test_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_parts_of_a_killed_builder_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     for ibm in opened(Ibm, monkeypatch, tmp_path):
         ibm.cloud.make_bucket()
         adapter = Uploader(ibm, tmp_path).adapter

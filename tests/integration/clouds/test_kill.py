@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 
 @pytest.mark.spec("issue: SIGKILL of the launcher around every changing call leaves nothing")
-def test_launcher(bench: LauncherBench, scene: CloudScene, tmp_path: pathlib.Path) -> None:  # noqa: F811
+def test_killed_launcher_leaves_nothing_in_the_cloud(bench: LauncherBench, scene: CloudScene, tmp_path: pathlib.Path) -> None:  # noqa: F811
     config = bench.config({**scene.config(), "zookeeper-timeout": 2.0})
     daemons: list[Daemon] = []
     faults = [
@@ -47,7 +47,7 @@ def test_launcher(bench: LauncherBench, scene: CloudScene, tmp_path: pathlib.Pat
 
 
 @pytest.mark.spec("issue: SIGKILL of the builder around every call of an upload leaves one image and nothing else")
-def test_builder(
+def test_killed_builder_leaves_one_image(
     scene: CloudScene, builders: BuilderBench, bench: LauncherBench, tmp_path: pathlib.Path  # noqa: F811
 ) -> None:  # fmt: skip
     if isinstance(scene, Ibm):

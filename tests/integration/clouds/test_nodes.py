@@ -38,7 +38,7 @@ EXPECTED = {
 
 
 @pytest.mark.spec("AZU-15.1: GCE-13.2: IBM-16.2: a label is fulfilled, with these fields; use and deletion work")
-def test_node(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
+def test_label_is_fulfilled_used_and_deleted(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     scene.cloud.address = "127.0.0.1"
     with ssh_server(kinds=["ed25519"]) as sshd:
         images = [{**each, "connection-port": sshd.port} for each in scene.options()["cloud-images"]]
@@ -67,7 +67,7 @@ def test_internal_address(bench: LauncherBench, scene: CloudScene) -> None:  # n
 
 
 @pytest.mark.spec("issue: a ladder of sizes and zones inside one label, with a memory of sold-out offers")
-def test_ladder(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
+def test_sold_out_offers_are_skipped(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     ladder = [scene.alternative(zone=scene.zones[1]), scene.alternative(size=scene.sizes[1], zone=scene.zones[1])]
     first, second = scene.sizes
     label = scene.label(**({"zone": "1"} if scene.driver == "azure" else {}), alternatives=ladder)
@@ -106,7 +106,7 @@ def test_unknown_size(bench: LauncherBench, scene: CloudScene) -> None:  # noqa:
 
 
 @pytest.mark.spec("issue: wrong credentials concern their provider only, are told with the remedy, and are read again")
-def test_credentials(bench: LauncherBench, scene: CloudScene, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_bad_credentials_affect_one_provider(bench: LauncherBench, scene: CloudScene, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     scene.break_credentials()
     content = scene.config()
     content["labels"].append({"name": "other"})
@@ -179,7 +179,7 @@ def test_no_secrets_in_logs(bench: LauncherBench, scene: CloudScene, caplog: pyt
 
 
 @pytest.mark.spec("GCE-9: IBM-5: AZU-2: lists are paged through")
-def test_pages(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
+def test_lists_are_read_page_by_page(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     scene.cloud.page = 2
     start(bench, scene)
     requests = [bench.submit("small") for _ in range(5)]
@@ -193,7 +193,7 @@ def test_pages(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
 
 
 @pytest.mark.spec("AZU-10: GCE-9: IBM-11: leaks both ways on two sightings, of every kind; what is of others stays")
-def test_leaks(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
+def test_leaks_are_deleted_after_two_sightings(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     if scene.driver == "ibmvpc":
         scene.cloud.make_bucket()
     pool = start(bench, scene)
@@ -209,7 +209,7 @@ def test_leaks(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
 
 
 @pytest.mark.spec("AZU-9: calls per node and at rest")
-def test_calls(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
+def test_calls_per_node_stay_within_their_limit(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     start(bench, scene)
     first, _ = bench.fulfilled("small")
     before = len(scene.proxy.requests)

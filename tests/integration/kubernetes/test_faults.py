@@ -239,7 +239,7 @@ def test_a_namespace_that_does_not_go(scene: Scene, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.spec("KUB-10: leaks are found by label, on two sightings; what is not ours is left alone")
-def test_leaks(scene: Scene) -> None:
+def test_leaks_are_deleted_after_two_sightings(scene: Scene) -> None:
     admin = scene.cluster.admin
 
     def make(name: str, labels: dict[str, str]) -> None:

@@ -43,7 +43,9 @@ def matches(method: str, plural: str) -> Callable[[Request], bool]:
 
 @pytest.mark.spec("issue: SIGKILL of the launcher at every step leaves nothing in the cluster after clean-up")
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_launcher(bench: LauncherBench, cluster: KubernetesCluster, tmp_path: pathlib.Path, driver: str) -> None:
+def test_killed_launcher_leaves_nothing_in_the_cluster(
+    bench: LauncherBench, cluster: KubernetesCluster, tmp_path: pathlib.Path, driver: str
+) -> None:
     label, made, deleted = DRIVERS[driver]
     admin, pool = cluster.admin, f"k{uuid.uuid4().hex[:8]}"
     user = {}

@@ -165,7 +165,7 @@ def test_first_slot(make: Callable[..., Bench]) -> None:
 
 
 @pytest.mark.spec("MST-8.3: second shares, third gets a new one, a freed slot is reused")
-def test_sharing(make: Callable[..., Bench]) -> None:
+def test_nodes_share_a_backing_node_and_reuse_its_slots(make: Callable[..., Bench]) -> None:
     bench = make()
     first, second, third = bench.machine(), bench.machine(), bench.machine()
     for machine in (first, second, third):
@@ -302,7 +302,7 @@ def test_release_and_allocation_exclude_each_other(make: Callable[..., Bench]) -
 
 @pytest.mark.spec("MST-8.4: empty and past grace-time: used, unlocked, record dropped")
 @pytest.mark.spec("MST-8.8: min-retention-time keeps an idle backing node in-use")
-def test_release(make: Callable[..., Bench]) -> None:
+def test_idle_backing_node_is_kept_for_min_retention_time(make: Callable[..., Bench]) -> None:
     bench = make(**{"min-retention-time": 1000})
     machine = bench.machine()
     machine.advance()
@@ -405,7 +405,7 @@ def test_scan_failure(make: Callable[..., Bench]) -> None:
 
 @pytest.mark.spec("MST-8.5: after a restart the records are rebuilt")
 @pytest.mark.spec("MST-8.6: a backing node of a label that no longer exists is released when empty")
-def test_restart(make: Callable[..., Bench]) -> None:
+def test_empty_backing_node_of_a_removed_label_is_released(make: Callable[..., Bench]) -> None:
     before = make()
     machine, broken = before.machine(), before.machine()
     machine.advance()
@@ -585,7 +585,7 @@ def test_request_that_nobody_waits_for(make: Callable[..., Bench]) -> None:
 
 
 @pytest.mark.spec("MST-6.5: what the replaced provider acquires later is known to the new one")
-def test_reload(make: Callable[..., Bench]) -> None:
+def test_new_provider_knows_nodes_acquired_by_the_replaced_one(make: Callable[..., Bench]) -> None:
     old = make()
     machine = old.machine()
     machine.advance()

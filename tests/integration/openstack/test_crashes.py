@@ -132,7 +132,7 @@ def crashes(openstack_cloud: OpenStackCloud, zk_chroot: Chroot, tmp_path: pathli
 
 @pytest.mark.spec("issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up")
 @pytest.mark.parametrize("what", CREATION)
-def test_creation(crashes: Bench, what: str) -> None:
+def test_killed_launcher_leaves_no_server(crashes: Bench, what: str) -> None:
     """Another request is served undisturbed meanwhile. Only servers whose id nobody knows are left to the search for leaks."""
     crashes.kill_at(*CREATION[what], *WHEN)
     crashes.start(cleanup=0.5 if what == "server" else 600)
@@ -167,7 +167,7 @@ def test_floating_ip_that_is_not_shown(crashes: Bench) -> None:
 @pytest.mark.spec("issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up")
 @pytest.mark.parametrize("when", [("before", "after"), ("late",)], ids="-".join)
 @pytest.mark.parametrize("what", DELETION)
-def test_deletion(crashes: Bench, what: str, when: tuple[str, ...]) -> None:
+def test_deletion_is_completed_after_a_kill(crashes: Bench, what: str, when: tuple[str, ...]) -> None:
     """A deletion that the cloud has done is not asked for again, so nothing comes after ``after`` and ``late``."""
     crashes.start()
     request, other = crashes.zuul.submit("full"), crashes.zuul.submit("plain")

@@ -40,7 +40,7 @@ def builder_config(builders: BuilderBench, cloud: OpenStackCloud, *images: str, 
 
 @pytest.mark.spec("OST-3.25, BLD-9: metadata of both levels arrive; the upload is removed with its image")
 @pytest.mark.core
-def test_builder(builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
+def test_image_metadata_arrive_and_uploads_are_removed(builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
     builders.start(builder_config(builders, openstack_cloud, "fake-image"))
     upload = builders.wait_upload(provider="cloud-qcow2", timeout=60)
     (image,) = openstack_cloud.images()
@@ -57,7 +57,7 @@ def test_builder(builders: BuilderBench, openstack_cloud: OpenStackCloud) -> Non
 
 @slow
 @pytest.mark.spec("OST-3.23: vhd image format, two clouds with different formats each getting the right file")
-def test_formats(builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
+def test_each_cloud_gets_its_image_format(builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
     config = builder_config(builders, openstack_cloud, "fake-image", formats={"qcow2": "", "vhd": "", "raw": ""})
     builders.start(config)
     for kind in ("qcow2", "vhd", "raw"):
@@ -113,7 +113,9 @@ def test_content_and_listing(adapter: Any, openstack_cloud: OpenStackCloud, imag
 
 @slow
 @pytest.mark.spec("OST-2.6: images of ours without a READY record are listed by alien-image-list")
-def test_aliens(builders: BuilderBench, openstack_cloud: OpenStackCloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_alien_images_are_ours_without_a_record(
+    builders: BuilderBench, openstack_cloud: OpenStackCloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = builder_config(builders, openstack_cloud, "fake-image")
     builders.start(config)
     builders.wait_upload(provider="cloud-qcow2", timeout=60)

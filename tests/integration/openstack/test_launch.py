@@ -18,7 +18,7 @@ pytestmark = pytest.mark.openstack
 
 @pytest.mark.spec("OST-3.4, OST-3.5: cloud metadata and the fields of a node")
 @pytest.mark.core
-def test_node(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_node_has_cloud_metadata_and_its_fields(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(bench, openstack_cloud)
     request_id, node = one(bench)
     (server,) = openstack_cloud.servers()
@@ -43,7 +43,7 @@ slow = pytest.mark.slow
 
 
 @pytest.mark.core
-def test_calls(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_life_of_a_node_costs_half_of_the_old_calls(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     """A node's life costs at most half of the calls of 11.0.0 (OST-2.9 lists ten and more)."""
     start(bench, openstack_cloud)
     for _ in range(4):
@@ -107,7 +107,7 @@ def test_use_internal_ip(bench: LauncherBench, openstack_cloud: OpenStackCloud) 
 
 @slow
 @pytest.mark.spec("OST-3.8: label networks replace pool networks; an IPv6 network gives public_ipv6")
-def test_networks(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_label_networks_replace_pool_networks(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     openstack_cloud.entry["force_ipv4"] = False
     start(
         bench,
@@ -135,7 +135,7 @@ def test_default_network(bench: LauncherBench, openstack_cloud: OpenStackCloud) 
 
 @slow
 @pytest.mark.spec("OST-3.4, OST-3.10, OST-2.3: properties, groups, key, userdata, config drive arrive")
-def test_options(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_options_of_the_label_arrive_in_the_request(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     group = openstack_cloud.sdk.network.create_security_group(name="label-group")
     try:
         start(
@@ -243,7 +243,7 @@ def test_cloud_images(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> 
 
 @slow
 @pytest.mark.spec("OST-3.19: availability-zones is honoured, of pool and label")
-def test_zones(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_availability_zones_of_pool_and_label_are_used(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(
         bench,
         openstack_cloud,
@@ -263,7 +263,7 @@ def test_zones(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
 
 @slow
 @pytest.mark.spec("OST-2.2: flavors by min-ram and part of the name")
-def test_flavors(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_flavors_are_found_by_min_ram_and_name(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(
         bench,
         openstack_cloud,

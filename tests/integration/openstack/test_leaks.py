@@ -36,7 +36,9 @@ def server(cloud: OpenStackCloud, **metadata: str) -> Any:
 
 @pytest.mark.spec("OST-3.22: a leaked server is removed at the second sighting and counted")
 @pytest.mark.core
-def test_servers(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+def test_leaked_server_is_deleted_at_the_second_sighting(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
+) -> None:
     spend_node_ids(bench.zk)
     start(bench, openstack_cloud)
     _, node = one(bench)
@@ -79,7 +81,9 @@ def test_clean_floating_ips(bench: LauncherBench, openstack_cloud: OpenStackClou
 
 @slow
 @pytest.mark.spec("OST-3.22: DOWN ports are removed after two sightings and the interval")
-def test_ports(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+def test_down_ports_are_removed_after_two_sightings(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
+) -> None:
     start(bench, openstack_cloud, provider(port_cleanup_interval=1))
     one(bench)
     network = openstack_cloud.sdk.network

@@ -58,7 +58,7 @@ def test_volume_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, li
 
 @slow
 @pytest.mark.spec("OST-3.12: -1 means unlimited")
-def test_unlimited(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_limit_of_minus_one_means_unlimited(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     with openstack_cloud.quota(instances=-1, cores=-1, ram=-1):
         start(bench, openstack_cloud)
         one(bench)
@@ -81,7 +81,9 @@ def test_over_quota(bench: LauncherBench, openstack_cloud: OpenStackCloud, stats
 
 @slow
 @pytest.mark.spec("OST-2.3.2: number of ports exceeded is a matter of quota")
-def test_ports(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+def test_exceeded_number_of_ports_counts_as_quota(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
+) -> None:
     admin, project = openstack_cloud.admin.network, openstack_cloud.sdk.session.get_project_id()
     start(bench, openstack_cloud)
     used = len(list(openstack_cloud.sdk.network.ports(project_id=project)))

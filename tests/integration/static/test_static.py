@@ -44,7 +44,7 @@ def config(*hosts: dict[str, Any], **pool: Any) -> dict[str, Any]:
 
 @pytest.mark.spec("LAU-21.160: every field of a registered node as in 17, attributes from the pool")
 @pytest.mark.spec("STA-6.2: registration sets all fields of section 2")
-def test_registration(bench: DriverBench) -> None:
+def test_registered_node_has_all_fields(bench: DriverBench) -> None:
     bench.start(config(host(username="zuul", **{"connection-port": 22022}), **{"node-attributes": {"k": "v"}}))
     (node,) = bench.wait_nodes("a")
     assert node.external_id == node.hostname == node.interface_ip == "fake-host-1"
@@ -82,7 +82,7 @@ def test_configured_keys_must_be_among_those_offered(bench: DriverBench, sshd: S
 @pytest.mark.spec("LAU-21.162, LAU-21.183: kept over re-registration")
 @pytest.mark.spec("LAU-21.179: the request gets the existing node; after use it is back")
 @pytest.mark.spec("STA-6.3: registered again without the periodic cleanup, same slot, path and shell type")
-def test_reuse(bench: DriverBench) -> None:
+def test_used_node_is_registered_again_in_its_slot(bench: DriverBench) -> None:
     bench.start(config(host(**{"python-path": "/usr/bin/py", "shell-type": "cmd"})), cleanup_interval=60)
     (before,) = bench.wait_nodes("a")
     (node,) = bench.get("a")
@@ -244,7 +244,7 @@ def test_allocated_ready_nodes_are_left_alone(bench: DriverBench) -> None:
 
 @pytest.mark.spec("LAU-21.176: waiting requests are served by priority, then sequence")
 @pytest.mark.spec("STA-6.12: by priority, then order of submission")
-def test_order(bench: DriverBench) -> None:
+def test_requests_are_served_by_priority_and_age(bench: DriverBench) -> None:
     bench.start(config(host()))
     bench.wait_nodes("a")
     (node,) = bench.get("a")

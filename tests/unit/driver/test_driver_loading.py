@@ -50,7 +50,7 @@ def reload(paths):
 
 
 @pytest.mark.spec("DRV-1: unknown name -> RuntimeError('<name>: unknown driver')")
-def test_unknown():
+def test_unknown_driver_is_an_error_with_its_name():
     with pytest.raises(RuntimeError, match=r"^nope: unknown driver"):
         Drivers.get("nope")
     with pytest.raises(ConfigurationError):
@@ -145,7 +145,7 @@ def test_missing_directory(caplog):
 
 
 @pytest.mark.spec("DRV-1.7: a built-in is imported on first use; the registry still looks like a mapping")
-def test_lazy():
+def test_builtin_driver_is_imported_at_first_use():
     code = (
         "import sys; from nodepool.driver import Drivers; Drivers.load([]); print(len(Drivers.loaded()));"
         "print('test' in Drivers.known(), 'nodepool.driver.test' in sys.modules); Drivers.get('test');"

@@ -66,7 +66,7 @@ def run_launcher(error: Exception | None) -> tuple[Node, Facade, list[str]]:
         (ValueError("?"), FAILED, [("store", FAILED)], "error.unknown"),
     ],
 )
-def test_launcher(error: Exception | None, state: str, stored: list[Any], key: str) -> None:
+def test_exceptions_of_a_launch_become_node_states(error: Exception | None, state: str, stored: list[Any], key: str) -> None:
     node, facade, keys = run_launcher(error)
     assert node.state == state
     assert facade.calls == stored
@@ -102,7 +102,7 @@ def run_deleter(manager: Manager, node_id: str | None = "0000000001", external_i
 
 
 @pytest.mark.spec("DRV-6.2: DELETING stored, resource deleted, znode deleted, provider told")
-def test_deleter() -> None:
+def test_resource_is_deleted_before_its_record() -> None:
     manager = Manager()
     facade = run_deleter(manager)
     assert facade.calls == [("store", DELETING), ("delete", "0000000001")]

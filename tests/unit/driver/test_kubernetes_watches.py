@@ -93,7 +93,7 @@ def scene() -> Iterator[Scene]:
 
 
 @pytest.mark.spec("KUB-7: changes are told to those who wait for that object, and nobody else")
-def test_changes(scene: Scene) -> None:
+def test_changes_are_reported_only_to_machines_that_wait_for_them(scene: Scene) -> None:
     assert scene.waiting.doubtful() and not scene.waiting.doubtful()  # it was not in the list
     assert scene.waiting.pause() == QUIET
     scene.server.stream.tell("MODIFIED", pod("another", 101))
@@ -113,7 +113,7 @@ def test_changes(scene: Scene) -> None:
 
 
 @pytest.mark.spec("KUB-7: a watch that broke off goes on where it was; those who wait ask meanwhile")
-def test_resumption(scene: Scene) -> None:
+def test_broken_watch_resumes_at_its_version(scene: Scene) -> None:
     scene.waiting.doubtful()
     scene.server.stream.tell("BOOKMARK", pod("", 150))
     scene.server.stream.events.put(ConnectionFailed("broken"))
@@ -139,7 +139,7 @@ def test_too_old(scene: Scene, told: str) -> None:
 
 
 @pytest.mark.spec("KUB-3: what the account lacks is told once, and the watch is tried again")
-def test_refusal(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_right_is_reported_once_and_the_watch_retried(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     scene.server.refusals = [ApiError("watch pods", 403, "Forbidden", "no") for _ in range(3)]
     scene.server.stream.close()
     scene.wait_live(2)

@@ -49,7 +49,7 @@ def end(bench: LauncherBench, hosts: BackingHosts, *nodes: dict[str, Any]) -> No
 
 
 @pytest.mark.spec("NM-C.8: backing-label takes whole nodes as metastatic does, pushes the daemon, hands out slivers")
-def test_life(bench: LauncherBench, hosts: BackingHosts) -> None:
+def test_backing_node_gets_a_daemon_slivers_and_is_released(bench: LauncherBench, hosts: BackingHosts) -> None:
     bench.start(hosts.config())
     node = get(bench)
     (owner,) = backing(bench)

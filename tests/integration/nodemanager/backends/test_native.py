@@ -71,7 +71,7 @@ def small_tree(target: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.spec("NM-C.2: backends are found by name, more by entry point")
-def test_registry() -> None:
+def test_backends_are_found_by_name_and_entry_point() -> None:
     assert load("native") is NativeBackend
     assert {"native", "rootless"} <= set(names())
     with pytest.raises(BackendError, match=r"there are: .*native"):
@@ -79,12 +79,12 @@ def test_registry() -> None:
 
 
 @pytest.mark.spec("NM-C.2: missing kernel features are named with a remedy")
-def test_check(machine: Machine) -> None:
+def test_missing_kernel_features_are_reported_with_a_remedy(machine: Machine) -> None:
     assert [problem for problem in machine.backend.check() if problem.fatal] == []
 
 
 @pytest.mark.spec("NM-A.4: create, keys 0700/0600, init script runs")
-def test_create(sliver: Sliver) -> None:
+def test_created_sliver_has_keys_and_runs_its_init_script(sliver: Sliver) -> None:
     assert sliver.shell(
         "id -u; hostname; cat /proc/1/comm; stat -c '%a %U %n' /home/zuul/.ssh /home/zuul/.ssh/authorized_keys "
         "/root/.ssh/authorized_keys"
@@ -125,7 +125,7 @@ def test_broken_initscript_does_not_stop_the_sliver(machine: Machine) -> None:
 
 
 @pytest.mark.spec("NM-A.4: configure applies keys and limits at once, without a restart")
-def test_configure(machine: Machine, sliver: Sliver) -> None:
+def test_changed_keys_and_limits_apply_without_a_restart(machine: Machine, sliver: Sliver) -> None:
     started = sliver.handle["start_time"]
     sliver.change(ssh_keys="ssh-ed25519 BBBB other", rspec={"nm_pids_max": 77}, initscript=b"#!/bin/sh\n")
     sliver.keep(machine.backend.configure(sliver.spec, sliver.handle))
@@ -152,7 +152,7 @@ def test_stop_and_start_keep_the_tree(machine: Machine, sliver: Sliver) -> None:
 
 
 @pytest.mark.spec("NM-C.3: nm_enabled 0 freezes; a frozen sliver can be destroyed")
-def test_freeze(machine: Machine, sliver: Sliver) -> None:
+def test_frozen_sliver_can_be_destroyed(machine: Machine, sliver: Sliver) -> None:
     reading, writing = os.pipe()
     with sliver.start_program("sh", "-c", "while :; do echo x; sleep 0.01; done", output=writing) as process:
         os.close(writing)
@@ -339,7 +339,7 @@ def test_root_works_inside(sliver: Sliver) -> None:
 
 
 @pytest.mark.spec("NM-C.4: sshd -i inside, key only, host key from the API")
-def test_ssh(machine: Machine) -> None:
+def test_ssh_accepts_keys_only_with_the_known_host_key(machine: Machine) -> None:
     import paramiko
 
     key = paramiko.Ed25519Key.from_private_key(io.StringIO(sshfiles.new_host_key()[0].decode()))
@@ -417,7 +417,7 @@ def test_api_socket(machine: Machine, tmp_path: pathlib.Path, whole_directory: b
 
 @pytest.mark.spec("NM-C.2: dir: and tar: images; writes go to a per-sliver upper directory")
 @pytest.mark.parametrize("kind", ["dir", "tar", "image"])
-def test_images(machine: Machine, state: pathlib.Path, tmp_path: pathlib.Path, kind: str) -> None:
+def test_writes_go_to_a_layer_of_the_sliver(machine: Machine, state: pathlib.Path, tmp_path: pathlib.Path, kind: str) -> None:
     tree = small_tree(tmp_path / "tree")
     os.chown(tree / "marker", 1000, 1000)
     image = f"dir:{tree}"
@@ -543,7 +543,7 @@ def test_many_at_once(machine: Machine, sliver: Sliver) -> None:
 
 
 @pytest.mark.spec("issue 4: native create <= 25 ms, destroy <= 15 ms at the median; idle under 2 MiB")
-def test_figures(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_creation_and_deletion_stay_below_their_time_limits(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.sliver().destroy()
     creations, destructions, memory = [], [], []
     for _ in range(25):

@@ -90,7 +90,7 @@ def test_life(machine: Machine, tree: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-C.3: nspawn: nm_enabled 0 freezes")
-def test_freeze(machine: Machine, tree: pathlib.Path) -> None:
+def test_disabled_sliver_is_frozen(machine: Machine, tree: pathlib.Path) -> None:
     sliver = machine.sliver(image=f"dir:{tree}")
     machine.backend.freeze(sliver.spec, sliver.handle, True)
     wait_for(lambda: "frozen 1" in (cgroup(machine, "s1") / "cgroup.events").read_text(), 20, "everything frozen")
@@ -119,7 +119,7 @@ def test_a_tree_without_systemd(machine: Machine, tmp_path: pathlib.Path) -> Non
 
 
 @pytest.mark.spec("NM-C.7: nspawn: killing the daemon kills no sliver; the next one adopts it")
-def test_daemon(tmp_path: pathlib.Path, tree: pathlib.Path) -> None:
+def test_killed_daemon_leaves_slivers_running(tmp_path: pathlib.Path, tree: pathlib.Path) -> None:
     daemon = NmDaemon(tmp_path, backend="nspawn")
     daemon.start()
     try:

@@ -140,7 +140,7 @@ class TestContainers:
             machine.sliver(image="oci:localhost/not-there:latest")
 
     @pytest.mark.spec("NM-C.7: podman: killing the daemon kills no sliver; the next one adopts it")
-    def test_daemon(self, tmp_path: pathlib.Path, image: str) -> None:
+    def test_killed_daemon_leaves_slivers_running(self, tmp_path: pathlib.Path, image: str) -> None:
         daemon = NmDaemon(tmp_path, backend="podman")
         daemon.start()
         try:

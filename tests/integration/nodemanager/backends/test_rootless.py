@@ -196,7 +196,7 @@ def daemon(state: pathlib.Path, interpreter: tuple[str, str]) -> Iterator[Daemon
 
 
 @pytest.mark.spec("NM-C.2: rootless: one uid, /usr read-only")
-def test_sliver(daemon: Daemon) -> None:
+def test_sliver_has_one_uid_and_a_readonly_usr(daemon: Daemon) -> None:
     assert daemon("check") == {"fatal": []}
     handle = daemon("create", keys="ssh-ed25519 AAAA me", script="IyEvYmluL3NoCmVjaG8gaGVsbG8K")
     assert handle["backend"] == "rootless"
@@ -209,7 +209,7 @@ def test_sliver(daemon: Daemon) -> None:
 
 
 @pytest.mark.spec("NM-C.2 isolation, rootless: no capabilities, own processes only, no host files")
-def test_isolation(daemon: Daemon, state: pathlib.Path) -> None:
+def test_sliver_has_no_capabilities_and_sees_no_host_files(daemon: Daemon, state: pathlib.Path) -> None:
     daemon("create")
     assert 1 < len(daemon.shell("ls -d /proc/[0-9]*").split()) <= 5
     assert "CapEff:\t0000000000000000" in daemon.shell("cat /proc/self/status")
@@ -241,7 +241,7 @@ def test_isolation(daemon: Daemon, state: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-C.2: rootless limits: rlimits")
-def test_limits(daemon: Daemon) -> None:
+def test_rlimits_are_enforced(daemon: Daemon) -> None:
     daemon("create", rspec={"nm_pids_max": 30, "nm_mem_limit": 128, "nm_disk_quota": 1000})
     limits = daemon.shell("ulimit -f; ulimit -d; python3 -c 'import resource as r; print(r.getrlimit(r.RLIMIT_NPROC))'")
     assert limits.splitlines() == ["2000", "131072", "(30, 30)"]
@@ -289,7 +289,7 @@ def test_freeze_is_refused(daemon: Daemon) -> None:
 
 
 @pytest.mark.spec("NM-C.4: sshd -i works without root too")
-def test_ssh(daemon: Daemon) -> None:
+def test_ssh_works_without_root(daemon: Daemon) -> None:
     if not os.path.exists("/usr/sbin/sshd"):
         pytest.skip("no sshd on this host")
     daemon("create")

@@ -202,7 +202,7 @@ def test_stop_disable_and_start(nm: UserDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.8: the quickstart works without root and says what is missing")
-def test_quickstart(home: pathlib.Path) -> None:
+def test_quickstart_works_without_root(home: pathlib.Path) -> None:
     result = home / "summary.json"
     done = subprocess.run(
         user.command(home, sys.executable, str(REPOSITORY / "tools" / "demo"), "--no-image", "--json", str(result)),

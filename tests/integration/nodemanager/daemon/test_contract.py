@@ -84,7 +84,7 @@ def test_log_file_that_cannot_be(tmp_path: pathlib.Path, path: str) -> None:
 
 
 @pytest.mark.spec("NM-A.2: in the background; a stale pid file is overwritten; SIGUSR2 dumps")
-def test_background(tmp_path: pathlib.Path) -> None:
+def test_stale_pid_file_is_overwritten_in_the_background(tmp_path: pathlib.Path) -> None:
     nm = NmDaemon(tmp_path)
     logging_yaml = tmp_path / "logging.yaml"
     logging_yaml.write_text(f"""
@@ -140,7 +140,7 @@ def test_port_in_use(nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-A.8: Help explains every call, on both sockets and inside")
-def test_help(nm: NmDaemon) -> None:
+def test_help_explains_every_call_on_all_sockets(nm: NmDaemon) -> None:
     nm.put("alpha")
     text = nm.client.call("Help")
     lines = text.splitlines()
@@ -251,7 +251,7 @@ def keys(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.spec("NM-C.9.8: tampered, replayed (after a restart, too), expired, wrong host, wrapped XML -> refused")
-def test_tickets(tmp_path: pathlib.Path, keys: pathlib.Path) -> None:
+def test_invalid_and_replayed_tickets_are_refused(tmp_path: pathlib.Path, keys: pathlib.Path) -> None:
     key, xml_key, certificate = ((keys / name).read_bytes() for name in ("key", "xml.key", "xml.pem"))
     record = {"account_type": "sliver", "name": "guest", "rspec": {"nm_disk_quota": 102400}}
     evil = {**record, "name": "evil"}
@@ -450,7 +450,7 @@ def test_host_without_cgroups_and_tools(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("issue 4 security: what a sliver writes to its console cannot lead out, nor fill the host")
-def test_console(nm: NmDaemon) -> None:
+def test_console_output_cannot_fill_or_reach_the_host(nm: NmDaemon) -> None:
     script = b"""#!/bin/sh
 echo begun
 readlink /proc/self/fd/1
@@ -487,7 +487,7 @@ def test_made_by_call_only(nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-A.11, NM-C.9.5: a reboot without the authority: slivers, keys, loans, limits are back")
-def test_reboot(nm: NmDaemon) -> None:
+def test_slivers_return_after_a_reboot_without_the_authority(nm: NmDaemon) -> None:
     """What a reboot takes: processes, mounts, loop devices, cgroups, the run directory, the boot id."""
     nm.put("alpha", rspec={"nm_cpu_share": 20})
     before = nm.put("beta", rspec={"nm_mem_limit": 128})

@@ -162,7 +162,7 @@ def test_stop_and_start(nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.6: leases: a sliver goes at its expiry, a renewed one stays")
-def test_expiry(nm: NmDaemon) -> None:
+def test_sliver_is_deleted_at_its_expiry_unless_renewed(nm: NmDaemon) -> None:
     nm.put("long", expiry=int(time.time()) + 8)
     nm.put("short", expiry=int(time.time()) + 8)
     nm.client.call("RenewSliver", "long", int(time.time()) + 3600)
@@ -268,7 +268,7 @@ def listed(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 
 @pytest.mark.spec("NM A: --startup starts every enabled sliver once after the first successful sync")
-def test_startup(listed: NmDaemon, tmp_path: pathlib.Path) -> None:
+def test_startup_option_starts_every_enabled_sliver_once(listed: NmDaemon, tmp_path: pathlib.Path) -> None:
     nm, path = listed, tmp_path / "slices.xml"
     script = base64.b64encode(b"#!/bin/sh\necho started >> /root/starts\n").decode()
 

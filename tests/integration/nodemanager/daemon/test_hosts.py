@@ -257,7 +257,7 @@ def test_name_that_exists_already(bench: LauncherBench, nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.6: leases are renewed by the launcher's periodic pass")
-def test_lease(bench: LauncherBench, nm: NmDaemon) -> None:
+def test_launcher_renews_leases(bench: LauncherBench, nm: NmDaemon) -> None:
     bench.start(config(nm, **{"lease-time": 300}))
     (node,) = launch(bench)
     name = node["external_id"]["sliver"]
@@ -318,7 +318,9 @@ def test_limits_of_the_pool(bench: LauncherBench, nm: NmDaemon, limit: dict[str,
 
 
 @pytest.mark.spec("NM-C.8: uploadImage = stream tar to hosts; labelReady: at least one host has the image")
-def test_images(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_are_uploaded_to_hosts_and_deleted(
+    bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tree = tmp_path / "tree"
     for name in ("bin", "etc", "usr/bin"):
         (tree / name).mkdir(parents=True)

@@ -127,7 +127,9 @@ def test_leaked_sliver(bench: LauncherBench, nm: NmDaemon) -> None:
 
 @pytest.mark.spec("NM-C.8: placement spread and pack")
 @pytest.mark.parametrize("placement,expected", [("spread", {"h0", "h1"}), ("pack", {"h0"})])
-def test_placement(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, placement: str, expected: set[str]) -> None:
+def test_placement_spreads_or_packs_slivers(
+    bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, placement: str, expected: set[str]
+) -> None:
     other = NmDaemon(tmp_path, 1)
     other.start()
     try:

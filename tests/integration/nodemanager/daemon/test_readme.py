@@ -96,7 +96,7 @@ def shares(nm: NmDaemon, wanted: float) -> None:
 
 
 @pytest.mark.spec("NM-C.9.1: README walk")
-def test_walk(nm: NmDaemon) -> None:
+def test_readme_works_step_by_step(nm: NmDaemon) -> None:
     # Help on both transports.
     proxy = xmlrpc.client.ServerProxy(f"http://127.0.0.1:{nm.port}/")  # type: ignore[attr-defined]
     assert "SetLoans" in str(proxy.Help()) and nm.client.call("Help") == proxy.Help()

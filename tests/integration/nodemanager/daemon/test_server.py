@@ -187,7 +187,7 @@ connection.close()
 
 
 @pytest.mark.spec("NM-C.5: what XML cannot carry does not spoil an answer")
-def test_console(running: Running) -> None:
+def test_control_characters_do_not_break_answers(running: Running) -> None:
     assert Client(f"unix:{running.socket}").call("GetConsole", "a") == "\ufffd[1mbold\ufffd\ufffd[0m\r\n"
 
 
@@ -226,7 +226,7 @@ def test_too_large(running: Running) -> None:
         b"\xff\xfe\x00",
     ],
 )
-def test_nonsense(running: Running, body: bytes) -> None:
+def test_malformed_calls_get_faults_without_traceback(running: Running, body: bytes) -> None:
     answer = raw(running, post(body))
     with pytest.raises(xmlrpc.client.Fault) as caught:
         xmlrpc.client.loads(answer.partition(b"\r\n\r\n")[2])
@@ -255,7 +255,7 @@ def test_not_http(running: Running, request_: bytes, status: int) -> None:
 
 
 @pytest.mark.spec("NM issue: slow requests are cut off")
-def test_slow(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_requests_are_closed(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "REQUEST_TIMEOUT", 0.5)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20)
@@ -265,7 +265,7 @@ def test_slow(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.spec("NM issue: connection floods: one caller cannot shut out the others")
-def test_flood(running: Running) -> None:
+def test_one_caller_cannot_block_the_others(running: Running) -> None:
     code = f"""
 import time
 sockets = []
@@ -301,7 +301,7 @@ sys.stdin.read()
 
 
 @pytest.mark.spec("NM-C.5: WaitSliver holds nobody up")
-def test_wait(running: Running) -> None:
+def test_waiting_calls_do_not_block_others(running: Running) -> None:
     client = Client(f"unix:{running.socket}")
     answers: list[Any] = []
     threads = [threading.Thread(target=lambda: answers.append(client.call("WaitSliver", "late", "ready", 20))) for _ in range(20)]
@@ -542,7 +542,7 @@ def tls_client(running: Running, authority: Authority, name: str, ca: str | None
 
 
 @pytest.mark.spec("NM-C.5: TLS, mutual certificates, subject -> role controller or named caller")
-def test_tls(tls: Running, authority: Authority) -> None:
+def test_tls_callers_are_identified_by_certificate(tls: Running, authority: Authority) -> None:
     launcher = tls_client(tls, authority, "nl01")
     assert launcher.call("PutRecord", sliver("np1"))["name"] == "np1"
     assert [s["name"] for s in launcher.call("ListSlivers")] == ["a", "np1"]
@@ -609,7 +609,7 @@ def test_tls_flood(tls: Running, authority: Authority, monkeypatch: pytest.Monke
 
 
 @pytest.mark.spec("NM-C.8: uploadImage = stream tar to hosts, checksum; deleteImage")
-def test_images(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
+def test_images_are_uploaded_with_checksum_and_deleted(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
     launcher = tls_client(tls, authority, "nl01")
     content = os.urandom(3 << 20)
     path = folder / "image.tar"

@@ -55,7 +55,9 @@ def test_default_slice(node: MemoryNode, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-A.2, NM-C.6: slices.xml from a file; an outage or a broken document never sweeps")
-def test_file(node: MemoryNode, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_file_never_deletes_slivers(
+    node: MemoryNode, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "slices.xml"
     source = from_file(node, path)
     assert not source.look(), "not there yet"
@@ -95,7 +97,7 @@ def test_delivery_fails(node: MemoryNode, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-C.6: keep last good copy; it adds, but never removes")
-def test_copy(node: MemoryNode, tmp_path: pathlib.Path) -> None:
+def test_last_good_copy_only_adds_records(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "slices.xml"
     path.write_bytes(document("a", "b"))
     assert from_file(node, path).look()
@@ -114,7 +116,7 @@ def test_copy(node: MemoryNode, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-A.3: the poller is a thread that stops when told")
-def test_thread(node: MemoryNode, tmp_path: pathlib.Path) -> None:
+def test_poller_stops_when_requested(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "slices.xml"
     path.write_bytes(document("a"))
     source = SlicesXmlSource("s", {"file": str(path), "interval": 0.1}, node.config, node.deliver)
@@ -187,7 +189,7 @@ def web(authority: Authority) -> Iterator[Web]:
 
 
 @pytest.mark.spec("NM-A.10, NM-C.6: fetched over TLS against a pinned CA file; ETag")
-def test_https(node: MemoryNode, web: Web, authority: Authority) -> None:
+def test_document_is_fetched_over_pinned_tls_with_etag(node: MemoryNode, web: Web, authority: Authority) -> None:
     source = SlicesXmlSource("s", {"url": web.url, "ca": authority.cert}, node.config, node.deliver)
     web.says(document("a"), '"1"')
     assert source.look()
@@ -294,7 +296,7 @@ def publish(kazoo: Any, slice_: str, here: bool = True, content: bytes | None = 
 
 
 @pytest.mark.spec("NM-C.6: /nodemanager/slices/<name> and per-host children, watched")
-def test_zookeeper(node: MemoryNode, kazoo: Any, source: ZooKeeperSource) -> None:
+def test_slices_in_zookeeper_are_watched(node: MemoryNode, kazoo: Any, source: ZooKeeperSource) -> None:
     publish(kazoo, "a", rspec={"nm_cpu_share": 3}, account_type="delegate", name="b")
     publish(kazoo, "elsewhere", here=False)
     wait_for(lambda: node.sliver_names() == ["a"], what="the slice")
@@ -324,7 +326,9 @@ def test_zookeeper_is_emptied(node: MemoryNode, kazoo: Any, source: ZooKeeperSou
 
 
 @pytest.mark.spec("NM-C.6: host announces itself with an ephemeral /nodemanager/hosts/<name>")
-def test_announcement(node: MemoryNode, kazoo: Any, source: ZooKeeperSource, zk_chroot: Chroot) -> None:
+def test_host_announces_itself_with_an_ephemeral_record(
+    node: MemoryNode, kazoo: Any, source: ZooKeeperSource, zk_chroot: Chroot
+) -> None:
     def announced() -> dict[str, Any]:
         return dict(json.loads(kazoo.get("/nodemanager/hosts/here")[0]))
 

@@ -114,7 +114,7 @@ def send(port: int, data: bytes) -> str:
 
 
 @pytest.mark.spec("NM-A.12, NM-C.6: the 1813 server as an explicit loopback demonstration")
-def test_serve(ticket_port: int, key: pathlib.Path, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+def test_ticket_server_signs_on_loopback(ticket_port: int, key: pathlib.Path, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     record = {"name": "guest", "rspec": {"nm_disk_quota": 102400}}
     for given, names in ((record, ["guest"]), ([record, {"name": "other"}], ["guest", "other"])):
         found = verify(send(ticket_port, json.dumps(given).encode()), {"keys": [f"{key}.pub"]}, "host0", lambda jti, expiry: True)

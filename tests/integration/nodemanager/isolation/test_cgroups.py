@@ -479,7 +479,7 @@ def test_a_process_that_joins_while_others_are_killed(each_bench: Bench, monkeyp
 
 
 @pytest.mark.spec("NM-B.4: whole cores; processes that run follow at once")
-def test_cores(bench: Bench) -> None:
+def test_reserved_cores_apply_to_running_processes(bench: Bench) -> None:
     need(bench, "cpuset")
     if bench.cgroups.cpu_count() < 2:
         pytest.skip("one core stays for everybody else: a core of its own needs a host with two")

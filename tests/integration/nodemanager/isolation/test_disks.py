@@ -106,7 +106,7 @@ def test_full_at_quota(bench: Bench, kib: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spec("NM-C.3: a disk of its own; create and mount <= 6 ms at the median")
-def test_time(bench: Bench) -> None:
+def test_disk_is_created_and_mounted_within_6_ms(bench: Bench) -> None:
     medians = []
     # Up to eight rounds: what else runs on the machine must not decide.
     while len(medians) < 8 and min(medians, default=99.0) > 6:
@@ -221,7 +221,7 @@ def test_copies_are_made_ahead(bench: Bench) -> None:
 
 
 @pytest.mark.spec("issue 10, F2: over-committed disks take only what is in them")
-def test_sparse(bench: Bench) -> None:
+def test_overcommitted_disks_use_only_written_space(bench: Bench) -> None:
     bench.disks.stop()
     bench.disks = Disks(bench.state, sparse=True)
     target = bench.make("alice", 1 << 20)
@@ -285,7 +285,7 @@ def test_held_by_another_namespace(bench: Bench, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.spec("NM-C.3: nm_disk_quota grows")
-def test_more(bench: Bench) -> None:
+def test_quota_of_a_mounted_disk_can_grow(bench: Bench) -> None:
     target = bench.make("alice", 65536)
     (target / "file").write_text("kept")
     if not disks._may_grow_mounted():

@@ -148,7 +148,7 @@ def latencies(client: Client, count: int, *call: Any) -> list[float]:
 @pytest.mark.spec("issue 10, F5: the launcher never drops a host because a sliver floods the API")
 @pytest.mark.parametrize("where", ["unix", "tcp"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_flood(nm: NmDaemon, kind: str, where: str) -> None:
+def test_flooding_sliver_does_not_cost_the_host(nm: NmDaemon, kind: str, where: str) -> None:
     nm.put("quiet")
     nm.put("hostile", rspec={"nm_cpu_share": 1000, "nm_cpu_limit": 500})
     with flood(nm, kind, where):

@@ -161,7 +161,7 @@ def generous(small: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 
 @pytest.mark.spec("issue 10, F2: the option for over-commitment is off by default")
-def test_overcommitment(generous: NmDaemon, small: pathlib.Path) -> None:
+def test_overcommit_factor_allows_larger_promises(generous: NmDaemon, small: pathlib.Path) -> None:
     wait_for(lambda: generous.client.call("GetCapacity")["prepared"], 60, "the template of image host")
     assert generous.client.call("GetCapacity")["disk"] > 900 * 1024
     for number in range(5):
@@ -172,7 +172,7 @@ def test_overcommitment(generous: NmDaemon, small: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("issue 10, F2: the ballast is made again when there is room")
-def test_ballast(small: pathlib.Path) -> None:
+def test_ballast_is_created_again_when_there_is_space(small: pathlib.Path) -> None:
     kept = Room(small)
     kept.keep()
     assert (small / "ballast/room").stat().st_blocks * 512 >= room.BALLAST

@@ -57,7 +57,7 @@ def other(machine: Machine) -> Iterator[Sliver]:
 
 @pytest.mark.spec("NM-C.2 isolation: own user, mount, pid, net, ipc, uts, cgroup namespace")
 @pytest.mark.parametrize("kind", ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"])
-def test_namespaces(sliver: Sliver, other: Sliver, kind: str) -> None:
+def test_sliver_has_its_own_namespaces(sliver: Sliver, other: Sliver, kind: str) -> None:
     inside = sliver.shell(f"readlink /proc/self/ns/{kind}").text.strip()
     seen = {inside, other.shell(f"readlink /proc/self/ns/{kind}").text.strip(), os.readlink(f"/proc/self/ns/{kind}")}
     assert len(seen) == 3
@@ -65,7 +65,7 @@ def test_namespaces(sliver: Sliver, other: Sliver, kind: str) -> None:
 
 
 @pytest.mark.spec("NM-C.2 isolation: unique id range")
-def test_ids(sliver: Sliver, other: Sliver, state: pathlib.Path) -> None:
+def test_slivers_have_disjoint_id_ranges(sliver: Sliver, other: Sliver, state: pathlib.Path) -> None:
     sliver.shell("touch /root/mine; chmod 4755 /root/mine")
     found = (state / "slivers/s1/mnt/root/root/mine").stat()
     assert found.st_uid == ID_BASE + IDS_PER_SLIVER
@@ -74,7 +74,7 @@ def test_ids(sliver: Sliver, other: Sliver, state: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-C.2 isolation: /dev holds only null zero full random urandom tty ptmx pts shm")
-def test_devices(sliver: Sliver) -> None:
+def test_dev_has_only_the_listed_devices(sliver: Sliver) -> None:
     assert set(sliver.shell("ls /dev").text.split()) == {
         "null",
         "zero",
@@ -100,7 +100,7 @@ def test_devices(sliver: Sliver) -> None:
 
 
 @pytest.mark.spec("NM-C.2 isolation: /proc of its own pid namespace; cannot see or signal outside processes")
-def test_processes(sliver: Sliver, other: Sliver) -> None:
+def test_outside_processes_cannot_be_seen_or_signaled(sliver: Sliver, other: Sliver) -> None:
     with other.start_program("sleep", "1000") as process:
         program = (
             f"import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()) == [1, os.getpid()])\n"
@@ -112,7 +112,7 @@ def test_processes(sliver: Sliver, other: Sliver) -> None:
 
 
 @pytest.mark.spec("issue 4 security: ptrace across slivers")
-def test_ptrace(sliver: Sliver, other: Sliver) -> None:
+def test_ptrace_does_not_reach_other_slivers(sliver: Sliver, other: Sliver) -> None:
     with other.start_program("sleep", "1000") as process:
         assert sliver.python(CALL + f"print(call(101, 16, {process.pid}, 0, 0))").text == "No such process\n"
     # Inside one sliver debuggers work.
@@ -153,7 +153,7 @@ def test_kernel_files(sliver: Sliver, path: str) -> None:
 
 
 @pytest.mark.spec("NM-C.2 isolation: masks of /proc stay; no second, unmasked /proc or /sys")
-def test_masks(sliver: Sliver) -> None:
+def test_masks_of_proc_cannot_be_removed(sliver: Sliver) -> None:
     assert sliver.shell("cat /proc/keys /proc/kallsyms 2>&1 | head -c 100; ls /sys/firmware").text == ""
     answer = sliver.shell(
         "umount /proc/keys; umount -l /proc/kallsyms; umount -l /proc; mkdir -p /mnt/p; "
@@ -278,7 +278,7 @@ def test_calls_of_32_bit_programs(sliver: Sliver) -> None:
 
 
 @pytest.mark.spec("NM-C.2 isolation: set the clock; bounded capabilities even for root and setuid programs")
-def test_capabilities(sliver: Sliver) -> None:
+def test_capabilities_are_bounded_even_for_root(sliver: Sliver) -> None:
     text = sliver.shell("grep -E 'CapEff|CapBnd|Seccomp:' /proc/self/status").text
     sudo = sliver.shell("sudo -n grep -E 'CapEff|CapBnd|Seccomp:' /proc/self/status", user="zuul").text
     assert text == sudo
@@ -303,7 +303,7 @@ def test_nested_user_namespace(sliver: Sliver) -> None:
 
 
 @pytest.mark.spec("issue 4 security: raw sockets see nothing of the host; no vsock, no rare protocols")
-def test_sockets(sliver: Sliver, other: Sliver) -> None:
+def test_raw_sockets_see_nothing_of_the_host(sliver: Sliver, other: Sliver) -> None:
     with socket.socket() as listener, socket.socket(socket.AF_UNIX) as abstract:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -358,7 +358,7 @@ def test_limits_cannot_be_raised(machine: Machine, sliver: Sliver) -> None:
 
 
 @pytest.mark.spec("C.9 3: a fork bomb is held at its limit, a memory hog dies inside")
-def test_bombs(machine: Machine) -> None:
+def test_fork_bomb_and_memory_hog_stay_inside(machine: Machine) -> None:
     sliver = machine.sliver("s4", 4, rspec={"nm_pids_max": 50, "nm_mem_limit": 256})
     try:
         bomb = (
@@ -383,7 +383,7 @@ def test_bombs(machine: Machine) -> None:
 
 
 @pytest.mark.spec("issue 4 security: setuid from the host tree gives the sliver's root only")
-def test_setuid(sliver: Sliver) -> None:
+def test_setuid_gives_the_slivers_root_only(sliver: Sliver) -> None:
     assert sliver.shell("stat -c '%U %a' /usr/bin/su", user="zuul").text == "root 4755\n"
     program = "import os\nprint(open('/proc/self/uid_map').read().split())"
     assert (

@@ -40,21 +40,21 @@ PING = (
 
 
 @pytest.mark.spec("issue 10, 3: ping is a named option")
-def test_ping(machine: Machine) -> None:
+def test_ping_needs_its_privilege(machine: Machine) -> None:
     without, given = compare(machine, "ping", PING, user="zuul")
     assert "Permission denied" in without
     assert given == "0\n"
 
 
 @pytest.mark.spec("issue 10, 3: tcpdump is a named option")
-def test_tcpdump(machine: Machine) -> None:
+def test_tcpdump_needs_its_privilege(machine: Machine) -> None:
     without, given = compare(machine, "tcpdump", "python3 -c 'import socket; print(socket.socket(17, 3, 0x300).family.name)'")
     assert "Address family not supported" in without
     assert given == "AF_PACKET\n"
 
 
 @pytest.mark.spec("issue 10, 3: sudo and apt are there; capabilities of files with the option apt")
-def test_apt(machine: Machine) -> None:
+def test_file_capabilities_need_the_privilege_apt(machine: Machine) -> None:
     script = (
         "cp /bin/true /root/x; python3 -c \"import os; os.setxattr('/root/x', 'security.capability', "
         "bytes.fromhex('010000020020000000000000000000000000000000'[:40]))\" && echo done"
@@ -76,7 +76,7 @@ def test_apt(machine: Machine) -> None:
 
 
 @pytest.mark.spec("issue 10, 3: mounts inside are a named option")
-def test_mount(machine: Machine) -> None:
+def test_mounts_need_their_privilege(machine: Machine) -> None:
     without, given = compare(machine, "mount", "mount -t tmpfs x /mnt && unshare -m -p -f echo done")
     assert "ermission denied" in without or "not permitted" in without
     assert given == "done\n"
@@ -90,7 +90,7 @@ def test_network_admin(machine: Machine) -> None:
 
 
 @pytest.mark.spec("issue 10, 3: debuggers across users and core dumps are a named option")
-def test_debug(machine: Machine) -> None:
+def test_debuggers_need_their_privilege(machine: Machine) -> None:
     script = (
         "ulimit -c; sudo -u zuul sleep 60 & until pgrep -x -u zuul sleep > /dev/null; do :; done; "
         'python3 -c "import ctypes, subprocess; '
@@ -103,7 +103,7 @@ def test_debug(machine: Machine) -> None:
 
 
 @pytest.mark.spec("issue 10, 3: containers inside a sliver are a named option")
-def test_docker(machine: Machine) -> None:
+def test_containers_need_their_privilege(machine: Machine) -> None:
     if shutil.which("podman") is None or shutil.which("crun") is None:
         pytest.skip("podman and crun are not installed")
     script = (

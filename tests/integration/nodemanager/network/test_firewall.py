@@ -92,7 +92,7 @@ def test_metadata_is_never_reached(bench: Bench) -> None:
 
 
 @pytest.mark.spec("issue 10, F15: the host's DNS servers, or those given, are reached wherever they are; nothing else there is")
-def test_resolvers(bench: Bench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_dns_servers_are_reachable(bench: Bench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub, real = tmp_path / "stub", tmp_path / "real"
     stub.write_text("# local\nnameserver 127.0.0.53\noptions edns0\n")
     real.write_text("nameserver 192.0.2.53\nnameserver fe80::1%eth0\nnameserver\nnameserver 2001:db8::1\n")
@@ -146,7 +146,7 @@ def test_bridge_keeps_slivers_apart(bench: Bench) -> None:
 
 
 @pytest.mark.spec("issue 10, F16: forged senders make no neighbours on the host; those of slivers are not counted")
-def test_neighbours(bench: Bench) -> None:
+def test_forged_senders_add_no_neighbors(bench: Bench) -> None:
     bench.outside()
     alice = bench.sliver("alice", 1)
     bench.run("alice", ARP, alice.gateway)

@@ -239,7 +239,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.spec("NM-A.9: minimal HTTP/1.0 POST, half-closes, copies only the body; ignores its arguments")
-def test_exchange(folder: pathlib.Path, program: str) -> None:
+def test_one_request_is_forwarded_and_its_body_returned(folder: pathlib.Path, program: str) -> None:
     seen: list[bytes] = []
 
     def behave(connection: socket.socket) -> None:
@@ -265,7 +265,7 @@ def test_reset_after_data(folder: pathlib.Path, program: str) -> None:
 
 
 @pytest.mark.spec("NM-A.9: any system error becomes a fault, code 1, text <call>: <error>; exit status 1")
-def test_errors(folder: pathlib.Path, program: str, running: Running) -> None:
+def test_system_errors_become_faults(folder: pathlib.Path, program: str, running: Running) -> None:
     running.servers.stop()
     status, output = run(program, b"x")
     assert (status, fault(output).faultCode, fault(output).faultString) == (1, 1, "connect: No such file or directory")
@@ -279,7 +279,7 @@ def test_errors(folder: pathlib.Path, program: str, running: Running) -> None:
 
 
 @pytest.mark.spec("NM-A.9: a longer request is answered with a fault, 1 MiB")
-def test_limit(program: str, running: Running) -> None:
+def test_request_above_1_mib_is_answered_with_a_fault(program: str, running: Running) -> None:
     status, output = run(program, b"x" * (forward.MAX_REQUEST + 1))
     assert (status, f"more than {forward.MAX_REQUEST} bytes" in fault(output).faultString) == (1, True)
     status, output = run(program, b"x" * forward.MAX_REQUEST)
@@ -292,7 +292,7 @@ def test_bad_name(program: str, running: Running) -> None:
 
 
 @pytest.mark.spec("NM-A.9, NM-C.5: killed by its alarm after 120 s")
-def test_alarm(folder: pathlib.Path, program: str) -> None:
+def test_forwarding_ends_after_120_s(folder: pathlib.Path, program: str) -> None:
     text = pathlib.Path(program).read_text()
     assert forward.TIME_LIMIT == 120
     pathlib.Path(program).write_text(text.replace("sys.exit(", "forward.TIME_LIMIT = 1\nsys.exit("))

@@ -220,7 +220,7 @@ def bench(tmp_path: pathlib.Path) -> Iterator[Bench]:
 @pytest.mark.slow
 @pytest.mark.spec("NM-C.9: bandwidth within 5 % of the cap after headers")
 @pytest.mark.parametrize("kind", ["r", "s"], ids=["sent", "received"])
-def test_rate(bench: Bench, kind: str) -> None:
+def test_rate_is_within_5_percent_of_the_cap(bench: Bench, kind: str) -> None:
     bench.outside()
     bench.sliver("alice", 1, {"nm_net_max_rate": 40_000_000})
     rate = bench.check_rate("alice", OUTSIDE, 40e6, kind)
@@ -267,7 +267,7 @@ def test_node_cap_shares_and_exempt_destinations(bench: Bench) -> None:
 
 
 @pytest.mark.spec("NM-C.4: nat: no sliver-to-sliver, no sliver-to-host except port 812 and DNS, source address check")
-def test_isolation(bench: Bench) -> None:
+def test_nat_separates_slivers_from_each_other_and_the_host(bench: Bench) -> None:
     bench.outside()
     alice, bob = bench.sliver("alice", 1), bench.sliver("bob", 2)
     bench.serve(bench.names["bob"], "0.0.0.0")
@@ -290,7 +290,7 @@ def test_isolation(bench: Bench) -> None:
 
 
 @pytest.mark.spec("NM-C.4: bridge")
-def test_bridge(bench: Bench) -> None:
+def test_bridged_sliver_is_reachable_in_its_network(bench: Bench) -> None:
     name = f"b{uuid.uuid4().hex[:8]}"
     with pytest.raises(NetworkError, match="no bridge of that name"):
         bench.sliver("alice", 1, mode=f"bridge:{name}")
@@ -487,7 +487,7 @@ def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.spec("issue 4: native create <= 60 ms with veth: 35 ms are the network's")
-def test_time(bench: Bench) -> None:
+def test_creation_with_network_takes_at_most_60_ms(bench: Bench) -> None:
     bench.sliver("first", 1)
     times = []
     # What else runs on the machine must not decide: the benchmark measures medians, here the shortest of some counts.

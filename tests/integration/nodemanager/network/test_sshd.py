@@ -58,7 +58,7 @@ def test_own_server(nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.4: the sshd of a sliver is restarted when it ends, and started with the sliver")
-def test_restart(nm: NmDaemon) -> None:
+def test_ended_ssh_server_is_restarted(nm: NmDaemon) -> None:
     nm.put("alpha")
     before = server(nm, "alpha")
     nm.ssh("alpha", f"kill -9 {before}", check=False)
@@ -82,7 +82,7 @@ def test_restart(nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.7: a restart of the daemon finds the servers that run; sessions go on")
-def test_adoption(nm: NmDaemon) -> None:
+def test_restarted_daemon_finds_running_ssh_servers(nm: NmDaemon) -> None:
     nm.put("alpha")
     before = server(nm, "alpha")
     wait_for(lambda: sessions(nm, "alpha") == 0, what="the end of the first session to be counted")
@@ -121,7 +121,7 @@ def bridge() -> Iterator[str]:
 
 
 @pytest.mark.spec("NM-C.4: ssh-mode sshd on a bridge: the address that the sliver gives itself")
-def test_bridge(bridge: str, nm: NmDaemon) -> None:
+def test_bridged_slivers_own_address_is_found(bridge: str, nm: NmDaemon) -> None:
     # Users are not sent to an address of somewhere else.
     script = base64.b64encode(b"#!/bin/sh\nfor a in 192.0.2.9 198.18.77.2; do ip addr add $a/24 dev eth0; done\n").decode()
     nm.put("alpha", network=f"bridge:{bridge}", initscript=script, privileges=["network-admin"])

@@ -71,7 +71,7 @@ def test_equal_loads(conf: Conf) -> None:
 
 
 @pytest.mark.spec("AWS-1.1, AWS-1.4, AWS-1.6: defaults")
-def test_defaults(conf: Conf) -> None:
+def test_omitted_options_have_the_defaults_of_the_contract(conf: Conf) -> None:
     provider = conf.load()
     assert (provider.region_name, provider.profile_name, provider.rate, provider.boot_timeout) == ("us-east-1", None, 2, 180)
     assert (provider.launch_timeout, provider.launch_retries, provider.image_type) == (3600, 3, "raw")
@@ -124,7 +124,7 @@ def test_old_name_of_public_ipv4(conf: Conf) -> None:
 
 
 @pytest.mark.spec("AWS-1.3: a provider's disk image inherits from the top level")
-def test_diskimage(conf: Conf) -> None:
+def test_provider_disk_image_options_have_defaults(conf: Conf) -> None:
     conf.provider["diskimages"] = [{"name": "image", "tags": {"a": "b"}}]
     conf.label["diskimage"] = "image"
     del conf.label["cloud-image"]
@@ -149,7 +149,7 @@ def test_image_lookup(conf: Conf) -> None:
 
 
 @pytest.mark.spec("AWS-1.2: filters in either capitalisation; values become text")
-def test_filters(conf: Conf) -> None:
+def test_image_filters_accept_either_capitalization(conf: Conf) -> None:
     del conf.image["image-id"]
     conf.image["image-filters"] = [{"name": "a", "values": ["x", 1, True]}, {"Name": "b", "Values": ["y"]}]
     assert conf.load().cloud_images["base"].image_filters == [
@@ -159,7 +159,7 @@ def test_filters(conf: Conf) -> None:
 
 
 @pytest.mark.spec("AWS-3.1: fleets")
-def test_fleet(conf: Conf) -> None:
+def test_fleet_options_are_validated(conf: Conf) -> None:
     conf.label["fleet"] = {"instance-types": ["t3.medium"], "allocation-strategy": "prioritized"}
     assert not conf.valid(), "beside instance-type"
     with pytest.raises(ConfigError, match="one of instance-type and fleet"):

@@ -27,7 +27,7 @@ PROVIDER = SimpleNamespace(region_name="us-east-1")
 @pytest.mark.spec("AWS-3.10, AWS-2.2: addresses of an instance, constructed with host, quota, label None")
 @pytest.mark.parametrize("public_v4", ["192.0.2.1", None])
 @pytest.mark.parametrize("v6", ["2001:db8::1", None])
-def test_instance(public_v4: str | None, v6: str | None) -> None:
+def test_instance_has_its_addresses_host_and_quota(public_v4: str | None, v6: str | None) -> None:
     data: dict[str, Any] = {
         "InstanceId": "i-1",
         "PrivateIpAddress": "10.0.0.1",
@@ -56,7 +56,7 @@ def test_tags_both_ways() -> None:
 
 
 @pytest.mark.spec("AWS-2.7: quota codes")
-def test_codes() -> None:
+def test_instance_types_have_their_quota_codes() -> None:
     assert len(HOST_QUOTA_CODES) == 110
     assert len(VOLUME_QUOTA_CODES) == 7
     assert quota.instance_code("t3.medium", False) == "L-1216C47A"
@@ -205,7 +205,7 @@ def test_root_volume() -> None:
 
 
 @pytest.mark.spec("AWS-2.4: the name of a template is a digest of its contents; all settings are honoured")
-def test_template() -> None:
+def test_launch_template_name_is_a_digest_of_its_content() -> None:
     plain = parameters.template_data(label())
     name = parameters.template_name(plain)
     assert name.startswith("nodepool-launch-template-")

@@ -70,7 +70,7 @@ class TestLaunch:
         advance(adapter.getDeleteStateMachine(None, LOG))
 
     @pytest.mark.spec("OST-3.8: IPv6 network gives public_ipv6 and an IPv6 interface address")
-    def test_networks(self, adapter, label):
+    def test_ipv6_network_gives_an_ipv6_interface_address(self, adapter, label):
         label.networks = ["fake-ipv6-network-name"]
         instance = advance(create(adapter, label))
         assert (instance.public_ipv6, instance.interface_ip, instance.host_id) == ("fake_v6", "fake_v6", "fake_host_id")
@@ -101,7 +101,7 @@ class TestLaunch:
         assert adapter.getQuotaLimits().get_resources()["instances"] == math.inf
 
     @pytest.mark.spec("OST-3.15: an immediately failing creation whose fault mentions quota")
-    def test_fault(self, provider, label, monkeypatch):
+    def test_failed_creation_has_a_fault_that_mentions_quota(self, provider, label, monkeypatch):
         monkeypatch.setattr(fake.FakeAdapter, "fake_cloud", fake.FakeLaunchAndGetFaultCloud)
         adapter = fake.FakeAdapter(provider)
         machine = create(adapter, label)
@@ -155,7 +155,7 @@ class TestLaunch:
         adapter.stop()
 
     @pytest.mark.spec("OST-3.18: Zones changed in the cloud: one request fails, the next uses the new")
-    def test_zones(self, adapter, label):
+    def test_changed_zones_fail_one_request_only(self, adapter, label):
         assert adapter.getAZs() == ["az1", "az2"]
         adapter._client._azs = ["new"]
         assert adapter.getAZs() == ["az1", "az2"]
@@ -275,7 +275,7 @@ class TestLaunch:
 
 class TestImagesAndLabels:
     @pytest.mark.spec("OST-3.25: Image metadata from both levels arrive at the cloud image")
-    def test_upload(self, adapter, tmp_path):
+    def test_image_metadata_of_both_levels_arrive(self, adapter, tmp_path):
         image_id = adapter.uploadImage(
             None, "img", str(tmp_path / "x.qcow2"), image_format="qcow2", metadata={"nodepool_build_id": "1"}, sha256="s"
         )
@@ -333,7 +333,7 @@ class TestImagesAndLabels:
             create(adapter, label, image=None)
 
     @pytest.mark.spec("OST-2.2: flavors by RAM and name")
-    def test_flavors(self, adapter):
+    def test_flavors_are_found_by_ram_and_name(self, adapter):
         flavor = types.SimpleNamespace
         adapter._client._flavor_list = [
             flavor(id="3", name="large big", ram=300, vcpus=3),
@@ -382,7 +382,7 @@ class TestImagesAndLabels:
 
 class TestLeaks:
     @pytest.mark.spec("OST-3.22: DOWN ports: removed after two sightings and the interval, leaked.ports = 2")
-    def test_ports(self, adapter, provider):
+    def test_down_ports_are_removed_after_two_sightings(self, adapter, provider):
         now = [100.0]
         counted = []
         cleaner = LeakCleaner(adapter, provider, LOG, clock=lambda: now[0])
@@ -488,7 +488,7 @@ class TestAdapter:
 
     @pytest.mark.filterwarnings("ignore")
     @pytest.mark.spec("OST-3.2: pm.adapter._client.auth equals the auth section of the named cloud")
-    def test_client(self, tmp_path, provider):
+    def test_client_has_the_auth_section_of_its_cloud(self, tmp_path, provider):
         path = tmp_path / "nodepool.yaml"
         path.write_text("providers: [{name: real, cloud: real-cloud}]")
         real = npconfig.loadConfig(str(path)).providers["real"]

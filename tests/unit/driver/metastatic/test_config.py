@@ -100,7 +100,7 @@ def test_errors_name_the_place(entry: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.spec("DRV-14.31: two equal configuration loads are equal")
-def test_equality() -> None:
+def test_equal_configurations_compare_equal() -> None:
     assert load(provider(LABEL)) == load(provider(dict(LABEL)))
     assert load(provider(LABEL)) != load(provider({**LABEL, "grace-time": 5}))
     first = MetastaticDriver().getProviderConfig({"name": "foo"})

@@ -28,7 +28,7 @@ def record(slots: int = 2, node_id: str | None = "0000000001", label: str = "sma
 
 
 @pytest.mark.spec("MST-4: BackingNodeRecord")
-def test_record() -> None:
+def test_record_assigns_each_slot_to_one_node() -> None:
     backing = record(2)
     assert backing.isEmpty()
     assert backing.hasAvailableSlot()
@@ -190,7 +190,7 @@ def test_two_books_never_agree_on_one_slot_for_two_nodes(data: st.DataObject) ->
 
 
 @pytest.mark.spec("MST-3: driver_data, external_id and the copied fields of a requested node")
-def test_instance() -> None:
+def test_requested_node_has_fields_of_its_backing_node() -> None:
     backing, node = Node("0000000001"), Node("0000000002")
     backing.interface_ip, backing.cloud, backing.host_keys = "192.0.2.1", "cloud", ["ssh-rsa AAA"]
     backing.connection_port, backing.username, backing.attributes = 2222, "zuul2", {"k": "v"}

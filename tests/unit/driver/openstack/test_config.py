@@ -44,7 +44,7 @@ def provider():
         (lambda: OpenStackProviderConfig(None, {"name": "foo"}), ["name", "max_concurrency", "rate", "cloud_config"]),
     ],
 )
-def test_equality(make, attributes):
+def test_configurations_differ_after_any_change(make, attributes):
     assert make() == make()
     for attribute in attributes:
         changed = make()
@@ -63,7 +63,7 @@ def test_back_references_are_left_out():
 
 
 @pytest.mark.spec("OST-1.1: provider options and defaults")
-def test_provider(provider):
+def test_provider_options_are_loaded(provider):
     assert provider.rate == 0.5
     assert provider.region_name == "region-1"
     assert (provider.max_concurrency, provider.priority, provider.boot_timeout) == (10, 5, 120)
@@ -79,7 +79,7 @@ def test_provider(provider):
 
 
 @pytest.mark.spec("OST-1.2, OST-1.3: images")
-def test_images(provider):
+def test_image_options_are_loaded(provider):
     image = provider.diskimages["fake-image"]
     assert (image.pause, image.meta, image.config_drive) == (True, {"a": "b"}, True)
     assert (image.connection_type, image.connection_port) == ("winrm", 5986)

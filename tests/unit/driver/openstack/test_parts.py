@@ -101,7 +101,7 @@ def choose(addresses: dict[str, Any], **rules: Any) -> tuple[str, str, str, str]
 
 
 @pytest.mark.spec("OST-2.3: addresses are chosen as the SDK does, from the server's own record")
-def test_addresses() -> None:
+def test_addresses_are_chosen_like_the_sdk_does() -> None:
     fixed, floating = address("10.0.0.1"), address("203.0.113.1", "floating")
     assert choose({"private": [fixed]}) == ("", "10.0.0.1", "", "10.0.0.1")
     assert choose({"private": [fixed, floating]}) == ("203.0.113.1", "10.0.0.1", "", "203.0.113.1")
@@ -172,7 +172,7 @@ class Pages:
 
 
 @pytest.mark.spec("OST-2.2: paging by servers_links or the Link header; a repeated marker is an error")
-def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_page_of_a_listing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", Backoff(0.0, 0.0))
     monkeypatch.setattr("nodepool.driver.openstack.api.transport.DEADLINE", 0.0)
     links = [{"rel": "next", "href": "http://x/servers/detail?marker=b"}]

@@ -76,7 +76,7 @@ def test_ssh_port() -> None:
 
 @pytest.mark.spec("STA-6.1: validation refuses unknown provider keys")
 @pytest.mark.spec("LAU-21.158; CFG-17: static provider with an unknown key -> 1")
-def test_schema() -> None:
+def test_unknown_provider_key_is_an_error() -> None:
     entry = provider(
         {
             "name": "host1",
@@ -102,7 +102,7 @@ def test_schema() -> None:
 
 
 @pytest.mark.spec("STA-6.1: two equal loads are equal; configs compare by content and class")
-def test_equality() -> None:
+def test_equal_configurations_compare_equal() -> None:
     entry = provider({"name": "host1", "labels": "a"})
     assert load(entry) == load(provider({"name": "host1", "labels": "a"}))
     assert load(entry) != load(provider({"name": "host1", "labels": "b"}))
@@ -167,7 +167,7 @@ def _node(node_id: str, slot: int | None) -> Node:
 
 
 @pytest.mark.spec("STA-4: nodes without usable slot take the first free one, the rest is excess")
-def test_slots() -> None:
+def test_nodes_without_usable_slot_take_the_first_free_one() -> None:
     nodes = [_node("5", 1), _node("1", None), _node("2", 7), _node("6", 1), _node("3", -1)]
     slots = Slots(4, nodes)
     assert [node.id if node else None for node in slots.nodes] == ["1", "5", None, None]

@@ -58,7 +58,7 @@ def fault(node: MemoryNode, caller: Caller, method: str, *arguments: Any) -> Fau
 
 
 @pytest.mark.spec("NM-A.8: Help, one line of signature and purpose per method")
-def test_help(node: MemoryNode) -> None:
+def test_help_lists_signature_and_purpose_of_every_method(node: MemoryNode) -> None:
     lines = node.api.call(Caller(OTHER, "nobody"), "Help", ()).splitlines()
     assert lines == sorted(lines)
     assert {line.partition("(")[0] for line in lines} == set(api_methods.METHODS) >= set(SEED)
@@ -73,7 +73,7 @@ def test_unknown_method(node: MemoryNode) -> None:
 
 
 @pytest.mark.spec("NM-A.8: 101 wrong argument count (got/expected)")
-def test_count(node: MemoryNode) -> None:
+def test_wrong_argument_count_is_reported_with_the_expected_one(node: MemoryNode) -> None:
     found = fault(node, THE_ROOT, "GetRSpec")
     assert (found.code, "got 0, expecting 1" in found.text) == (101, True)
     assert fault(node, THE_ROOT, "Help", 1).code == 101
@@ -82,7 +82,7 @@ def test_count(node: MemoryNode) -> None:
 
 @pytest.mark.spec("NM-A.8: 102 first argument is no sliver name")
 @pytest.mark.parametrize("name", ["nobody", "a/b", "a\n", "../a", "", 7, None, ["a"], {"a": 1}, "A", "x" * 100_000])
-def test_target(node: MemoryNode, name: Any) -> None:
+def test_unknown_sliver_is_refused_as_first_argument(node: MemoryNode, name: Any) -> None:
     assert fault(node, THE_ROOT, "GetRSpec", name).code == 102
 
 
@@ -97,7 +97,7 @@ def test_order_of_checks(node: MemoryNode) -> None:
 
 
 @pytest.mark.spec("NM-A.8: target itself, root, or delegation; C.5: controller")
-def test_permissions(node: MemoryNode) -> None:
+def test_calls_need_the_target_itself_root_or_a_delegation(node: MemoryNode) -> None:
     for caller in (A, THE_ROOT, LAUNCHER, SNOOP):
         assert node.api.call(caller, "GetRSpec", ("a",))["nm_cpu_guaranteed_share"] == 400
     for caller in (B, Caller(DELEGATE, "other"), Caller(OTHER, "root"), Caller(CERTIFICATE, "root"), Caller(OTHER, "")):
@@ -119,14 +119,14 @@ def test_methods_of_a_delegate(node: MemoryNode) -> None:
 
 
 @pytest.mark.spec("NM-A.8: DumpDatabase root only, C.5: JSON text")
-def test_dump(node: MemoryNode) -> None:
+def test_only_root_can_dump_the_database_as_json(node: MemoryNode) -> None:
     for caller in (A, LAUNCHER, SNOOP):
         assert fault(node, caller, "DumpDatabase").code == 108
     assert json.loads(node.api.call(THE_ROOT, "DumpDatabase", ()))["records"]["sliver_a"]["source"] == "test"
 
 
 @pytest.mark.spec("NM-A.7: SetLoans with one argument, a bare triple; and with (own name, [triple, ...])")
-def test_loans(node: MemoryNode) -> None:
+def test_loans_are_set_with_one_argument_or_with_the_own_name(node: MemoryNode) -> None:
     triple = ["b", "nm_cpu_guaranteed_share", 200]
     for arguments in ((triple,), ([triple],), ("a", triple), ("a", [triple])):
         assert node.api.call(A, "SetLoans", arguments) == 1
@@ -139,7 +139,7 @@ def test_loans(node: MemoryNode) -> None:
 
 
 @pytest.mark.spec("NM-A.8: None is sent as int 1; Create of a plc_instantiated sliver says so")
-def test_create(node: MemoryNode) -> None:
+def test_create_refuses_slivers_of_an_authority(node: MemoryNode) -> None:
     assert node.api.call(THE_ROOT, "CreateSliver", ("lazy",)) == 1
     assert node.api.call(THE_ROOT, "Create", ("lazy",)) == 1
     assert node.commands == [("create", "lazy")] * 2
@@ -154,7 +154,7 @@ def test_error_inside(node: MemoryNode) -> None:
 
 
 @pytest.mark.spec("NM-C.5: records of launchers")
-def test_put(node: MemoryNode) -> None:
+def test_launchers_can_store_records(node: MemoryNode) -> None:
     record = {"account_type": "sliver", "name": "np1", "rspec": {"nm_cpu_share": 3}}
     assert fault(node, A, "PutRecord", record).code == 108
     node.api.call(LAUNCHER, "PutRecord", (record,))
@@ -216,7 +216,7 @@ def test_too_many_changes(node: MemoryNode) -> None:
 
 
 @pytest.mark.spec("issue 10, F16: texts chosen by others are cleaned before they get into faults")
-def test_clean() -> None:
+def test_foreign_texts_are_cleaned_in_faults() -> None:
     assert str(Fault(104, "a\x1b[2J\x9bb\r\nforged line\u202e\x00")) == "a\ufffd[2J\ufffdb forged line\ufffd\ufffd"
     assert clean("two  spaces, umlauts: ü") == "two  spaces, umlauts: ü"
 

@@ -50,7 +50,7 @@ def test_accounts_of_delegates() -> None:
 
 
 @pytest.mark.spec("NM-C.5: only root and the shared account may speak for a delegate")
-def test_forwarding() -> None:
+def test_only_root_and_the_shared_account_speak_for_delegates() -> None:
     assert WHO.may_forward(Caller(ROOT, "root"))
     assert WHO.may_forward(Caller(OTHER, "nodepool-nm"))
     for kind in (SLIVER, DELEGATE, CONTROLLER, CERTIFICATE):
@@ -61,7 +61,7 @@ def test_forwarding() -> None:
 
 
 @pytest.mark.spec("NM-C.5: subject -> role controller or named caller")
-def test_certificates() -> None:
+def test_certificate_subjects_become_controllers_or_named_callers() -> None:
     certificate = {
         "subject": ((("organizationName", "x"),), (("commonName", "nl01"),)),
         "subjectAltName": (("DNS", "nl01.example.com"), ("IP Address", "1.2.3.4")),
@@ -94,7 +94,9 @@ def connect_as(uid: int, listener: socket.socket, then: str = "sys.stdin.read()"
 
 @pytest.mark.parametrize("how", ["asked", "table"])
 @pytest.mark.spec("NM-C.5: 127.0.0.1:812, identity = owner uid of the peer socket")
-def test_owner(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caller_on_loopback_is_the_owner_of_the_peer_socket(
+    listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if how == "table":
 
         def refuse(*_: object) -> None:
@@ -121,7 +123,7 @@ def test_half_closed(listener: socket.socket) -> None:
 
 @pytest.mark.spec("NM issue: forged identity by uid reuse: a client that has gone is nobody")
 @pytest.mark.parametrize("how", ["asked", "table"])
-def test_gone(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_client_has_no_identity(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An orphan socket is listed with uid 0, which must not make anybody root."""
     if how == "table":
         monkeypatch.setattr(module, "_diagnose", lambda *_: (_ for _ in ()).throw(OSError()))
@@ -160,7 +162,7 @@ def test_no_such_socket() -> None:
 
 
 @pytest.mark.spec("NM-C.5: SO_PEERCRED is of the moment of connecting")
-def test_unix(tmp_path: object) -> None:
+def test_unix_socket_identity_is_that_of_the_connect(tmp_path: object) -> None:
     path = f"{tmp_path}/s"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)

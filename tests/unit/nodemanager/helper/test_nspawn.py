@@ -49,7 +49,7 @@ def test_check_without_systemd(backend: NspawnBackend) -> None:
         ),
     ],
 )
-def test_limits(rspec: dict[str, int], wanted: list[str]) -> None:
+def test_limits_become_unit_properties(rspec: dict[str, int], wanted: list[str]) -> None:
     assert properties(rspec, cores=4) == wanted
     assert limits_argv("m", rspec, 4) == ["systemctl", "set-property", "--runtime", "m.service", *wanted]
 

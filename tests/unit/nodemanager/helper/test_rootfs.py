@@ -417,7 +417,7 @@ def decide(machine: str, number: int, *arguments: int, architecture: int | None 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.spec("issue 10, 3: seccomp lists written as allow-lists; NM-C.2: seccomp by default")
-def test_filter(machine: str) -> None:
+def test_only_listed_system_calls_are_allowed(machine: str) -> None:
     column = list(ARCHITECTURES).index(machine)
     named = {name: numbers[column] for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
     checked = {"clone", "unshare", "socket", "socketpair", "ioctl", "personality", "seccomp"}
@@ -464,7 +464,7 @@ def test_filter_of_arguments(machine: str) -> None:
 
 
 @pytest.mark.spec("issue 10, 3: the capability sets are as small as real jobs allow; privileges are named")
-def test_privileges() -> None:
+def test_privileges_add_only_their_named_capabilities() -> None:
     assert sorted(privileges.capabilities(())) == [0, 1, 3, 4, 5, 6, 7, 10, 18]
     assert privileges.capabilities(("docker",)) == privileges.capabilities(("apt", "mount", "network-admin", "tcpdump")) | {8}
     assert privileges.capabilities(("ping",)) == privileges.capabilities(())

@@ -154,7 +154,7 @@ def test_v2_subtree_control_only_in_our_part(tree: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-C.3: admission: sum of g over slivers <= 1000 - host-reserve")
-def test_admission() -> None:
+def test_guarantees_never_exceed_the_host_minus_its_reserve() -> None:
     assert admit([200, 300], 450, 50)
     assert not admit([200, 300], 451, 50)
     assert not admit([], -1, 50)
@@ -189,7 +189,7 @@ def test_one_core_stays() -> None:
 
 
 @pytest.mark.spec("NM-B.4: suffix b adds the shared cores to the reserved ones")
-def test_both(tree: pathlib.Path) -> None:
+def test_suffix_b_adds_the_shared_cores(tree: pathlib.Path) -> None:
     cores = eight()
     cores.reserve("alice", 2, True)
     cores.reserve("bob", 2, False)

@@ -26,7 +26,7 @@ def test_exempt_rates_know_no_node_cap() -> None:
 
 
 @pytest.mark.spec("NM-C.3: quantum = share x 60000, capped")
-def test_quantum() -> None:
+def test_quantum_is_proportional_to_the_share_and_capped() -> None:
     assert shaping.quantum(3) == 180_000
     assert shaping.quantum(10_000) == shaping.LARGEST_QUANTUM
 

@@ -83,7 +83,7 @@ def test_kill_the_writer(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.spec("NM issue: corrupt database moved aside with a clear message")
 @pytest.mark.parametrize("damage", ["text", "middle", "json", "table"])
-def test_damaged(tmp_path: pathlib.Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_database_is_renamed_and_reported(tmp_path: pathlib.Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "db"
     database = opened(path)
     for number in range(200):
@@ -118,7 +118,7 @@ def test_damaged_twice_keeps_both(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-A.11: a missing database is an empty one")
-def test_removed(tmp_path: pathlib.Path) -> None:
+def test_missing_database_is_created_empty(tmp_path: pathlib.Path) -> None:
     database = opened(tmp_path / "db")
     put(database, "a")
     database.close()
@@ -166,7 +166,7 @@ def test_in_use(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.spec("NM-C.7: numbers are kept until freed, the lowest free one is next")
-def test_indexes(tmp_path: pathlib.Path) -> None:
+def test_lowest_free_number_is_allocated_and_kept_until_freed(tmp_path: pathlib.Path) -> None:
     database = opened(tmp_path / "db")
     assert [database.allocate_index(n, 3) for n in "abab"] == [1, 2, 1, 2]
     database.free_index("a")

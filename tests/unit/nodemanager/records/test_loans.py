@@ -27,7 +27,7 @@ def test_sum_is_conserved(host: dict[str, Any]) -> None:
 
 @pytest.mark.spec("NM-A.7, NM-B.2: never negative, never below the lender's floor")
 @given(hosts)
-def test_floors(host: dict[str, Any]) -> None:
+def test_loans_never_go_below_the_lenders_floor(host: dict[str, Any]) -> None:
     for name, result in loans.effective(host).items():
         for resource in RESOURCES:
             assert result[resource] >= min(host[name][0][resource], rspec.FLOORS[resource])
@@ -35,7 +35,7 @@ def test_floors(host: dict[str, Any]) -> None:
 
 @pytest.mark.spec("NM-A.7: the result does not depend on record order")
 @given(hosts, st.randoms(use_true_random=False))
-def test_order(host: dict[str, Any], random: Any) -> None:
+def test_loans_do_not_depend_on_record_order(host: dict[str, Any], random: Any) -> None:
     names = list(host)
     random.shuffle(names)
     assert loans.effective({name: host[name] for name in names}) == loans.effective(host)
@@ -62,7 +62,7 @@ def test_borrowed_is_not_lent() -> None:
 
 
 @pytest.mark.spec("NM-A.7: README example, 200 per mille guaranteed CPU")
-def test_readme() -> None:
+def test_loan_of_the_readme_moves_guaranteed_cpu() -> None:
     host = {
         "princeton_sirius": (
             rspec.with_defaults({"nm_cpu_guaranteed_share": 400}),
@@ -104,7 +104,7 @@ def test_a_gift_is_no_weapon(resource: str) -> None:
 
 
 @pytest.mark.spec("NM-A.7: accept a bare triple as a list of one; list or tuple")
-def test_forms() -> None:
+def test_single_loan_may_be_given_without_a_list() -> None:
     assert loans.validate(["b", "nm_cpu_share", 1]) == loans.validate([("b", "nm_cpu_share", 1)]) == [("b", "nm_cpu_share", 1)]
     assert loans.validate([]) == []
 
@@ -133,7 +133,7 @@ def test_forms() -> None:
         [["b", "nm_cpu_share", 1]] * 2000,
     ],
 )
-def test_malformed(wrong: Any) -> None:
+def test_malformed_loans_are_refused_as_a_whole(wrong: Any) -> None:
     with pytest.raises(loans.LoanError, match="loan"):
         loans.validate(wrong)
 

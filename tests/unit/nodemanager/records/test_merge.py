@@ -29,7 +29,7 @@ def partial(database: Database, *given: Any, source: str = "s", serial: float | 
 
 
 @pytest.mark.spec("NM-A.6: accepted iff the timestamp is not older than the stored one")
-def test_versions(database: Database) -> None:
+def test_older_timestamps_are_refused(database: Database) -> None:
     assert full(database, sliver("a", timestamp=10, id=1)).changed == {"sliver_a"}
     assert "sliver_a" in full(database, sliver("a", timestamp=9, id=2)).refused
     assert database.get("sliver_a").content["id"] == 1  # type: ignore[union-attr]
@@ -135,7 +135,7 @@ def test_g_sweep(database: Database) -> None:
 
 
 @pytest.mark.spec("NM-C.6: no source takes what belongs to another")
-def test_ownership(database: Database) -> None:
+def test_no_source_takes_records_of_another(database: Database) -> None:
     full(database, sliver("a", id=1), source="one")
     assert "one" in partial(database, sliver("a", id=2), source="ticket").refused["sliver_a"]
     assert database.get("sliver_a").source == "one"  # type: ignore[union-attr]

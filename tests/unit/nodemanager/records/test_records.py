@@ -12,7 +12,7 @@ from tests.support.nodemanager.node import KEY, delegate, sliver
 
 
 @pytest.mark.spec("NM-A.5: record_key is <account_type>_<name>; unknown fields are kept")
-def test_sliver() -> None:
+def test_sliver_record_gets_its_key_and_keeps_unknown_fields() -> None:
     parsed = records.parse_record(
         sliver(
             "princeton_sirius",
@@ -34,13 +34,13 @@ def test_sliver() -> None:
 
 
 @pytest.mark.spec("NM-A.5: delegate_<name>, plc_instantiated True")
-def test_delegate() -> None:
+def test_delegate_record_gets_its_key() -> None:
     parsed = records.parse_record(delegate("del_snoop", ssh_keys=KEY))
     assert (parsed["record_key"], parsed["plc_instantiated"]) == ("delegate_del_snoop", True)
 
 
 @pytest.mark.spec("NM-A.5: bwcap, shipped cap 5000000000 and exempt 127.0.0.1")
-def test_bwcap() -> None:
+def test_bandwidth_cap_record_keeps_cap_and_exempt_addresses() -> None:
     parsed = records.parse_record({"record_key": "bwcap", "timestamp": 1})
     assert (parsed["cap"], parsed["exempt_ips"]) == (5_000_000_000, ["127.0.0.1"])
     for wrong in ({"cap": 0}, {"cap": "much"}, {"exempt_ips": ["1.2.3.4; rm"]}, {"exempt_ips": "127.0.0.1"}):
@@ -85,7 +85,7 @@ def test_bwcap() -> None:
         sliver("a", junk={1: 2}),
     ],
 )
-def test_wrong(wrong: Any) -> None:
+def test_invalid_records_are_refused(wrong: Any) -> None:
     with pytest.raises(records.RecordError):
         records.parse_record(wrong)
 

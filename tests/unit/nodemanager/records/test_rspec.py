@@ -10,7 +10,7 @@ from nodepool.nodemanager.records import rspec
 
 
 @pytest.mark.spec("NM-A.1: DEFAULT_RSPEC")
-def test_defaults() -> None:
+def test_default_rspec_is_that_of_the_contract() -> None:
     full = rspec.with_defaults({})
     assert (full["nm_enabled"], full["nm_cpu_share"], full["nm_cpu_guaranteed_share"]) == (1, 32, 0)
     assert (full["nm_disk_quota"], full["nm_net_share"]) == (5_000_000, 1)
@@ -18,7 +18,7 @@ def test_defaults() -> None:
 
 
 @pytest.mark.spec("NM-A.1, NM-C.3: LOANABLE_RESOURCES and floors")
-def test_loanable() -> None:
+def test_loanable_resources_and_floors_are_those_of_the_contract() -> None:
     assert {
         "nm_cpu_share",
         "nm_cpu_guaranteed_share",
@@ -36,7 +36,7 @@ def test_loanable() -> None:
 
 
 @pytest.mark.spec("NM-B.2: names without prefix, net rates in kbit/s, cpu_cores with suffix b")
-def test_synonyms() -> None:
+def test_old_resource_names_and_units_are_converted() -> None:
     assert rspec.validate({"cpu_share": "7", "net_max_rate": 5, "cpu_cores": "2b", "disk_max": 9000, "net_max_kbyte": 10}) == {
         "nm_cpu_share": 7,
         "nm_net_max_rate": 5000,

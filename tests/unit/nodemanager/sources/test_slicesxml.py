@@ -44,7 +44,7 @@ def test_all_elements() -> None:
 
 @pytest.mark.spec("NM-A.10: order of elements must not matter")
 @pytest.mark.parametrize("parts", list(itertools.permutations(PARTS)))
-def test_order(parts: tuple[str, ...]) -> None:
+def test_order_of_elements_does_not_matter(parts: tuple[str, ...]) -> None:
     body = f"{HEAD}{''.join(parts)}</slice>"
     assert (
         one(f"<slices>{body}{KEYS}</slices>")
@@ -54,7 +54,7 @@ def test_order(parts: tuple[str, ...]) -> None:
 
 
 @pytest.mark.spec("NM-A.10: a slice opens the current slice; what follows belongs to it")
-def test_flat() -> None:
+def test_elements_after_a_slice_belong_to_it() -> None:
     text = (
         '<slices><slice id="1" name="a"/><node id="12"/><resource name="nm_net_share"/><value>3</value>'
         '<slice id="2" name="b"/><node id="13"/></slices>'
@@ -80,7 +80,7 @@ def test_person_in_two_slices() -> None:
 
 
 @pytest.mark.spec("NM-A.10: text of a value in several chunks; non-integers ignored; unknown elements skipped")
-def test_values() -> None:
+def test_values_in_chunks_are_joined_and_unknown_elements_skipped() -> None:
     text = (
         f'<x:slices xmlns:x="urn:x">{HEAD}<node id="12"/><junk><deep/></junk><resource name="nm_cpu_share"><value>1<!-- -->2'
         '<![CDATA[3]]></value></resource><resource name="nm_net_share"><value>much</value></resource>'
@@ -110,7 +110,7 @@ def test_a_bad_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
         '<!DOCTYPE s [<!ENTITY a SYSTEM "file:///etc/passwd">]><slices>&a;</slices>',
     ],
 )
-def test_unusable(text: str) -> None:
+def test_broken_documents_and_entity_bombs_are_refused(text: str) -> None:
     with pytest.raises(slices_xml.SlicesXmlError, match=r"slices\.xml"):
         slices_xml.parse(text.encode(), 12)
 

@@ -85,7 +85,7 @@ def claims(**values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.spec("NM-C.6: JWS compact, EdDSA or ES256")
-def test_jws(pair: tuple[bytes, str], once: Used) -> None:
+def test_jws_tickets_with_eddsa_or_es256_are_accepted(pair: tuple[bytes, str], once: Used) -> None:
     key, public = pair
     signed = tickets.sign([sliver("a", rspec={"nm_cpu_share": 5})], key, "auth", "here")
     (record,) = tickets.verify(signed, {"keys": [public], "issuers": ["auth"]}, "here", once)
@@ -202,7 +202,7 @@ def check(rsa: tuple[bytes, str], text: str, once: Callable[[str, float], bool],
 
 
 @pytest.mark.spec("NM-A.12, NM-C.6: enveloped signature, C14N 1.0, RSA-SHA256")
-def test_xml(rsa: tuple[bytes, str], once: Used) -> None:
+def test_xml_tickets_with_rsa_sha256_are_accepted(rsa: tuple[bytes, str], once: Used) -> None:
     text = xml(rsa)
     assert "rsa-sha256" in text
     assert "REC-xml-c14n-20010315" in text
@@ -248,7 +248,7 @@ def test_xml_refused(rsa: tuple[bytes, str], once: Used, tmp_path: pathlib.Path)
 
 
 @pytest.mark.spec("NM-C.6: SHA-1 only behind an option")
-def test_sha1(rsa: tuple[bytes, str], once: Used) -> None:
+def test_sha1_is_accepted_only_with_the_option(rsa: tuple[bytes, str], once: Used) -> None:
     class Old(XMLSigner):
         def check_deprecated_methods(self) -> None:
             """As the original signed."""
@@ -316,7 +316,7 @@ def wrappings(good: str) -> dict[str, etree._Element]:
 
 
 @pytest.mark.spec("NM-C.6, NM-C.9.8: only the verified subtree counts (signature wrapping)")
-def test_wrapping(rsa: tuple[bytes, str]) -> None:
+def test_only_the_signed_subtree_of_a_ticket_counts(rsa: tuple[bytes, str]) -> None:
     good = xml(rsa)
     for case, document in wrappings(good).items():
         used = Used()
