@@ -199,7 +199,7 @@ class _Server:
 
 @dataclass
 class _Spare:
-    """A worker without a request yet. It ends with the helper: then no process has the other end of `ours`."""
+    """A worker without a request yet, which ends with the helper (the owner of `ours`)."""
 
     ours: socket.socket
     report: int

@@ -76,7 +76,7 @@ class NodeManager:
             raise
 
     def _lock_state(self) -> int:
-        """Return a descriptor that keeps other node managers off the state directory until it is closed."""
+        """Return a descriptor that locks the state directory against other node managers."""
         directory = self.config.state_dir
         try:
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -379,7 +379,7 @@ class NodeManager:
             self._follow(merge.Changes(), before)
 
     def _note(self, name: str, **values: object) -> None:
-        """Keep values of a sliver, as long as there is a record of it: the next one of that name must not inherit them."""
+        """Store values of a sliver as long as it has a record: a later one must not inherit them."""
         with self.database.transaction():
             record = self._record(name)
             if CREATED in values and record.get("plc_instantiated"):

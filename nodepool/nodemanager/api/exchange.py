@@ -1,4 +1,4 @@
-"""One request and its answer: XML-RPC by POST, images by PUT, GET and DELETE (NM-A.8, NM-C.5).
+"""One request and its answer: XML-RPC by POST; images by PUT, GET, DELETE (NM-A.8, C.5).
 
 Deliberately small: HTTP/1.0 semantics, one request per connection, limits on size and time everywhere.
 """

@@ -1,4 +1,4 @@
-"""Registry of backends: ours, and those of the entry points `nodepool.nodemanager.backends` (NM-C.2)."""
+"""Registry of backends, including entry points `nodepool.nodemanager.backends` (NM-C.2)."""
 
 from __future__ import annotations
 

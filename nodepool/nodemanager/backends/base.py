@@ -145,7 +145,7 @@ class DiskService(Protocol):
 
 
 class NetworkService(Protocol):
-    """The part of `Network` that backends use; `create` returns something with `veth`, `address`, `gateway`."""
+    """The part of `Network` for backends; `create` returns `veth`, `address` and `gateway`."""
 
     def create(self, name: str, index: int, generation: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]) -> Any: ...
 

@@ -165,7 +165,7 @@ class NativeBackend(Backend):
         return self.roots.tree(spec.image, spec.name)
 
     def _claim(self, name: str, index: int) -> None:
-        """Write down whose ids these are; a sliver that a crash left without a record may still run with them."""
+        """Record the owner of the ids; a sliver left by a crash may still run with them."""
         with self._claims:
             for other in (self.state_dir / "slivers").iterdir():
                 if other.name != name and self._index(other.name) == index:

@@ -1,4 +1,4 @@
-"""Slivers of an ordinary user: a user namespace of one id, /usr read-only, limits by rlimit (NM-C.2)."""
+"""Slivers of an ordinary user: one id, /usr read-only, limits by rlimit (NM-C.2)."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _refuse(code: int) -> bytes:
 
 
 def _argument(number: int) -> bytes:
-    """Load the low half of an argument: both machines are little-endian, and the calls checked here ignore the high one."""
+    """Load the low half of an argument (little-endian); checked calls ignore the high one."""
     return _statement(_LOAD, 16 + 8 * number)
 
 
@@ -190,7 +190,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes) -> None:
-    """Put the filter on this process and all its descendants; needs CAP_SYS_ADMIN in its user namespace or no_new_privs."""
+    """Install the filter for this process and its descendants (CAP_SYS_ADMIN or no_new_privs)."""
     code = ctypes.create_string_buffer(program, len(program))
     header = _Program(len(program) // 8, ctypes.cast(code, ctypes.c_void_p))
     syscalls.prctl(syscalls.PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(header))

@@ -48,7 +48,7 @@ def join_cgroups(opened: Mapping[str, int], pid: int = 0) -> None:
 
 
 def join_all_but_cpu(files: Sequence[str]) -> dict[str, int]:
-    """Move this process into the cgroups, but for the last one, which has the controller cpu and is returned open.
+    """Join all cgroups but the last, which has the controller cpu; return that one open.
 
     Work before the program runs inside must not run at the sliver's pace: a busy sliver would delay the release of what
     the worker holds meanwhile, including kernel locks. Raises StepError.
@@ -133,7 +133,7 @@ def enter(request: dict[str, Any], sliver: int) -> None:
 
 
 def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callable[[], Sequence[int | None]]) -> tuple[int, int]:
-    """Run the program of a request in the namespaces that this process has entered; returns (pid, pidfd).
+    """Run the program of a request in the current namespaces; return (pid, pidfd).
 
     :param cpu: the cgroup that has the controller cpu.
     :param streams: called as root of the sliver: stdin, stdout and stderr; None is the sliver's own /dev/null.

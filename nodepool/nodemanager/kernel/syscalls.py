@@ -182,7 +182,7 @@ def openat2(directory: int, path: str | bytes, flags: int, resolve: int, mode: i
 
 
 def clone(flags: int) -> tuple[int, int]:
-    """Fork with new namespaces: (0, -1) in the child; (pid, pidfd) in the parent. For single-threaded processes."""
+    """Fork with new namespaces, single-threaded: (0, -1) in the child, else (pid, pidfd)."""
     pidfd = ctypes.c_int(-1)
     arguments: list[object] = [ctypes.c_long(flags | CLONE_PIDFD | 17), ctypes.c_long(0), ctypes.byref(pidfd)]
     arguments += [ctypes.c_long(0), ctypes.c_long(0)]

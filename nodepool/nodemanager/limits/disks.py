@@ -1,4 +1,4 @@
-"""A disk per sliver: a sparse ext4 image of exactly its quota, on a loop device (NM-C.3, nm_disk_quota).
+"""A disk per sliver: a sparse ext4 image on a loop device (NM-C.3, nm_disk_quota).
 
 Works on any file system of the host, also limits root inside the sliver, and is deleted with one unlink.  Images are copies of
 a sparse template of the same size, see :mod:`disk_templates`.

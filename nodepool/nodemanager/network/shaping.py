@@ -1,5 +1,6 @@
-"""Bandwidth of slivers: HTB classes on one ifb that all of them send through, a bucket for what they receive
-(NM-B.4, NM-C.3).
+"""Bandwidth of slivers (NM-B.4, NM-C.3).
+
+Slivers send through HTB classes on one shared ifb; what they receive is limited by a token bucket.
 
 The classes sit on the host's end, where no sliver can touch them.  Below ``1:1``, the cap of the node, each sliver has a class
 (rate = minimum, ceil = maximum, quantum ~ share); below ``1:2``, which has no cap, one for exempt destinations.

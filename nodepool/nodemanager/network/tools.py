@@ -46,7 +46,7 @@ def batch(name: str, lines: Sequence[str], inside: int | None = None, force: boo
 
 
 def supports(lines: Sequence[tuple[str, ...]]) -> str | None:
-    """Try requests in a network namespace that vanishes with them; None: all work, else what was said."""
+    """Try requests in a temporary network namespace; return the error, None if all work."""
     unshare = commands.find("unshare")
     if unshare is None or os.geteuid() != 0:
         return None
@@ -59,7 +59,7 @@ def supports(lines: Sequence[tuple[str, ...]]) -> str | None:
 
 
 def sysctl(name: str, value: int) -> None:
-    """Set what a namespace or a host without IPv6 may lack: only where it is. Raises NetworkError."""
+    """Set a sysctl only if it exists, as hosts may lack IPv6. Raises NetworkError."""
     path = f"/proc/sys/{name}"
     if os.path.exists(path):
         try:

@@ -1,4 +1,4 @@
-"""Outbound network of slivers: a veth pair each, with address translation or on a bridge (NM-C.4).
+"""Outbound network of slivers: a veth pair each, with nat or on a bridge (NM-C.4).
 
 All network settings of a sliver depend on its veth: the kernel removes the device with the sliver's network namespace, and its
 alias identifies the sliver to the next daemon.
@@ -226,7 +226,7 @@ class Network:
             return f"nm{index}-{_base36(self._stamp % 36**7)}"
 
     def create(self, name: str, index: int, generation: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]) -> NetInfo:
-        """Connect the network namespace of a process. `generation` is not needed: names are unique without.
+        """Connect a process's network namespace. `generation` is unused: names are unique.
 
         :raises NetworkError: unknown mode, missing bridge, or the kernel refuses.
         """

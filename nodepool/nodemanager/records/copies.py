@@ -27,7 +27,7 @@ class Copies:
         return os.path.join(self._directory, f"{key}.json")
 
     def keep(self, stored: Record | None, local: dict[str, Any]) -> None:
-        """Write the copy, if it changed.  A file system that is full or broken costs the copy, not the sliver."""
+        """Write the copy if it changed; errors of the file system do not affect the sliver."""
         if stored is None:
             return
         text = json.dumps(

@@ -197,7 +197,7 @@ def overlaid() -> list[str]:
 
 
 def build(target: Path) -> None:
-    """Build `target`/root (the tree without /usr) and, as root, `target`/mask (what is hidden of /usr). Raises OSError."""
+    """Build `target`/root (the tree without /usr) and, as root, `target`/mask. OSError."""
     privileged = os.geteuid() == 0
     root = target / "root"
     root.mkdir(mode=0o755)

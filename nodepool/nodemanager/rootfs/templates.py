@@ -208,7 +208,7 @@ class RootStore:
             reference.unlink(missing_ok=True)
 
     def prune(self, alive: set[str], idle: float = 0.0, asked: float = math.inf) -> list[str]:
-        """Remove templates without users that were last used `idle` seconds ago or earlier, and what a crash left half-built.
+        """Remove unfinished templates, and those unused for at least `idle` seconds.
 
         `alive`: names of all slivers, known at the time `asked`; references of others that are older are dropped.
         Returns the keys removed.

@@ -30,7 +30,7 @@ class First:
     """Read end of the pipe on which it reports failures."""
 
     def join(self, cgroups: Mapping[str, int]) -> None:
-        """Let it move into its cgroups; their files were opened by root of the host, and are closed."""
+        """Let it join its cgroups; closes their files, which root of the host has opened."""
         with contextlib.suppress(BrokenPipeError):
             send_frame(self.gate, {"paths": list(cgroups)}, list(cgroups.values()))
         for descriptor in cgroups.values():

@@ -56,7 +56,7 @@ class ProcessWatch:
         os.close(self._wake_write)
 
     def add(self, name: str, pid: int, started: int | None) -> None:
-        """Watch this process for this name; a number that another process has by now is not watched."""
+        """Watch this process for this name, unless its id belongs to another one by now."""
         with self._lock:
             known = self._pidfds.get(name)
             if known is not None and known[1] == pid:

@@ -53,7 +53,7 @@ def _addresses(process: int | str) -> list[str]:
 
 
 def bridge_networks(veth: str) -> list[ipaddress.IPv4Network]:
-    """Return the networks of the bridge that this interface belongs to; none if the host has no address on it."""
+    """Return the networks of the interface's bridge; none if the host has no address on it."""
     try:
         bridge = (CLASS_NET / veth / "master").readlink().name
         routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]

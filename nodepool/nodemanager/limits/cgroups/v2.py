@@ -1,4 +1,4 @@
-"""Limits in the files of cgroup version 2 (NM-C.3). Each function takes the directory of a group."""
+"""Limits in cgroup version 2 (NM-C.3). Each function takes the directory of a group."""
 
 from __future__ import annotations
 
