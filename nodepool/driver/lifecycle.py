@@ -30,7 +30,7 @@ def get_provider(provider_config: ProviderConfig) -> Provider:
 
 
 def provider_problems(config: Config) -> list[Problem]:
-    """Return what the clouds of running providers refuse, and which of their hosts and labels do not work."""
+    """Return problems of running providers: refusals of clouds, unusable hosts and labels."""
     found: list[Problem] = []
     for name, manager in sorted(config.provider_managers.items()):
         told_by = manager if isinstance(manager, TellsTroubles) else manager.cloud_calls
@@ -104,7 +104,7 @@ class Starts:
     def start(
         self, wanted: list[ProviderConfig], zk_conn: ZooKeeper, only_images: bool, grace: float | None
     ) -> list[tuple[ProviderConfig, Any]]:
-        """Return each configuration with its started provider, with the exception that it raised, or None: still starting.
+        """Return each configuration with its provider, its exception, or None (still starting).
 
         One that is still starting is returned by the next call that has an equal configuration; a call without one stops it.
 
@@ -126,7 +126,7 @@ class Starts:
         return [(config, future.result() if future in done else None) for config, future in futures]
 
     def stop(self) -> None:
-        """Stop each provider that a reload has not waited for as soon as it has started. Callable from any thread."""
+        """Stop slow providers of a reload as soon as they have started. From any thread."""
         for slow in list(self._slow.values()):
             self._drop(slow)
         self._slow.clear()
@@ -219,7 +219,7 @@ class ProviderManager:
 
     @classmethod
     def stop_all(cls, managers: list[Provider], since: float, deadline: float) -> bool:
-        """Stop them and wait for them, all at the same time. True: a cloud has not answered since the stop began.
+        """Stop providers in parallel and wait; return whether a cloud has been silent since.
 
         Short launches may finish; longer ones are left to the next start.
 

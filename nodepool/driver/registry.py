@@ -249,7 +249,7 @@ class Drivers:
 
     @staticmethod
     def get(name: str) -> Driver:
-        """Return the driver; UnknownDriver (a RuntimeError) or DriverLoadError when there is none to use."""
+        """Return the driver. UnknownDriver (a RuntimeError) or DriverLoadError: not usable."""
         with Drivers._lock:
             if not Drivers.drivers:
                 Drivers.load(Drivers.drivers_paths or ())

@@ -23,7 +23,7 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import these on first use: they need the ZooKeeper side, which configuration readers do without."""
+    """Import these on first use: they need ZooKeeper, unlike readers of configurations."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_LATE[name]), name)

@@ -1,4 +1,4 @@
-"""Quota codes of Amazon's service quotas (AWS-2.7); published by AWS, the same in every region."""
+"""Codes of Amazon's service quotas (AWS-2.7), which are the same in every region."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Housekeeping:
             self._note_slots()
 
     def _unlock(self, node: zk.Node) -> None:
-        """Remove our persistent lock, unless the record has changed since it was read from the server."""
+        """Remove our persistent lock, unless the record has changed since it was read."""
         contenders = self._slots.zk.getNodeLockContenders(node)
         if not contenders or contenders[0] != self._slots.my_id:
             return

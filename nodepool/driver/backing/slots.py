@@ -173,7 +173,7 @@ class BackingSlots:
         return BackingNodeRecord(label.name, label.max_parallel_jobs)
 
     def release(self, record: BackingNodeRecord) -> None:
-        """Give an empty backing node back; ``record.releasing`` says that nothing is put there meanwhile."""
+        """Release an empty backing node; ``record.releasing`` keeps new nodes off it meanwhile."""
         self.housekeeping.release(record)
 
     def poll(self, machine: Occupant) -> Node | None:
@@ -333,7 +333,7 @@ class BackingSlots:
     # -- loss of backing nodes
 
     def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
-        """Place the nodes that wait for its slots elsewhere. An idle one was released, by us or another launcher."""
+        """Move the nodes that wait for its slots. An idle one was released, by any launcher."""
         if not record.lost and not record.isEmpty():
             self.log.warning("%s no longer exists or left state in-use; nodes that wait for its slots are moved", record)
         record.lost = record.failed = True

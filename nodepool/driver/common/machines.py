@@ -62,7 +62,7 @@ class Maker(Protocol):
         """Return the running machine, a further step, or None to wait. Raises to end the attempt."""
 
     def remove(self, key: str) -> bool:
-        """Ask for the deletion, on a thread of the lane "delete"; False: there is nothing to wait for."""
+        """Request the deletion, on a thread of lane "delete"; False: there is nothing to wait for."""
 
     def is_gone(self, key: str, view: Any) -> bool:
         """Return whether nothing of it exists any more."""
@@ -106,7 +106,7 @@ class CreateMachine(SteppedMachine):
                 return found
 
     def _remove_late(self, _call: Future[Any]) -> None:
-        """Delete what a call may have created after the launch was abandoned and its instance deleted."""
+        """Delete what a call may have created after its launch was abandoned and deleted."""
         if self.job.begun:
             maker, name = self.maker, self.job.name
             maker.calls.run(lambda: maker.remove(name), lane="delete")
@@ -130,7 +130,7 @@ class DeleteMachine(SteppedMachine):
         maker.note_gone(key)
 
     def _gone(self, key: str, since: float) -> Steps[bool]:
-        """Wait until nothing of it is left. Return False if the deletion has to be requested again."""
+        """Wait until nothing exists. Return False if the deletion has to be requested again."""
         watch = self.maker.watched.watch(key, self._wake, "delete")
         while (answer := watch.look) is None or not self.maker.is_gone(key, answer.value):
             if time.monotonic() - since > ASK_AGAIN:

@@ -1,4 +1,4 @@
-"""An OpenStack cloud in memory; quotas and faults are set while it runs (FAK-1.2, FAK-1.3)."""
+"""An OpenStack cloud in memory; tests set quotas and faults (FAK-1.2, FAK-1.3)."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ class FakeOpenStackCloud:
 
 
 class FakeUploadFailCloud(FakeOpenStackCloud):
-    """Image uploads fail: always, the first *times_to_fail* ones, or those *fail_callback* picks."""
+    """Image uploads fail: always, *times_to_fail* times, or as *fail_callback* decides."""
 
     def __init__(
         self, *args: Any, times_to_fail: int | None = None, fail_callback: Callable[..., bool] | None = None, **kw: Any

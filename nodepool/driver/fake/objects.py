@@ -86,7 +86,7 @@ class Dummy:
 
 
 class ObjectList(list[Dummy]):
-    """A list that finds objects by id or name without a search; changed by the cloud and by tests."""
+    """A list with an index by id and name, which the cloud and tests change."""
 
     def __init__(self, items: Iterable[Dummy] = ()) -> None:
         super().__init__(items)

@@ -1,4 +1,4 @@
-"""Driver for Google Compute Engine. Google's libraries are imported when the first provider is used."""
+"""Driver for Google Compute Engine. Google's libraries are imported on demand."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Transport:
         return found
 
     def send(self, method: str, url: str, what: str, headers: Mapping[str, str] | None = None, data: Any = None) -> Any:
-        """Return the response, whatever its status. Credentials are renewed once when they are refused.
+        """Return the response, whatever its status. Refused credentials are renewed once.
 
         :raises NoAccess, NoAnswer:
         """

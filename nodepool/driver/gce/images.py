@@ -1,4 +1,4 @@
-"""Images through Cloud Storage: a compressed raw disk, sent in resumable pieces, and imported (GCE-9)."""
+"""Images through Cloud Storage: a compressed disk in resumable pieces, imported (GCE-9)."""
 
 from __future__ import annotations
 

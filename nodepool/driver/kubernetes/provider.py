@@ -15,7 +15,7 @@ log = logging.getLogger("nodepool.driver.kubernetes.provider")
 
 
 def connect(provider_config: KubernetesProviderConfig) -> Client:
-    """Return a client for the context of the provider's kubeconfig, without calling the cluster.
+    """Return a client for the context of the kubeconfig, without calling the cluster.
 
     :raises NoAccess: the kubeconfig cannot be used.
     """

@@ -253,7 +253,7 @@ class NodeManagerAdapter(statemachine.Adapter):
                 host.submit(lambda host=host, strays=strays, due=due: self._tend(host, strays, due))  # type: ignore[misc]
 
     def _is_stray(self, host: ManagedHost, sliver: dict[str, Any]) -> bool:
-        """Return whether its node lives on another host: this one did not answer when the node was launched.
+        """Return whether its node is on another host, as this one did not answer at the launch.
 
         A sliver of a node that a restore of ZooKeeper has undone is a stray, although another node has its id now.
         """

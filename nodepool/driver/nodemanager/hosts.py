@@ -298,7 +298,7 @@ class ManagedHost:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the last known state for status pages; an idle provider notices a dead host by this, too."""
+        """Return the last known state for status pages; also polls hosts of an idle provider."""
         found = self.capacity
         row: dict[str, Any] = {"name": self.name, "usable": self.usable, "problem": self.problem or None}
         if found is not None:

@@ -232,7 +232,7 @@ class CreateMachine(SteppedMachine):
         self._silent.add(host.name)
 
     def _await_ready(self, host: ManagedHost) -> Steps[dict[str, Any] | None]:
-        """Return the sliver as soon as it is ready or after :data:`WAIT`, or None if another host is needed."""
+        """Return the sliver once it is ready or after :data:`WAIT`; None: use another host."""
         silent_since: float | None = None
         while True:
             trying = silent_since is not None

@@ -1,4 +1,4 @@
-"""Driver for OpenStack clouds (OST). The SDK is imported when the first real cloud is used."""
+"""Driver for OpenStack (OST). The SDK is imported when the first real cloud is used."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class CloudLookups:
         return self._remember("networks", None, self._api.list_networks)
 
     def _expandServer(self, server: NodepoolOpenStackServer) -> Any:
-        """Fill in the addresses, from the server's own record; costs calls only when that knows of none."""
+        """Add the addresses from the server's record; makes calls only if it has none."""
         return self._api.expand_server(server, self._networks())
 
     # -- the rest

@@ -56,7 +56,7 @@ class OpenStackDeleteStateMachine(SteppedMachine):
             gone = adapter._wasMissing(server_id) or (yield from self._gone())
 
     def _gone(self) -> Steps[bool]:
-        """Wait until the server no longer exists. Return False if its deletion has to be requested again."""
+        """Wait until the server is deleted. Return False if that has to be requested again."""
         self.state = self.SERVER_DELETING
         watch = self.adapter.watched_servers.watch(self.external_id, self._wake, "delete")
         while True:

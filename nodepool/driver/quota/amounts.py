@@ -1,4 +1,4 @@
-"""Amounts of named resources: what a node needs, a provider has, a pool has used (DRV-6.3)."""
+"""Amounts of named resources: needs of nodes, limits, use of pools (DRV-6.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NodeRequestHandler: takes one request from acceptance to its end (DRV-5, LAU-5 to LAU-7).
+"""Handler of one request from acceptance to its end (DRV-5, LAU-5 to LAU-7).
 
 The steps of one handler run sequentially (``pw.post``); ZooKeeper is written
 asynchronously, and the answer arrives as the next step.  This module fills the node set; how a request ends is

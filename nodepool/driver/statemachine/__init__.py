@@ -1,4 +1,4 @@
-"""State machine driver framework: cloud drivers supply an Adapter, the launches and deletions run here.
+"""State machine framework for cloud drivers, which supply an Adapter.
 
 Names and behaviour: DRV-7.
 """

@@ -105,7 +105,7 @@ class StateMachineNodeLauncher(StatsReporter):
     # -- start of an attempt
 
     def prepare(self) -> None:
-        """Fill the node from the image; the record is written by the caller.  Errors show in the first pass."""
+        """Fill the node from the image; the caller writes it. Errors appear in the first pass."""
         self._prepared = True
         self._prepare_error = None
         try:
@@ -438,7 +438,7 @@ class StateMachineNodeLauncher(StatsReporter):
         return self._pace.next(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
 
     def _delete_failed(self, error: BaseException) -> float | None:
-        """Try again, less and less often; an orphan not for ever, because its provider may have to end."""
+        """Retry with growing pauses; an orphan only for a while, as its provider may have to end."""
         if self.stage is Stage.ORPHANED and self.manager.clock.monotonic() - self._orphan_since > DELETE_LIMIT:
             self.log.error("Cannot delete %s, leaving it to the leak cleanup: %s", self._deleted_id, error)
             self.delete_state_machine = None

@@ -123,7 +123,7 @@ class LeakSearch:
         return self.stopped is not None
 
     def _skip_ids(self, zk: ZooKeeper, highest: int) -> None:
-        """Give new nodes other ids than those of the lost machines: names in many clouds contain the id."""
+        """Skip the ids of lost machines for new nodes: many clouds use the id in names."""
         try:
             zk.cluster.skip_to(highest, MOST_SKIPPED_IDS)
         except Exception as error:

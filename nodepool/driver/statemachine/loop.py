@@ -134,7 +134,7 @@ class PollInterval:
 
 
 def follow_future(machine: StateMachine, seen: object, wake: Callable[[], None]) -> Any:
-    """Have ``wake`` called when the future that the machine waits for is done; returns the future followed."""
+    """Call ``wake`` when the machine's future is done; return that future."""
     future = machine.waiting_future
     if future is not None and future is not seen:
         future.add_done_callback(lambda _future: wake())

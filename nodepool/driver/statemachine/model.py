@@ -43,7 +43,7 @@ class StateMachine:
     trouble: str | None = None
 
     def advance(self) -> Any:
-        """Do the next step; a create machine returns the Instance in the call that sets ``complete``."""
+        """Do the next step; a create machine returns the Instance when it sets ``complete``."""
         raise NotImplementedError
 
     def abandon(self) -> None:

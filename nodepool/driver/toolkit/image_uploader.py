@@ -53,7 +53,7 @@ class ImageUploader:
         """Prepare the service for the segments."""
 
     def uploadSegment(self, segment: Segment) -> None:
-        """Send one segment; called from several threads. Wrap calls that may be repeated in ``retry``."""
+        """Send one segment, on several threads. Wrap calls that may be repeated in ``retry``."""
         raise NotImplementedError
 
     def finishUpload(self) -> Any:

@@ -1,4 +1,4 @@
-"""Upload of an image as blocks of a snapshot, without object storage (AWS-2.8, ``ebs-direct``)."""
+"""Upload of an image as blocks of a snapshot, without object storage (AWS-2.8)."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class AwsImages:
         self, name: str, kind: str, filename: str, tags: dict[str, str], start: Callable[[dict[str, str]], Any],
         look: Callable[[str], Any],
     ) -> Any:  # fmt: skip
-        """Put the file into the bucket, have it imported, remove it again; returns the finished task."""
+        """Upload the file to the bucket, import and remove it; return the finished task."""
         storage = self.provider.object_storage
         if not storage:
             raise exceptions.RuntimeConfigurationException(

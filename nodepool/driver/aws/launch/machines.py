@@ -1,4 +1,4 @@
-"""State machines for creating and deleting an instance and its dedicated host (AWS-2.2 and AWS-2.5).
+"""State machines of an instance and its dedicated host (AWS-2.2 and AWS-2.5).
 
 Nothing blocks here: calls run on the adapter's threads, and objects are polled together.
 """

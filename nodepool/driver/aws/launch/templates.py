@@ -20,7 +20,7 @@ LOCK_WAIT = 300.0
 
 
 class _Group:
-    """The running adapters of one provider: after a reload the old one continues until its launches have ended."""
+    """The running adapters of one provider: an old one stays until its launches have ended."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -32,7 +32,7 @@ class ImageApi(Transport):
         self, name: str, filename: str, disk_format: str, md5: str | None = None, sha256: str | None = None,
         timeout: float = 3600, wait: bool = True, is_public: bool = False, **metadata: dict[str, str],
     ) -> Record:  # fmt: skip
-        """Upload the file and wait until the image is active. What goes wrong leaves no image behind.
+        """Upload the file and wait until the image is active. A failure leaves no image.
 
         :param timeout: seconds for everything.
         :raises ImageCreateException: it took longer.

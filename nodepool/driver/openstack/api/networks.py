@@ -116,7 +116,7 @@ def has_floating(server: Mapping[str, Any]) -> bool:
 
 
 def fill_in(server: dict[str, Any], networks: Networks) -> dict[str, Any]:
-    """Set ``public_v4``, ``public_v6``, ``private_v4`` and ``interface_ip`` (empty when there is none)."""
+    """Set ``public_v4``, ``public_v6``, ``private_v4``, ``interface_ip`` (empty: none)."""
     rules = networks.rules
     private = _private(server, networks) if rules.use_internal else None
     public = _public(server, networks) if rules.use_external else None

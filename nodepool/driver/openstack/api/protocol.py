@@ -78,7 +78,7 @@ class Api(Protocol):
         self, name: str, filename: str, disk_format: str, md5: str | None = None, sha256: str | None = None,
         timeout: float = 3600, wait: bool = True, is_public: bool = False, **metadata: dict[str, str],
     ) -> Any:  # fmt: skip
-        """Upload the file and wait until the image is active. What goes wrong leaves no image behind."""
+        """Upload the file and wait until the image is active. A failure leaves no image."""
 
     def delete_image(self, image_id: str) -> bool: ...
 

@@ -59,7 +59,7 @@ def prepare(client: Connection) -> Any:
 
 
 class Transport:
-    """Requests of one provider. Errors are those of the SDK, :class:`BadAnswer` and :class:`CredentialsRefused`."""
+    """Requests of one provider; errors: the SDK's, BadAnswer and CredentialsRefused."""
 
     def __init__(self, client: Any, calls: CloudCalls, provider: OpenStackProviderConfig, log: logging.Logger) -> None:
         self.client = client
