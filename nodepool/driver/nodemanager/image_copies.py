@@ -73,6 +73,8 @@ class ImageSpreader:
                 file.seek(0)
                 host.upload(image, file, digest.hexdigest(), STALL)
         except (RpcError, RpcFault, OSError) as error:
-            self._log.warning("Image %s cannot be copied from %s to %s: %s; retrying", image, source.name, host.name, error)
+            self._log.warning(
+                "Image %s cannot be copied from %s to %s: %s; retrying with the next pass", image, source.name, host.name, error
+            )
         finally:
             host.forget()
