@@ -332,7 +332,7 @@ def _check(given: Mapping[str, Any], path: str) -> None:
     tls = given.get("api", {}).get("tls")
     if tls is not None and not tls.get("controllers"):
         raise ConfigurationError(
-            f"{path}: api.tls.controllers: missing; list the names in the certificates of the launchers, "
+            f"{path}: api.tls.controllers: missing or empty; list the names in the certificates of the launchers, "
             "such as [launcher1.example.org]; no other certificate of that CA has their rights"
         )
     for number, entry in enumerate(given.get("delegates", ())):

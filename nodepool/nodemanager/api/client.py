@@ -85,7 +85,7 @@ class _TlsConnection(http.client.HTTPSConnection):
             super().connect()
         except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError) as error:
             self.close()
-            raise OSError("the server closed the connection during the TLS handshake; has it too many connections?") from error
+            raise OSError("the server closed the connection during the TLS handshake; too many connections there?") from error
         self.timeout = timeout
         self.sock.settimeout(timeout)
 

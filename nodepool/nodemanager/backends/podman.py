@@ -165,7 +165,7 @@ class PodmanBackend(MountedTreeBackend):
         pid = int(self._podman("container", "inspect", "--format", "{{.State.Pid}}", container).strip())
         started = syscalls.start_time(pid) if pid > 0 else None
         if started is None:
-            raise BackendError(f"the first process of container {container} ended immediately; has {spec.image} a /bin/sh?")
+            raise BackendError(f"the first process of container {container} ended immediately; no /bin/sh in {spec.image}?")
         handle = {
             **handle,
             "pid": pid,

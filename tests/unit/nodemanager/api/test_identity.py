@@ -184,7 +184,7 @@ def test_unix_socket_identity_is_that_of_the_connect(tmp_path: object) -> None:
 def test_controllers_are_named(controllers: list[str] | None) -> None:
     tls = {"cert": "c", "key": "k", "ca": "a", **({} if controllers is None else {"controllers": controllers})}
     with pytest.raises(
-        ConfigurationError, match=r"test: api\.tls\.controllers: missing; list the names .* \[launcher1\.example\.org\]"
+        ConfigurationError, match=r"test: api\.tls\.controllers: missing or empty; list the names .* \[launcher1\.example\.org\]"
     ):
         parse({"api": {"tls": tls}}, "test")
     assert parse({"api": {"tls": {**tls, "controllers": ["nl01"]}}}, "test").tls is not None
