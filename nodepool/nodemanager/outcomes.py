@@ -1,4 +1,4 @@
-"""What can go wrong with slivers: errors of backends, features that a host lacks, how processes end."""
+"""Errors of backends, missing features of a host, and exits of processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nodepool.nodemanager.texts import clean
 
 
 class BackendError(Exception):
-    """Text for people; `retry` says whether the same call may succeed later without a change by the operator."""
+    """An error of a backend; `retry`: the same call may succeed later without a change by the operator."""
 
     def __init__(self, message: str, retry: bool = False) -> None:
         # It may hold names and output from inside.
@@ -18,7 +18,7 @@ class BackendError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """A feature that this host lacks: what it is, whether the backend is useless without it, what to do."""
+    """A missing feature: its name, whether the backend requires it, and how to get it."""
 
     feature: str
     fatal: bool

@@ -1,4 +1,4 @@
-"""What the operations of workers have in common: their type, their errors, and waiting for the daemon."""
+"""Type, errors and protocol that the operations of workers share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Operation = Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int
 
 
 class StepError(Exception):
-    """A step of a worker failed: text for people.
+    """A step of a worker failed; the text is for humans.
 
-    :param retry: the host, or the sliver, lacked something that may be there later; an OSError that it is raised from tells, too.
+    :param retry: the failure may be temporary, because of a shortage on the host or in the sliver; the OSError that this is
+        raised from also counts.
     """
 
     def __init__(self, message: str, retry: bool = False) -> None:
@@ -22,7 +23,7 @@ class StepError(Exception):
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the same may succeed later."""
+    """Return whether the same call may succeed later."""
     cause = error.__cause__
     return (
         getattr(error, "retry", False)
@@ -33,7 +34,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def wait_for_daemon(request: dict[str, Any]) -> list[int]:
-    """Until it says that what this operation needs further is there: more of the request; its descriptors. Raises StepError."""
+    """Wait for the rest of the request; return its descriptors. Raises StepError."""
     frame = request["more"]()
     if frame is None:
         raise StepError("the node manager has given up")
