@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-#: What drivers and their libraries may raise: one that calls sys.exit() ends nothing of ours.
+#: What drivers and their libraries may raise, including SystemExit: sys.exit() in a library must not end our thread.
 FOREIGN = (Exception, SystemExit)
 
 
 class NotFound(Exception):
-    """The resource does not exist any more; every deletion path takes it for success."""
+    """The resource no longer exists; every deletion treats this as success."""
 
 
 class LaunchNodepoolException(Exception):
-    """We cannot launch, for example because no image is ready."""
+    """The launch is impossible, for example because no image is ready."""
 
     statsd_key = "error.nodepool"
 
@@ -44,7 +44,7 @@ class CapacityException(Exception):
 
 
 class QuotaException(Exception):
-    """Over quota: the launch is aborted and tried again when quota frees."""
+    """The quota is exceeded: the launch is aborted and retried when quota becomes free."""
 
 
 class RuntimeConfigurationException(Exception):
@@ -52,7 +52,7 @@ class RuntimeConfigurationException(Exception):
 
 
 class TimeoutException(Exception):
-    """Something took too long."""
+    """An operation timed out."""
 
 
 class ConnectionTimeoutException(TimeoutException):
@@ -88,7 +88,7 @@ class DibFailedError(BuilderError):
 
 
 class ZKException(Exception):
-    """A ZooKeeper operation does not make sense in the present state."""
+    """A ZooKeeper operation is invalid in the current state."""
 
 
 class ZKLockException(ZKException):
@@ -96,8 +96,8 @@ class ZKLockException(ZKException):
 
 
 class ConfigurationError(Exception):
-    """The configuration cannot be used; the text says where and what would be right."""
+    """The configuration is invalid; the text says where and how to correct it."""
 
 
 class IncompleteConfiguration(ConfigurationError, RuntimeError):
-    """An option is missing that the program cannot do without."""
+    """An option is missing that the program requires."""

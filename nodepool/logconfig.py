@@ -17,7 +17,7 @@ CONTINUATION = "  "
 
 _SERVER_LOGGING: dict[str, Any] = {
     "version": 1,
-    # Modules make their loggers at import, which is before this is applied.
+    # Modules create their loggers at import, before this configuration is applied.
     "disable_existing_loggers": False,
     "formatters": {"simple": {"class": "nodepool.logconfig.MultiLineFormatter", "format": LOG_FORMAT}},
     "handlers": {
@@ -33,15 +33,15 @@ _SERVER_LOGGING: dict[str, Any] = {
     "root": {"handlers": ["null"]},
 }
 
-#: What messages go to, with the ids of what they are about or without.
+#: Destinations of messages, with or without the ids of their objects.
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
 
 class MultiLineFormatter(logging.Formatter):
-    """Gives every line of a record the prefix of its own: ``grep`` then finds tracebacks too."""
+    """Prefixes every line of a record, so that ``grep`` finds tracebacks, too."""
 
     def format(self, record: logging.LogRecord) -> str:
-        # A copy: other handlers must see the message in one piece.
+        # A copy: other handlers must get the message as one piece.
         record = copy.copy(record)
         text = record.getMessage()
         if self.usesTime():
@@ -62,38 +62,39 @@ class MultiLineFormatter(logging.Formatter):
 
 
 class LoggingConfig(abc.ABC):
-    """A logging set-up that can be applied to this process."""
+    """A logging configuration that can be applied to this process."""
 
     @abc.abstractmethod
     def apply(self) -> None:
-        """Make this the process' logging."""
+        """Apply this configuration to the process."""
 
 
 class DictLoggingConfig(LoggingConfig):
-    """A set-up in the form of Python's ``dictConfig``."""
+    """A configuration in the form of Python's ``dictConfig``."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
 
     def apply(self) -> None:
-        """
-        :raises ValueError: the set-up cannot be used, for example a directory is missing.
+        """Apply this configuration to the process.
+
+        :raises ValueError: it cannot be applied, for example because a directory is missing.
         """
         try:
             logging.config.dictConfig(self._config)
         except ValueError as error:
-            # Which file or class it was stands in the cause only.
+            # Only the cause names the file or class.
             reason = f": {error.__cause__}" if error.__cause__ else ""
             raise ValueError(f"Logging: {error}{reason}") from error
 
     def writeJson(self, path: str) -> None:
-        """Write the set-up as JSON, readable again by :func:`load_config`."""
+        """Write the configuration as JSON, which :func:`load_config` reads."""
         with open(path, "w", encoding="utf-8") as stream:
             json.dump(self._config, stream, indent=2)
 
 
 class ServerLoggingConfig(DictLoggingConfig):
-    """The daemons' built-in set-up: standard output, or a file once ``server`` is set."""
+    """The daemons' default: standard output, or a file once ``server`` is set."""
 
     def __init__(self, config: dict[str, Any] | None = None, server: str | None = None) -> None:
         super().__init__(copy.deepcopy(_SERVER_LOGGING) if config is None else config)
@@ -119,7 +120,7 @@ class ServerLoggingConfig(DictLoggingConfig):
                 section["handlers"] = ["normal"]
 
     def setDebug(self) -> None:
-        """Show debug messages of everything that showed informational ones."""
+        """Log debug messages wherever informational messages are logged."""
         for part in ("handlers", "loggers"):
             for section in self._config[part].values():
                 if section.get("level") == "INFO":
@@ -127,7 +128,7 @@ class ServerLoggingConfig(DictLoggingConfig):
 
 
 class FileLoggingConfig(LoggingConfig):
-    """A set-up in the form of Python's ``fileConfig`` (INI)."""
+    """A configuration in the form of Python's ``fileConfig`` (INI)."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -137,12 +138,15 @@ class FileLoggingConfig(LoggingConfig):
 
 
 def log_file(server: str) -> str:
-    """Where a daemon in the background logs."""
+    """Return the path to which a daemon in the background logs."""
     return os.path.join(LOG_DIRECTORY, f"{server}.log")
 
 
 def load_config(path: str) -> LoggingConfig:
-    """Read the file given with ``-l``; ``ValueError`` when it is missing or malformed."""
+    """Read the file given with ``-l``.
+
+    :raises ValueError: the file is missing or malformed.
+    """
     path = os.path.expanduser(path)
     if not os.path.exists(path):
         raise ValueError(f"Unable to read logging config file at {path}")
@@ -160,7 +164,7 @@ def load_config(path: str) -> LoggingConfig:
 
 
 class EventIdLogAdapter(logging.LoggerAdapter[Any]):
-    """Prefixes messages with the event, request and node they are about."""
+    """Prefixes messages with event, request and node id."""
 
     _PARTS = (("event_id", "e"), ("node_request", "node_request"), ("node", "node"))
 
@@ -178,7 +182,7 @@ def get_annotated_logger(
     node_request_id: str | None = None,
     node_id: str | None = None,
 ) -> EventIdLogAdapter:
-    """An adapter that names event, request and node; an adapter given is updated and returned."""
+    """Return an adapter that adds event, request and node ids; a given adapter is updated."""
     known: Mapping[str, Any] = logger.extra or {} if isinstance(logger, logging.LoggerAdapter) else {}
     given = {"event_id": event_id, "node_request": node_request_id, "node": node_id}
     extra = {**known, **{key: value for key, value in given.items() if value is not None}}

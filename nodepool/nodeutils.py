@@ -21,7 +21,10 @@ ITERATE_INTERVAL = 2
 def iterate_timeout(
     max_seconds: float, exc: Callable[[str], BaseException], purpose: str, interval: float = ITERATE_INTERVAL
 ) -> Iterator[int]:
-    """Yield 1, 2, ... every ``interval`` seconds; after ``max_seconds`` raise ``exc("Timeout waiting for ...")``."""
+    """Yield 1, 2, ... every ``interval`` seconds.
+
+    After ``max_seconds``, ``exc("Timeout waiting for ...")`` is raised.
+    """
     deadline = time.monotonic() + max_seconds
     count = 0
     while time.monotonic() < deadline:
@@ -32,9 +35,9 @@ def iterate_timeout(
 
 
 def set_node_ip(node: Any) -> None:
-    """Resolve ``node.hostname`` and fill in ``public_ipv4`` or ``public_ipv6``.
+    """Resolve ``node.hostname`` and set ``public_ipv4`` or ``public_ipv6``.
 
-    Names containing ``fake`` are left alone. Raises LaunchNetworkException when the name has no address.
+    Names containing ``fake`` are skipped. Raises LaunchNetworkException if the name has no address.
     """
     if "fake" in node.hostname:
         return
@@ -53,20 +56,21 @@ def set_node_ip(node: Any) -> None:
 
 
 def nodescan(ip: str, port: int = 22, timeout: float = 60, gather_hostkeys: bool = True) -> list[str]:
-    """Wait up to ``timeout`` seconds for the port to answer; returns the host keys as ``"<type> <base64>"``.
+    """Wait up to ``timeout`` seconds for the port to answer; return the host keys.
 
-    Without ``gather_hostkeys`` a TCP connection is enough and the list is empty. Raises ConnectionTimeoutException.
+    Keys have the form ``"<type> <base64>"``. Without ``gather_hostkeys`` a TCP connection is sufficient and the list is
+    empty. Raises ConnectionTimeoutException.
     """
     if "fake" in ip:
         return ["ssh-rsa FAKEKEY"] if gather_hostkeys else []
-    # Imported here: drivers that never scan need none of it.
+    # Imported here, because most drivers never scan.
     from nodepool.nodescan import scan_blocking
 
     return scan_blocking(ip, port, timeout, gather_hostkeys)
 
 
 class Timer:
-    """Context manager; logs at debug level how long its block took."""
+    """Context manager that logs the duration of its block at debug level."""
 
     def __init__(self, log: logging.Logger | logging.LoggerAdapter[Any], msg: str) -> None:
         self.log = log

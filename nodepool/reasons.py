@@ -1,6 +1,6 @@
-"""Why a request has to wait or is declined: closed sets of reasons with parameters, and the one place that puts them into words.
+"""Reasons why a request waits or is declined, with parameters, and their texts.
 
-The same value decides which requests are looked at again when something changes, and is told in ``/waiting-list``, logs,
+The same value decides which requests are rechecked when something changes, and is shown in ``/waiting-list``, logs,
 commands and metrics.
 """
 
@@ -14,16 +14,16 @@ from typing import Any
 
 
 class _Text(enum.Enum):
-    """Each member has its text."""
+    """An enumeration whose values are texts."""
 
     @property
     def word(self) -> str:
-        """For JSON and metrics."""
+        """Return the code for JSON and metrics."""
         return self.name.lower().replace("_", "-")
 
     @property
     def told(self) -> bool:
-        """Whether an event reports its end; otherwise only the next periodic check finds out."""
+        """Return whether an event reports its end; otherwise only the periodic check notices it."""
         return self not in (Code.ERROR, Code.NOTHING_FREE_NO_EVENT)
 
 
@@ -40,7 +40,7 @@ class Declined(_Text):
     LABEL_PROBLEM = "{problem}"
     NODES_FAILED = "launch of node {nodes} failed"
     ERROR = "error: {error}"
-    #: A driver that decides by itself.
+    #: Text of a driver that decides without the launcher.
     BY_DRIVER = "{text}"
 
 
@@ -74,28 +74,28 @@ class Code(_Text):
     ERROR = "error: {error}"
 
 
-_BUG = "report a bug: the launcher's log has the trace"
+_BUG = "report a bug and attach the traceback from the launcher's log"
 _NODES = "add nodes of the label, or wait until one is returned"
-_HELD = "or delete nodes that are held or forgotten"
+_HELD = "or delete held and forgotten nodes"
 _START = "see `nodepool problem-list` and the launcher's log for why the provider did not start"
-#: The suggestion of each code where an operator can do something, with the reason's parameters and ``option``.
+#: Suggestions by code, if an operator can do something; texts use the reason's parameters and ``option``.
 HELP: dict[_Text, str] = {
     Code.SWITCHED_OFF: "raise `max-concurrency` of the provider",
-    Code.MAX_CONCURRENCY: "raise `max-concurrency` of the provider, or wait for its launches under way",
+    Code.MAX_CONCURRENCY: "raise `max-concurrency` of the provider, or wait until running launches end",
     Code.NO_FREE_NODE: _NODES,
     Code.NOTHING_FREE: _NODES,
-    Code.PROVIDER_QUOTA: f"raise the quota of the cloud of provider {{provider}}, {_HELD}",
+    Code.PROVIDER_QUOTA: f"raise the cloud quota of provider {{provider}}, {_HELD}",
     Code.POOL_LIMIT: f"raise `{{option}}` of pool {{name}}, {_HELD}",
-    Code.REFUSED_BY_CLOUD: "raise the quota of the cloud of provider {provider}; other use of the account counts, too",
+    Code.REFUSED_BY_CLOUD: "raise the cloud quota of provider {provider}; other users of the account count, too",
     Code.TENANT_LIMIT: "raise `{option}` of tenant {tenant} in `tenant-resource-limits`, or wait until it returns nodes",
     Code.PROVIDER_NOT_RUNNING: _START,
     Code.NOT_RUNNING: _START,
-    Code.OTHERS_DECLINE: "check `nodepool status` for a launcher that is registered, but does not work",
+    Code.OTHERS_DECLINE: "check `nodepool status` for a registered launcher that does not work",
     Code.POOL_PAUSED: "see `nodepool explain request {request}` for what that request waits for",
     Code.PAUSED: f"raise the limit that the reason names, {_HELD}",
     Code.ERROR: _BUG,
     Declined.POOL_DISABLED: "raise `max-servers` of the pool, which is 0",
-    Declined.OVER_LIMIT: "{limit_help}, or request fewer or smaller nodes at once",
+    Declined.OVER_LIMIT: "{limit_help}, or request fewer or smaller nodes",
     Declined.NODES_FAILED: "see `nodepool explain node {nodes}` for each attempt",
     Declined.LABEL_PROBLEM: "{help}",
     Declined.ERROR: _BUG,
@@ -105,36 +105,39 @@ _OPTIONS = {"instances": "max-servers", "cores": "max-cores", "ram": "max-ram"}
 
 @dataclass(frozen=True)
 class Reason:
-    """:param pool: of ours, as ``PROVIDER-POOL``; empty when it concerns none in particular."""
+    """A code with its parameters.
+
+    :param pool: of this launcher, as ``PROVIDER-POOL``; empty if it concerns no specific pool.
+    """
 
     code: Code | Declined
     parameters: tuple[tuple[str, object], ...] = ()
     pool: str = ""
 
     def at(self, pool: str) -> Reason:
-        """The same, of that pool."""
+        """Return the same reason for that pool."""
         return dataclasses.replace(self, pool=pool)
 
     def matches(self, code: Code | Declined, **parameters: object) -> bool:
-        """Whether it is of this kind, and has at least these parameters."""
+        """Return whether the reason has this code and at least these parameters."""
         return self.code is code and parameters.items() <= dict(self.parameters).items()
 
     @property
     def root(self) -> Reason:
-        """What stops the request; for a paused pool, why it is paused."""
+        """Return the reason that blocks the request; for a paused pool, why it is paused."""
         why = dict(self.parameters).get("why")
         return why if isinstance(why, Reason) else self
 
     @property
     def suggestion(self) -> str:
-        """What an operator can do; empty when it ends without help."""
+        """Return what an operator can do; empty if the wait ends without intervention."""
         root = self.root
         values: dict[str, Any] = {"help": "", **dict(root.parameters)}
         text, limit = HELP.get(root.code, ""), values.get("limit")
         if isinstance(limit, Reason):
             values["limit_help"] = limit.suggestion.removesuffix(f", {_HELD}")
         if root.code is Code.TENANT_LIMIT and values["needed"] > limit:
-            text = text.replace("wait until it returns nodes", "request fewer nodes at once")
+            text = text.replace("wait until it returns nodes", "request fewer nodes")
         resource = str(values.get("resource", ""))
         return text.format(**{"option": _OPTIONS.get(resource, f"max-{resource}"), **values})
 

@@ -9,10 +9,10 @@ FALLBACK = "12.0.0"
 
 
 class VersionInfo:
-    """What outside code imports as ``version_info``."""
+    """Version information that external code imports as ``version_info``."""
 
     def version_string(self) -> str:
-        import importlib.metadata  # takes a hundredth of a second, which most commands have no need of
+        import importlib.metadata  # takes 10 ms, and most commands do not need it
 
         try:
             return importlib.metadata.version("nodepool")

@@ -1,1 +1,1 @@
-"""Parts that everything may use and that use nothing of ours."""
+"""Basic modules: every other package may use them, and they use none of ours."""

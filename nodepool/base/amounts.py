@@ -1,4 +1,4 @@
-"""Amounts of resources: parts of cores add up as decimals do."""
+"""Exact arithmetic for amounts of resources such as fractions of cores."""
 
 from __future__ import annotations
 
@@ -6,5 +6,8 @@ from typing import Any
 
 
 def exact(value: object) -> Any:
-    """A sum or difference without the noise of binary fractions: 1.9 less nineteen times 0.1 is 0, and 0.1 more does not fit."""
+    """Return a sum or difference without binary rounding errors.
+
+    For example, 1.9 minus nineteen times 0.1 is 0, so that another 0.1 does not fit.
+    """
     return round(value, 6) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""How long to wait after failures: the formula, and the same by key."""
+"""Exponential back-off: the formula, and pauses by key."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds: ``first`` after the first failure, ``factor`` times as many after each further one, at most ``longest``.
+    """Compute pauses in seconds after consecutive failures.
 
-    :param jitter: the part of a pause that is left to chance, so that those who failed together do not try again together.
+    The pause is ``first`` after the first failure, multiplied by ``factor`` after each further one, and at most ``longest``.
+
+    :param jitter: the random part of a pause, so that parties that failed together do not retry together.
     """
 
     first: float
@@ -22,10 +24,10 @@ class Backoff:
     jitter: float = 0.0
 
     def pause(self, failures: int, chance: Callable[[], float] = random.random) -> float:
-        """Seconds to wait after so many failures in a row."""
+        """Return the seconds to wait after this many consecutive failures."""
         if failures < 1:
             return 0.0
-        # Bounded: a float has no room for what grows for days.
+        # Bounded: after days of failures the power would overflow a float.
         pause = min(self.longest, self.first * self.factor ** min(failures - 1, 60))
         return pause * (1 - self.jitter + self.jitter * chance())
 
@@ -34,12 +36,12 @@ class Backoff:
 class _Failures:
     count: int
     until: float
-    #: What was tried; when it is another thing now, there is no pause.
+    #: What was tried; a failure of something else starts without a pause.
     subject: Hashable
 
 
 class KeyedBackoff:
-    """Pauses by key; kept in memory, a restart tries everything at once."""
+    """Pauses by key. They are kept in memory: after a restart everything is tried immediately."""
 
     def __init__(self, backoff: Backoff, now: Callable[[], float] = time.monotonic) -> None:
         self._backoff = backoff
@@ -48,9 +50,9 @@ class KeyedBackoff:
         self._failures: dict[Hashable, _Failures] = {}
 
     def failed(self, key: Hashable, subject: Hashable = None, *, together: bool = False) -> float:
-        """Note a failure; returns when (by the clock given) to try again.
+        """Record a failure; return when (by the given clock) to retry.
 
-        :param together: those that fail before that count as one; they were under way at the same time.
+        :param together: failures before this time count as one, because those attempts ran concurrently.
         """
         with self._lock:
             now, before = self._now(), self._failures.get(key)
@@ -67,13 +69,13 @@ class KeyedBackoff:
             self._failures.pop(key, None)
 
     def attempts(self, key: Hashable, subject: Hashable = None) -> int:
-        """Failures in a row of this subject."""
+        """Return the number of consecutive failures of this subject."""
         with self._lock:
             failures = self._failures.get(key)
             return failures.count if failures is not None and failures.subject == subject else 0
 
     def wait(self, key: Hashable, subject: Hashable = None) -> float:
-        """Seconds to wait before the next attempt; 0 when it may be now."""
+        """Return the seconds until the next attempt; 0 if it may start now."""
         with self._lock:
             failures = self._failures.get(key)
             if failures is None or failures.subject != subject:

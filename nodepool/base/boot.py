@@ -1,4 +1,4 @@
-"""Which start of this machine it is: process ids of another one mean nothing."""
+"""Identify the current boot of this machine: process ids of another boot are meaningless."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def boot_id() -> str:
-    """Changes with each start of the machine; empty when there is no telling."""
+    """Return an id that changes with each boot; empty if it is unknown."""
     try:
         with open(BOOT_ID, encoding="ascii") as file:
             return file.read().strip()

@@ -1,4 +1,4 @@
-"""The time as launcher, builder and drivers ask for it when they decide something; tests step one of their own."""
+"""The clock that launcher, builder and drivers use for decisions; tests replace it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Return monotonic seconds."""
         ...
 
     def time(self) -> float:
-        """UNIX time, as in records."""
+        """Return the UNIX time, as used in records."""
         ...
 
 
@@ -21,7 +21,7 @@ class _System:
     time = staticmethod(time.time)
 
 
-#: What everything uses outside tests. Time limits of waits and joins are the system's in any case.
+#: The clock outside of tests. Time limits of waits and joins always use the system clock.
 SYSTEM: Clock = _System()
 
 __all__ = ["SYSTEM", "Clock"]

@@ -1,4 +1,4 @@
-"""Files that are complete or as they were, and locks on files."""
+"""Atomic replacement of files, and locks on files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-#: Beginning of the names of files that are not complete yet; a crash may leave such a one.
+#: Prefix of incomplete files; a crash may leave one behind.
 NEW = ".new-"
 
 
@@ -19,12 +19,13 @@ NEW = ".new-"
 def new_file(
     path: str, mode: int = 0o600, *, sync: bool = True, place: Callable[[str, str], Any] = os.replace
 ) -> Iterator[BinaryIO]:
-    """A file that becomes ``path`` when the block ends in order; until then, and after a crash, that is as it was.
+    """Open a file that replaces ``path`` if the block ends without an error.
 
-    Other users cannot read it before it is complete. After an error nothing is left of it.
+    Until then, and after a crash, ``path`` keeps its former content. Other users cannot read the new file before it is
+    complete. After an error it is deleted.
 
-    :param sync: on the disk, and in its directory, before this returns.
-    :param place: gives it its name.
+    :param sync: flush the file and its directory to disk before returning.
+    :param place: moves the complete file to its final name.
     """
     directory = os.path.dirname(path)
     fd, temporary = tempfile.mkstemp(dir=directory or ".", prefix=f"{NEW}{os.path.basename(path)[:64]}-")
@@ -32,7 +33,7 @@ def new_file(
         with open(temporary, "wb", opener=lambda *_: fd) as file:
             yield file
             file.flush()
-            if mode != 0o600:  # which it has; some file systems know no modes
+            if mode != 0o600:  # which this is; some file systems do not support modes
                 os.fchmod(fd, mode)
             if sync:
                 os.fsync(fd)
@@ -46,13 +47,13 @@ def new_file(
 
 
 def replace_file(path: str, content: bytes | str, mode: int = 0o600, *, sync: bool = True) -> None:
-    """:func:`new_file` with this content."""
+    """Replace a file atomically by this content, see :func:`new_file`."""
     with new_file(path, mode, sync=sync) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def sync_directory(path: str) -> None:
-    """Make it durable what has got, or lost, its name in the directory."""
+    """Make created, renamed and deleted names in the directory durable."""
     fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -61,10 +62,10 @@ def sync_directory(path: str) -> None:
 
 
 def lock_file(fd: int, timeout: float = 0.0, *, shared: bool = False) -> None:
-    """Lock the open file, or directory, until it is closed; flock() itself knows no time limit.
+    """Lock an open file or directory until it is closed; flock() itself has no time limit.
 
-    :param timeout: seconds to wait for those that have it.
-    :raises BlockingIOError: they still have it.
+    :param timeout: seconds to wait for the current holders of the lock.
+    :raises BlockingIOError: the lock is still held.
     """
     deadline = time.monotonic() + timeout
     pause = threading.Event()

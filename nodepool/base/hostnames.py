@@ -1,4 +1,4 @@
-"""Names of this host; looked up once, as the resolver may be slow."""
+"""Names of this host, looked up once because the resolver may be slow."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ TLS_REQUIRED = (
 
 
 def split_hosts(hosts: str) -> tuple[str, str]:
-    """Host list and chroot of a connection string; the same chroot may stand on every entry (CFG-4.5).
+    """Return host list and chroot of a connection string; entries may repeat it (CFG-4.5).
 
-    :raises ConfigurationError: entries with different chroots.
+    :raises ConfigurationError: entries have different chroots.
     """
     servers: list[str] = []
     chroots: set[str] = set()

@@ -1,4 +1,4 @@
-"""Which registered pools offer what is asked for, in words."""
+"""Describe which registered pools offer the requested labels."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 
 def joined(words: Iterable[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``; sorted."""
+    """Return the sorted texts as ``a``, ``a and b`` or ``a, b and c``."""
     words = sorted(words)
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 def unknown_labels(labels: Collection[str], pools: Iterable[Any]) -> set[str]:
-    """Those that no pool has."""
+    """Return the labels that no pool offers."""
     return set(labels) - {label for pool in pools for label in pool.labels}
 
 
 def why_not_offered(labels: Collection[str], pools: Collection[Any], who: str = "pool") -> str | None:
-    """Why no pool can serve a request for these labels at once; None: at least one offers them all.
+    """Return why no single pool can serve a request for these labels; None: one can.
 
-    :param pools: with the attribute ``labels``.
+    :param pools: objects with the attribute ``labels``.
     """
     unknown = unknown_labels(labels, pools)
     if unknown:

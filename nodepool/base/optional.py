@@ -1,4 +1,4 @@
-"""Python packages that only some installations need (the extras of setup.cfg), and the command that installs a missing one."""
+"""Optional Python packages (the extras of setup.cfg), and how to install missing ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 
-#: Module -> what brings it.
+#: Module -> distribution that provides it.
 DISTRIBUTIONS = {
     "azure.core": "azure-core",
     "azure.identity": "azure-identity",
@@ -33,7 +33,7 @@ DISTRIBUTIONS = {
 
 _OPENSTACK = ("openstack", "keystoneauth1")
 _KUBERNETES = ("kubernetes", "urllib3")
-#: Built-in driver -> modules without which it cannot work.
+#: Built-in driver -> modules that it requires.
 OF_DRIVER = {
     "aws": ("boto3", "botocore"),
     "azure": ("requests",),
@@ -50,14 +50,14 @@ OF_DRIVER = {
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ImportError:  # of a package above it
+    except ImportError:  # of a parent package
         return False
-    except ValueError:  # imported without a description, as a test or a frozen program may
+    except ValueError:  # imported without a spec, as in tests or frozen programs
         return sys.modules.get(module) is not None
 
 
 def _requirements() -> dict[str, str]:
-    """Distribution, in lower case -> which one, as pip takes it; empty when this package itself is not installed."""
+    """Return distribution (lower case) -> requirement for pip; empty if not installed."""
     import importlib.metadata  # not at each start
 
     try:
@@ -69,9 +69,9 @@ def _requirements() -> dict[str, str]:
 
 
 def missing(modules: Iterable[str]) -> str | None:
-    """Which of the modules are not installed, with the command that installs them; None: all are there.
+    """Return the missing modules with the command that installs them; None: none is missing.
 
-    The command has no name of an extra: in the package index, this package's own name is that of other releases.
+    The command does not use the name of an extra: in the package index, this package's name belongs to other releases.
     """
     absent = sorted(name for name in modules if not _is_there(name))
     if not absent:

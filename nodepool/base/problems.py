@@ -1,4 +1,4 @@
-"""What does not work at present, for ``/ready`` and ``nodepool problem-list``."""
+"""Current problems, for ``/ready`` and ``nodepool problem-list``."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 from typing import Any
 
 OVERDUE = 3600.0
-"""Seconds after which a try of an image that was due is not expected any more."""
+"""Seconds after which an overdue attempt of an image is no longer expected."""
 LONGEST = 400
 """Characters of a problem's text."""
 MOST_PUBLISHED = 200
-"""Problems in a component record: ZooKeeper takes no more than a mebibyte, and ends the connection of who sends more."""
+"""Problems in a component record: ZooKeeper closes the connection of a client that sends more than 1 MiB."""
 
 
 def one_line(text: object) -> str:
-    """The text as it fits into a list."""
+    """Return the text as a single line for lists."""
     line = " ".join(str(text).split())
     return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 
 
 def error_line(error: BaseException) -> str:
-    """Its type and text, as they fit into a list; also of a driver's error whose ``__str__`` raises."""
+    """Return type and text of an error in one line, even if its ``__str__`` raises."""
     return one_line("".join(traceback.format_exception_only(error)))
 
 
 def printable(text: str) -> str:
-    """For a terminal, which obeys control characters: they are shown escaped, but for ends of lines."""
+    """Return the text with control characters escaped, except newlines, for a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
@@ -38,14 +38,14 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """Of a provider or one of its labels, or of the launcher as a whole."""
+    """A problem of a provider, of one of its labels, or of the whole launcher."""
 
     text: str
     provider: str | None = None
     label: str | None = None
-    #: Who has it, when that is not the launcher that tells it.
+    #: The affected daemon, if it is not the launcher that reports the problem.
     host: str | None = None
-    #: What an operator can do.
+    #: Suggestion for the operator.
     help: str = ""
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Problem:
         return f"{place}: {text}" if place else text
 
     def record(self) -> dict[str, Any]:
-        """As the component record of the launcher has it."""
+        """Return the problem as stored in the launcher's component record."""
         found = {"provider": self.provider, "label": self.label, "problem": self.text}
         return {**found, "help": self.help} if self.help else found
 
@@ -67,20 +67,20 @@ REMEDIES = {
     "flavor": "correct the flavor of the label, or create it in the cloud",
     "image": "correct the image of the label, or upload the image to the cloud",
     "quota": "raise the quota of the cloud, or use a smaller flavor",
-    "launch": "repair what the message names; each request for the label tries again",
+    "launch": "repair what the message names; each request for the label retries",
     "deletion": "repair what the message names; the deletion is retried until it succeeds",
 }
-"""What an operator can do about a problem of a label, by what was tried."""
+"""What an operator can do about a problem of a label, by the step that failed."""
 DELETION = "deletion of node "
-"""A problem of a node that is no problem of its label begins so."""
+"""Prefix of problems that concern a node, but not its label."""
 
 
 def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> list[Problem]:
-    """Images whose last build failed, and uploads of which the last failed, until one works; by image.
+    """Return images whose last build failed, and failed uploads, until one succeeds; by image.
 
-    One whose next try is long overdue is not tried any more (it was removed or paused), and is left out.
+    Failures whose next attempt is long overdue are omitted: the image was removed or paused.
 
-    :param progress: what builders have told (``ProgressData``).
+    :param progress: records of the builders (``ProgressData``).
     """
     oldest = clock() - OVERDUE
     newest: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
         Problem(
             one_line(f"image {failure.image}: the last upload failed: {failure.reason}"),
             failure.provider,
-            help="repair what the message names; the upload is tried again",
+            help="repair what the message names; the upload is retried",
         )
         for _key, failure in sorted(progress.failures.items())
         if failure.next_try is None or failure.next_try > oldest
@@ -109,7 +109,7 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
 
 
 def as_record_list(problems: list[Problem]) -> list[dict[str, Any]]:
-    """As the component record has them, not more than it can hold."""
+    """Return the problems for the component record, shortened to what it can hold."""
     shown = [problem.record() for problem in problems[:MOST_PUBLISHED]]
     if left := len(problems) - len(shown):
         shown.append(Problem(f"and {left} more; /ready of this launcher has all").record())
@@ -117,17 +117,17 @@ def as_record_list(problems: list[Problem]) -> list[dict[str, Any]]:
 
 
 class TellsTroubles(abc.ABC):
-    """A provider that tells itself what does not work at present."""
+    """A provider that reports its current problems."""
 
     @abc.abstractmethod
     def troubles(self) -> list[str]:
-        """One line each, without the name of the provider."""
+        """Return one line per problem, without the name of the provider."""
 
 
 class LabelProblems:
-    """Why labels of one provider do not work; each reason stays until the same thing has worked.
+    """Why labels of one provider do not work; kept until the same step succeeds.
 
-    What was tried (``what``) is a key of :data:`REMEDIES`, or the pool of a driver that has raised.
+    The failed step (``what``) is a key of :data:`REMEDIES`, or the pool of a driver that raised an exception.
     """
 
     def __init__(self, provider: str) -> None:
@@ -137,7 +137,7 @@ class LabelProblems:
 
     def note(self, label: str, what: str, reason: object) -> None:
         text = one_line(reason)
-        # Messages that are made for the log tell the place themselves.
+        # Messages for the log name the pool or label already.
         start, sep, rest = text.partition(f", label {label}: ")
         if sep and start.startswith(f"provider {self.provider}"):
             text = rest

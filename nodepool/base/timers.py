@@ -1,4 +1,4 @@
-"""One thread that calls small functions at their time; shared by everything of one provider that waits."""
+"""A thread that calls short functions at given times, shared by all waits of one provider."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("nodepool.cloud.timers")
 
 
 class Timer:
-    """A planned call; ``cancel`` may be called at any time."""
+    """A scheduled call; ``cancel`` may be called at any time."""
 
     __slots__ = ("function", "when")
 
@@ -28,7 +28,7 @@ class Timer:
 
 
 class Timers:
-    """Calls functions ``seconds`` from now. They must be quick: hand work to an executor.
+    """Calls functions after ``seconds``. They must be short: submit longer work elsewhere.
 
     The thread starts with the first timer and ends with :meth:`stop`.
     """
@@ -43,7 +43,7 @@ class Timers:
         self._stopped = False
 
     def after(self, seconds: float, function: Callable[[], None]) -> Timer:
-        """Plan a call; after :meth:`stop` nothing happens."""
+        """Schedule a call; ignored after :meth:`stop`."""
         timer = Timer(self.clock() + max(0.0, seconds), function)
         with self._condition:
             if self._stopped:
@@ -52,13 +52,13 @@ class Timers:
             if self._heap[0][2] is timer:
                 self._condition.notify()
             if self._thread is None:
-                # "Thread-": test benches of the services wait for the end of threads by other names.
+                # Not named "Thread-": test benches wait until threads with that prefix have ended.
                 self._thread = threading.Thread(target=self._run, name=f"Thread-timers-{self.name}", daemon=True)
                 self._thread.start()
         return timer
 
     def stop(self) -> None:
-        """Drop what is planned and end the thread; does not wait for a call under way."""
+        """Cancel all timers and end the thread, without waiting for a running call."""
         with self._condition:
             self._stopped = True
             self._heap.clear()

@@ -1,7 +1,7 @@
-"""A queue of keys with merging, delay, priority and per-key exclusion, and the worker loop around it.
+"""A queue of keys with merging, delays, priorities and exclusion, and its worker loop.
 
-Keys say only *what to look at*.  Adding a key that waits already merges; a key that is being worked on is handed
-out again afterwards, never to two workers at once.
+Keys only say *which object to check*.  Adding a key that is already queued has no effect; a key that is being processed
+is handed out again afterwards, never to two workers at the same time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class WorkQueue(Generic[K]):
-    """Thread-safe.  ``monotonic`` is injected so that delays are tested without waiting."""
+    """A thread-safe queue. ``monotonic`` is injected so that tests of delays do not wait."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._now = monotonic
@@ -42,7 +42,7 @@ class WorkQueue(Generic[K]):
             return len(self._ready) + len(self._due)
 
     def add(self, key: K, urgent: bool = True) -> None:
-        """Make the key ready now; a delay it waits for is over."""
+        """Make the key ready now, even if it was delayed."""
         with self._condition:
             self._due.pop(key, None)
             if self._add(key, urgent):
@@ -59,7 +59,7 @@ class WorkQueue(Generic[K]):
         return True
 
     def add_later(self, key: K, delay: float) -> None:
-        """Make the key ready in ``delay`` seconds, or when it is due earlier anyway."""
+        """Make the key ready in ``delay`` seconds, or earlier if it was already due earlier."""
         with self._condition:
             due = self._now() + delay
             if key in self._ready or self._due.get(key, due + 1) <= due:
@@ -69,7 +69,7 @@ class WorkQueue(Generic[K]):
             self._condition.notify()
 
     def _promote(self) -> float | None:
-        """Move due keys to the ready ones; seconds until the next, or None."""
+        """Move due keys to the ready ones; return the seconds until the next, or None."""
         while self._delayed:
             due, _, key = self._delayed[0]
             if self._due.get(key) != due:
@@ -84,7 +84,10 @@ class WorkQueue(Generic[K]):
         return None
 
     def get(self, timeout: float | None = None) -> K | None:
-        """The next key, or None after ``timeout`` seconds or when closed.  Follow with :meth:`done`."""
+        """Return the next key, or None after ``timeout`` seconds or when closed.
+
+        Call :meth:`done` when the key has been processed.
+        """
         end = None if timeout is None else time.monotonic() + timeout
         with self._condition:
             while True:
@@ -111,17 +114,17 @@ class WorkQueue(Generic[K]):
                 self._condition.notify()
 
     def close(self) -> None:
-        """Wake all workers; nothing is handed out any more."""
+        """Wake all workers; no further keys are handed out."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
 
 
 class Reconciler(Generic[K]):
-    """Threads that take keys and call ``reconcile(key)``.
+    """Threads that call ``reconcile(key)`` for each key.
 
-    Its result is None (done) or the seconds after which to look again; an exception is logged and tried again with
-    a growing delay.
+    It returns None (done) or the seconds until the next check. After an exception, which is logged, it is called again
+    with a growing delay.
     """
 
     BACKOFF = Backoff(0.5, 60.0)
@@ -163,7 +166,7 @@ class Reconciler(Generic[K]):
             except FOREIGN:
                 count = self._failures[key] = self._failures.get(key, 0) + 1
                 again = self.BACKOFF.pause(count)
-                self._log.exception("Reconciling %s failed; next try in %.1f s", key, again)
+                self._log.exception("Reconciling %s failed; retrying in %.1f s", key, again)
             else:
                 self._failures.pop(key, None)
             finally:

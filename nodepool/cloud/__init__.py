@@ -1,6 +1,6 @@
-"""The shared way to a cloud: measured, paced, deadline-bound calls, shared looks, batched deletions.
+"""Access to a cloud: rate-limited calls with deadlines, shared polls, batched deletions.
 
-No cloud library is imported here; a driver brings its calls and its classifier of errors.
+This package imports no cloud library: a driver provides its calls and a classifier of errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers of the cloud that are kept for a time, or until they seem to be wrong."""
+"""Caches answers of the cloud for a limited time, or until they seem to be outdated."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nodepool.cloud.errors import CallTimeout
 Key = tuple[str, str | None]
 
 SHARED_DEADLINE = 150.0
-"""Seconds to wait for the answer to a question of another thread: longer than a call with its retries takes."""
+"""Seconds to wait for the call of another thread: longer than a call with its retries takes."""
 
 
 class AnswerCache:
-    """Asks once, also when many threads have the same question: those who come later share answer or error.
+    """Sends each question once: concurrent callers with the same question share its result.
 
-    A renewal makes only its caller wait: the others continue with the older answer until the new one is there.
+    Only the caller that renews an answer waits; the others use the previous answer until the new one has arrived.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,9 +33,9 @@ class AnswerCache:
         self._asked: dict[Key, Future[Any]] = {}
 
     def get(self, kind: str, name: str | None, fetch: Callable[[], Any], ttl: float = math.inf) -> Any:
-        """The answer, asked for by ``fetch`` the first time, and when the last one is older than ``ttl`` seconds.
+        """Return the answer, calling ``fetch`` if there is none younger than ``ttl`` seconds.
 
-        :raises CallTimeout: the question of another thread takes too long.
+        :raises CallTimeout: the call of another thread takes too long.
         """
         key = (kind, name)
         with self._lock:
@@ -45,7 +45,7 @@ class AnswerCache:
         return self._ask(key, fetch, mine) if mine is not None else self._share(key, asked)
 
     def _take_on(self, key: Key) -> tuple[Future[Any] | None, Future[Any] | None]:
-        """The question as another caller has asked it, or a new one that is ours to ask."""
+        """Return the pending call of another caller, or a new one that this caller has to make."""
         asked = self._asked.get(key)
         if asked is not None:
             return asked, None
@@ -63,7 +63,7 @@ class AnswerCache:
             mine.set_exception(error)
             raise
         with self._lock:
-            if self._asked.get(key) is mine:  # not forgotten meanwhile
+            if self._asked.get(key) is mine:  # unless it was discarded in the meantime
                 del self._asked[key]
                 self._answers[key], self._fetches[key] = value, fetch
                 self._answered[key] = self._clock()
@@ -74,14 +74,14 @@ class AnswerCache:
         assert asked is not None
         if not wait([asked], SHARED_DEADLINE).done:
             raise CallTimeout(
-                f"{key[0]} {key[1] or ''} was asked for by another thread, without an answer for {SHARED_DEADLINE:.0f} s"
+                f"{key[0]} {key[1] or ''} is being read by another thread, which got no answer within {SHARED_DEADLINE:.0f} s"
             )
         return asked.result()
 
     def renew(self, kinds: Collection[str] | None, names: Collection[str], pause: float = 0.0) -> None:
-        """Ask again for what is known of these kinds (None: all), of named objects only those in ``names``.
+        """Fetch all known answers of these kinds (None: all) again; of named objects ``names``.
 
-        :param pause: seconds since the last renewal within which nothing is renewed again.
+        :param pause: minimum number of seconds between two renewals.
         """
         with self._lock:
             keys = [key for key in self._answers if (kinds is None or key[0] in kinds) and (key[1] is None or key[1] in names)]
@@ -89,7 +89,7 @@ class AnswerCache:
             with self._lock:
                 fetch = self._fetches.get(key)
                 if fetch is None:
-                    continue  # forgotten meanwhile
+                    continue  # discarded in the meantime
                 now = self._clock()
                 if key not in self._asked and now - self._renewed.get(key, float("-inf")) < pause:
                     continue
@@ -102,15 +102,15 @@ class AnswerCache:
                 self._share(key, asked)
 
     def age(self, kind: str) -> float:
-        """Seconds since the latest answer of this kind, infinite when there was none."""
+        """Return the age of the latest answer of this kind in seconds; infinite if there is none."""
         with self._lock:
             times = [when for key, when in self._answered.items() if key[0] == kind]
             return self._clock() - max(times, default=float("-inf"))
 
     def forget(self, kinds: Collection[str] | None = None, absent: bool = False) -> None:
-        """Have these kinds (None: all) asked for again when they are needed.
+        """Discard the answers of these kinds (None: all); they are fetched again when needed.
 
-        :param absent: only what was not found.
+        :param absent: only answers that an object does not exist.
         """
         with self._lock:
             for key in {*self._answers, *self._asked}:

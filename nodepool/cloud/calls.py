@@ -1,4 +1,4 @@
-"""Every call to a cloud goes through here: paced, retried, bound in time, measured."""
+"""Calls to a cloud: rate-limited, retried, bounded in time and measured."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ T = TypeVar("T")
 THREADS = {"read": 10, "write": 8, "delete": 8}
 """Threads per lane."""
 DEADLINE = 300.0
-"""Seconds that a call may take with its waits and retries, when the caller does not say."""
+"""Default time limit in seconds of a call with its waits and retries."""
 BACKOFF = Backoff(0.5, 30.0, jitter=0.5)
-"""Between two tries."""
+"""Between two attempts."""
 
 FADE = 600.0
-"""Seconds after which a failure that may be of a single thing is no trouble any more."""
+"""Seconds after which a failure that may concern a single object is no longer a problem."""
 
 _FADING = (ErrorKind.OTHER, ErrorKind.NOT_FOUND)
 _NORMAL = (ErrorKind.QUOTA, ErrorKind.CAPACITY)
-"""Errors that a healthy provider has, too."""
+"""Errors that also occur with healthy providers."""
 
 
 @dataclass(frozen=True)
 class LastError:
-    """The latest failure of a provider, for display; ``when`` is UNIX time."""
+    """The latest failure of a provider, for display; ``when`` is the UNIX time."""
 
     operation: str
     kind: ErrorKind
@@ -58,12 +58,12 @@ class _Call:
 class CloudCalls:
     """The calls of one provider.
 
-    Lanes keep kinds of work apart: each has threads and, when named in ``rates``, a pace of its own, so that creations
-    never wait behind deletions or the other way round. Lanes may share one :class:`AdaptiveRate`; a lane whose name
-    is not in ``threads`` shares those of "read".
+    Lanes separate types of calls: each has its own threads and, if named in ``rates``, its own rate, so that creations
+    and deletions never wait for each other. Lanes may share one :class:`AdaptiveRate`; a lane that is not named in
+    ``threads`` uses those of "read".
 
-    :param overload: whether an error that is no throttling calls for a slower pace, too.
-    :param retry_after: seconds that the cloud itself asks us to wait after this error, or None.
+    :param overload: whether an error that is not throttling requires a lower rate, too.
+    :param retry_after: seconds that the cloud asks us to wait after this error, or None.
     :param wait: ``wait(event, seconds)`` -> whether the event is set; for tests.
     """
 
@@ -101,14 +101,14 @@ class CloudCalls:
         self, operation: str, function: Callable[..., T], *args: object, lane: str = "read",
         deadline: float = DEADLINE, idempotent: bool | None = None, missing_ok: bool = False, **kw: Any,
     ) -> T:  # fmt: skip
-        """Call ``function(*args, **kw)`` in this thread; raises what it raises.
+        """Call ``function(*args, **kw)`` in this thread; its exceptions are raised.
 
-        Throttled calls are repeated within ``deadline`` (seconds), transient errors also when ``idempotent`` (by
-        default: in the lanes "read" and "delete").
+        Throttled calls are repeated within ``deadline`` (seconds), transient errors also if ``idempotent`` (default: in the
+        lanes "read" and "delete").
 
-        :param missing_ok: that there is no such object is an answer like others, and no trouble.
-        :raises CallTimeout: no try could be made, or none went through, in time.
-        :raises CallsStopped: the provider stops.
+        :param missing_ok: a "not found" error is an expected answer, and is not recorded as a problem.
+        :raises CallTimeout: no attempt could be made, or none succeeded, in time.
+        :raises CallsStopped: the provider is stopping.
         """
         with self._lock:
             self._under_way += 1
@@ -145,14 +145,14 @@ class CloudCalls:
                 return result
 
     def submit(self, operation: str, function: Callable[..., T], *args: object, lane: str = "read", **kw: Any) -> Future[T]:
-        """:meth:`call` on a thread of the lane. The deadline counts from the start there.
+        """Run :meth:`call` on a thread of the lane; the deadline counts from its start there.
 
-        After :meth:`stop` the future carries :class:`CallsStopped`.
+        After :meth:`stop` the future contains :class:`CallsStopped`.
         """
         return self.run(lambda: self.call(operation, function, *args, lane=lane, **kw), lane=lane)
 
     def run(self, function: Callable[[], T], *, lane: str = "read") -> Future[T]:
-        """Run ``function`` (which makes calls by :meth:`call`) on a thread of the lane, as it is."""
+        """Run ``function``, which uses :meth:`call` itself, on a thread of the lane."""
         try:
             return self._executor(lane).submit(function)
         except RuntimeError:
@@ -197,7 +197,7 @@ class CloudCalls:
         try:
             kind = self.classify(error)
         except Exception:
-            self._log.exception("Cannot tell the kind of %s:", type(error).__name__)
+            self._log.exception("Cannot classify an error of type %s:", type(error).__name__)
             kind = ErrorKind.OTHER
         message = message_of(error)
         if kind is not ErrorKind.TRANSIENT:
@@ -206,7 +206,7 @@ class CloudCalls:
             before = call.rate.pace
             call.rate.throttled(started)
             if call.rate.pace != before:
-                self._log.warning("Provider %s throttles %s: pace is now %s", self.name, call.operation, call.rate.describe())
+                self._log.warning("Provider %s throttles %s; the rate is now %s", self.name, call.operation, call.rate.describe())
         self._log.debug(
             "API call %s failed (%s) in %.3f s after %.3f s delay: %s", call.operation, kind.value, took, delay, message
         )
@@ -219,12 +219,10 @@ class CloudCalls:
         if kind is ErrorKind.NOT_FOUND and (call.missing_ok or call.lane == "delete"):
             self._works(call.operation)
         elif kind not in _NORMAL:
-            # Once is no news, and what needs an operator is reported by the callers.
+            # A single failure is not reported; callers report what needs an operator.
             if kind is ErrorKind.TRANSIENT and call.operation in self._failing and call.operation not in self._reported:
                 self._reported.add(call.operation)
-                self._log.warning(
-                    "Provider %s: %s fails again and again (%s): %s", self.name, call.operation, kind.value, message
-                )
+                self._log.warning("Provider %s: %s fails repeatedly (%s): %s", self.name, call.operation, kind.value, message)
             self._failing[call.operation] = noted
         return kind
 
@@ -237,7 +235,7 @@ class CloudCalls:
         return metrics.API_CALLS(self.name, call.operation)
 
     def describe(self) -> dict[str, Any]:
-        """Paces and last error, for status pages."""
+        """Return rates and the last error, for status pages."""
         error = self.last_error
         return {
             "paces": {lane: rate.describe() for lane, rate in self.rates.items()},
@@ -248,9 +246,9 @@ class CloudCalls:
         }
 
     def troubles(self) -> list[str]:
-        """What is not in order now, a line each: operations whose latest call failed, and slowed lanes.
+        """Return current problems, one line each: failing operations and throttled lanes.
 
-        What may have been about a single thing fades: that operation may not be called again.
+        Failures that may concern a single object expire, because the operation may not be called again.
         """
         faded = self._wall() - FADE
         lines = [
@@ -262,7 +260,7 @@ class CloudCalls:
         return lines
 
     def stop(self) -> None:
-        """End all waits at once, drop what is queued; calls under way end by their own time-outs."""
+        """End all waits and discard queued calls; running calls end by their own time-outs."""
         self._stopped.set()
         for rate in self.rates.values():
             rate.stop()
@@ -272,11 +270,11 @@ class CloudCalls:
             executor.shutdown(wait=False, cancel_futures=True)
 
     def silent(self, since: float) -> bool:
-        """Whether calls are under way and the cloud has answered none ``since`` then (on the clock)."""
+        """Return whether calls are pending and the cloud has not answered any since ``since``."""
         return self._under_way > 0 and self._answered < since
 
     def pause(self, seconds: float) -> bool:
-        """Wait so long; True as soon as the provider stops."""
+        """Wait this many seconds; return True as soon as the provider stops."""
         return self._wait(self._stopped, seconds)
 
     @property

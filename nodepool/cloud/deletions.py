@@ -1,4 +1,4 @@
-"""Deletions in batches: one call for many ids, each id retried by itself, kinds independent of each other."""
+"""Batched deletions: one call for many ids, with retries per id."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nodepool.base.timers import Timers
 from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, message_of
 
 BACKOFF = Backoff(1.0, 60.0, jitter=0.5)
-"""Before an id is tried again."""
+"""Before an id is retried."""
 DEADLINE = 600.0
 GATHER = 0.2
-"""Seconds that the first id waits for others; a full batch goes at once."""
+"""Seconds that the first id waits for others; a full batch is sent immediately."""
 
 
 @dataclass(eq=False)
@@ -48,8 +48,8 @@ class _Kind:
 class DeleteBatches:
     """The delete lane of one provider.
 
-    :param submit: runs a function on a thread of the lane (:meth:`CloudCalls.run` with that lane). Each kind takes at
-        most its ``parallel`` threads, so the lane needs the sum over the kinds for a hanging kind to hold no other.
+    :param submit: runs a function on a thread of the lane (:meth:`CloudCalls.run` with that lane). Each resource type uses
+        at most its ``parallel`` threads; a lane with the sum of these is never blocked by a type that hangs.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class DeleteBatches:
         self, kind: str, delete_many: Callable[[Sequence[str]], object], *, batch: int, parallel: int = 2,
         gather: float = GATHER,
     ) -> None:  # fmt: skip
-        """``delete_many`` deletes up to ``batch`` ids with one call.
+        """Register a resource type; ``delete_many`` deletes up to ``batch`` ids with one call.
 
-        It may return a mapping id -> exception (or None) for those of its ids that were refused singly.
+        It may return a mapping id -> exception (or None) for ids that were refused individually.
 
         :param gather: seconds that the first id waits for others.
         """
         self._kinds[kind] = _Kind(kind, delete_many, batch, parallel, gather)
 
     def delete(self, kind: str, key: str, deadline: float = DEADLINE) -> Future[None]:
-        """Ask for the deletion of one id; the future is done when the cloud has accepted it or never heard of the id.
+        """Request the deletion of one id; the future is done when the cloud accepts it.
 
-        An id that is on its way already is not asked for twice. The future carries the last error when ``deadline``
-        (seconds) has passed.
+        An id that the cloud does not know counts as deleted. An id whose deletion is pending is not requested again.
+        The future contains the last error once ``deadline`` (seconds) has passed.
         """
         entry = self._kinds[kind]
         with self._lock:
@@ -101,7 +101,7 @@ class DeleteBatches:
         return deletion.future
 
     def _plan(self, kind: _Kind, seconds: float) -> None:
-        """Have the kind's queue looked at; with the lock held."""
+        """Schedule a run of the queue of this resource type. Called with the lock held."""
         if not kind.planned and kind.running < kind.parallel and kind.waiting:
             kind.planned = True
             kind.due = self._timers.clock() + seconds
@@ -133,8 +133,10 @@ class DeleteBatches:
             ended = [(deletion, CallsStopped(f"{self.name} is stopping")) for deletion in batch]
         except Exception as error:
             if len(batch) > 1 and self._kind_of(error) not in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT):
-                # One bad id must not keep the others: each by itself from now on.
-                self._log.info("Deleting %s %ss at once failed, trying them singly: %s", len(batch), kind.name, message_of(error))
+                # An invalid id must not block the others: from now on each one is deleted by its own call.
+                self._log.info(
+                    "Deleting %s %ss in one call failed, deleting them individually: %s", len(batch), kind.name, message_of(error)
+                )
                 with self._lock:
                     for deletion in reversed(batch):
                         deletion.alone = True
@@ -164,7 +166,7 @@ class DeleteBatches:
         return self._classify(error)
 
     def _failed(self, kind: _Kind, deletion: _Deletion, error: BaseException) -> list[tuple[_Deletion, BaseException | None]]:
-        """Plan another try, or return how it ended."""
+        """Schedule a retry, or return the final result."""
         if self._kind_of(error) is ErrorKind.NOT_FOUND:
             return [(deletion, None)]
         deletion.tries += 1
@@ -172,7 +174,7 @@ class DeleteBatches:
         pause = BACKOFF.pause(deletion.tries, self._jitter)
         if self._timers.clock() + pause >= deletion.until:
             return [(deletion, error)]
-        self._log.warning("Deleting %s %s failed, again in %.1f s: %s", kind.name, deletion.key, pause, message_of(error))
+        self._log.warning("Deleting %s %s failed, retrying in %.1f s: %s", kind.name, deletion.key, pause, message_of(error))
         self._timers.after(pause, lambda: self._again(kind, deletion))
         return []
 
@@ -184,7 +186,7 @@ class DeleteBatches:
             self._plan(kind, 0.0)
 
     def stop(self) -> None:
-        """Send nothing more; those waiting are told."""
+        """Send no further calls; fail the waiting deletions."""
         with self._lock:
             self._stopped = True
             left = [deletion for kind in self._kinds.values() for deletion in kind.known.values()]
@@ -201,4 +203,4 @@ def _finish(deletion: _Deletion, error: BaseException | None) -> None:
         else:
             deletion.future.set_exception(error)
     except InvalidStateError:
-        pass  # told already: stopping and the answer met
+        pass  # already done: stopping and the answer coincided

@@ -1,4 +1,4 @@
-"""Kinds of errors of a cloud's API, and what the launcher calls them (DRV-9)."""
+"""Types of errors of a cloud API, and the launcher's exceptions for them (DRV-9)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import Callable, Mapping
 from nodepool import exceptions
 
 LONGEST_MESSAGE = 1000
-"""Characters of an error that are logged and kept: some clouds answer with the whole request, or a web page."""
+"""Characters of an error that are logged and kept: some clouds return the whole request or a web page."""
 LONGEST_ASKED = 120.0
-"""Seconds that a cloud can make us wait by Retry-After; a clock that is wrong asks for days."""
+"""Longest accepted Retry-After in seconds; a wrong clock would ask for days."""
 
 
 def bounded(text: str) -> str:
-    """The text, or its start and length."""
+    """Return the text, or its start and its length if it is too long."""
     if len(text) <= LONGEST_MESSAGE:
         return text
     return f"{text[: LONGEST_MESSAGE - 40]}... ({len(text)} characters)"
 
 
 def message_of(error: BaseException) -> str:
-    """The error as it is logged and kept; never empty."""
+    """Return the message of an error for logs and records; never empty."""
     return bounded(str(error) or repr(error))
 
 
 def asked_pause(headers: Mapping[str, str]) -> float | None:
-    """Seconds of the header Retry-After, which has seconds or a date."""
+    """Return the seconds of a Retry-After header, which contains seconds or a date."""
     text = headers.get("Retry-After") or ""
     try:
         seconds = float(text)
@@ -41,25 +41,25 @@ def asked_pause(headers: Mapping[str, str]) -> float | None:
 
 
 class ErrorKind(enum.Enum):
-    """Everything a caller may want to treat differently."""
+    """Error types that callers handle differently."""
 
     NOT_FOUND = "not_found"
     QUOTA = "quota"
     CAPACITY = "capacity"
     THROTTLED = "throttled"
-    #: Worth another try: connection lost, time-out, 5xx, an answer that is no answer.
+    #: Worth a retry: connection lost, time-out, 5xx, invalid answer.
     TRANSIENT = "transient"
-    #: Will not work until the configuration is changed: wrong credentials, flavor, image, ...
+    #: Fails until the configuration is changed: wrong credentials, flavor, image, ...
     CONFIGURATION = "configuration"
     OTHER = "other"
 
 
 Classifier = Callable[[BaseException], ErrorKind]
-"""Tells the kind of an exception of the driver's library; one per driver."""
+"""Classifies an exception of the driver's library; one per driver."""
 
 
 class CallTimeout(exceptions.TimeoutException):
-    """A call, with its waits and retries, did not succeed within its deadline; ``kind`` is that of the last error."""
+    """A call missed its deadline; ``kind`` is that of the last error."""
 
     def __init__(self, message: str, kind: ErrorKind = ErrorKind.TRANSIENT) -> None:
         super().__init__(message)
@@ -79,9 +79,11 @@ _EXCEPTIONS: dict[ErrorKind, type[Exception]] = {
 
 
 def translate(error: BaseException, classify: Classifier, *kinds: ErrorKind) -> BaseException:
-    """The launcher's exception for ``error``, or ``error`` itself.
+    """Return the launcher's exception for ``error``, or ``error`` itself.
 
-    :param kinds: translate these only; all when none is given. Use as ``raise translate(error, classify) from error``.
+    Use as ``raise translate(error, classify) from error``.
+
+    :param kinds: translate only these; all if none is given.
     """
     kind = classify(error)
     cls = _EXCEPTIONS.get(kind)

@@ -1,6 +1,6 @@
-"""JSON over HTTPS, for clouds without a library of their own: one pool of connections per provider, and errors as values.
+"""JSON over HTTPS for clouds without a client library; one connection pool per provider.
 
-Nothing is repeated here; :class:`~nodepool.cloud.calls.CloudCalls` does that.
+Nothing is retried here; :class:`~nodepool.cloud.calls.CloudCalls` does that.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from nodepool.cloud.errors import CallTimeout, ErrorKind, asked_pause, bounded
 from nodepool.version import get_version_string
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds until a connection stands."""
+"""Time limit in seconds for establishing a connection."""
 TIMEOUT = 60.0
 """Seconds without a byte after which a call has failed."""
 CONNECTIONS = 32
 
 
 class HttpRefused(Exception):
-    """The cloud refuses.
+    """The cloud refused the request.
 
-    ``status``: of HTTP. ``code``: the cloud's word for it. ``retry_after``: seconds that it asks for, or None.
+    ``status``: of HTTP. ``code``: the error code of the cloud. ``retry_after``: seconds that the cloud asks for, or None.
     """
 
     def __init__(self, what: str, status: int, code: str = "", message: str = "", retry_after: float | None = None) -> None:
@@ -38,11 +38,11 @@ class HttpRefused(Exception):
 
 
 class NoAnswer(Exception):
-    """No answer, not a whole one, or one that is none of this cloud's."""
+    """No answer, an incomplete one, or one that is not from this cloud."""
 
 
 class NoAccess(Exception):
-    """There are no credentials that can be used; the text names the file or variable and the remedy."""
+    """No usable credentials; the text names the file or variable and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: Any
-    """Parsed, or text where it is not to be parsed; None when there is none."""
+    """Parsed, or text if it is not to be parsed; None if there is none."""
 
 
 class _Session(requests.Session):
-    """One whose connections are closed for good: also that of a call which was under way at the end."""
+    """A session that stays closed, even if a call was running when it was closed."""
 
     closed = False
 
     def request(self, *args: Any, **keywords: Any) -> requests.Response:
         if self.closed:
-            raise requests.ConnectionError("the provider has stopped")
+            raise requests.ConnectionError("the provider is stopped")
         try:
             return super().request(*args, **keywords)
         finally:
@@ -73,7 +73,7 @@ class _Session(requests.Session):
 
 
 def new_session() -> requests.Session:
-    """Thread-safe as long as nobody changes it."""
+    """Return a session, which is thread-safe as long as it is not modified."""
     session = _Session()
     adapter = requests.adapters.HTTPAdapter(pool_connections=8, pool_maxsize=CONNECTIONS, max_retries=0)
     session.mount("https://", adapter)
@@ -86,10 +86,10 @@ def send(
     session: requests.Session, method: str, url: str, what: str, *, headers: Mapping[str, str] | None = None,
     params: Mapping[str, Any] | None = None, body: Any = None, data: Any = None, timeout: float = TIMEOUT, parse: bool = True,
 ) -> Answer:  # fmt: skip
-    """One call.
+    """Make one call.
 
-    :param what: verb and object, for messages; URLs may have secrets in them.
-    :param body: sent as JSON; ``data`` as it is.
+    :param what: verb and object for messages, since URLs may contain secrets.
+    :param body: sent as JSON; ``data`` is sent unchanged.
     :raises NoAnswer, HttpRefused:
     """
     try:
@@ -98,7 +98,7 @@ def send(
         )
         content = response.content
     except (requests.RequestException, OSError) as error:
-        # The library's text has the whole URL.
+        # The message of the library contains the whole URL.
         raise NoAnswer(f"{what}: {_plain(error)}") from None
     if response.status_code >= 400:
         raise refusal(what, response.status_code, response.headers, content)
@@ -114,7 +114,7 @@ def send(
 
 
 def _plain(error: BaseException) -> str:
-    """The cause at the bottom, such as "Connection refused"."""
+    """Return the root cause, such as "Connection refused"."""
     cause: Any = error
     while True:
         below = cause.__cause__ or cause.__context__ or getattr(cause, "reason", None)
@@ -126,7 +126,10 @@ def _plain(error: BaseException) -> str:
 
 
 def refusal(what: str, status: int, headers: Mapping[str, str], content: bytes) -> HttpRefused:
-    """Understands ``{"error": {"code", "message"}}``, ``{"errors": [{...}]}`` and ``{"error", "error_description"}``."""
+    """Return the exception for an error response.
+
+    Understands ``{"error": {"code", "message"}}``, ``{"errors": [{...}]}`` and ``{"error", "error_description"}``.
+    """
     code = message = ""
     try:
         told = json.loads(content)
@@ -145,9 +148,9 @@ def retry_after(error: BaseException) -> float | None:
 
 
 def classified(error: BaseException, kind_of_code: Callable[[str, str], ErrorKind | None]) -> ErrorKind:
-    """The kind of any error of this module.
+    """Return the type of any error of this module.
 
-    :param kind_of_code: what the cloud's own code and message say; None: nothing.
+    :param kind_of_code: returns the type for the cloud's own code and message; None if they do not decide it.
     """
     if isinstance(error, CallTimeout):
         return error.kind
@@ -165,7 +168,7 @@ def classified(error: BaseException, kind_of_code: Callable[[str, str], ErrorKin
 
 
 def kind_of_status(status: int) -> ErrorKind:
-    """Where the code says nothing."""
+    """Return the error type for an HTTP status, if the error code does not decide it."""
     if status >= 500:
         return ErrorKind.TRANSIENT
     if status in (400, 401, 403, 422):

@@ -1,4 +1,4 @@
-"""Waiting for many objects with few calls: only those waited for, in batches, when a change is due."""
+"""Wait for many objects with few calls: poll in batches, when changes are due."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from nodepool.cloud.errors import CallsStopped
 V = TypeVar("V")
 
 FLOOR = 0.5
-"""Shortest time between two looks at one object, in seconds."""
+"""Shortest time between two polls of one object, in seconds."""
 CEILING = 10.0
-"""Longest time between two looks."""
+"""Longest time between two polls."""
 ABANDONED = 600.0
-"""Seconds after which a watch that was not read is dropped: its party has given up without a word."""
+"""Seconds after which a watch that was not read is removed: its owner went away without canceling."""
 EARLY = 0.8
-"""Part of the expected time that passes before looks become frequent."""
+"""Part of the expected time that passes before polls become frequent."""
 NARROWER = 0.97
-"""Part of the time of a first look that had come late enough, for the next one."""
+"""Factor on the time of a first poll that was late enough, for the next first poll."""
 NARROW = 0.3
-"""Part of the shortest pause below which it does not matter when exactly a change came."""
+"""Part of the shortest pause below which the exact time of a change does not matter."""
 
 
 @dataclass(frozen=True)
 class Observation(Generic[V]):
-    """What the cloud said about an object: ``value`` is None when it is absent from the answer.
+    """The cloud's answer about an object: ``value`` is None if the answer does not contain it.
 
-    ``asked`` is when the question was sent (monotonic seconds): what happened before is contained in the answer.
+    ``asked`` is when the query was sent (monotonic seconds): the answer includes everything that happened before.
     """
 
     value: V | None
@@ -56,14 +56,14 @@ class Subscription(Generic[V]):
         self.first = first
         self.patience = patience
         self.planned = started
-        #: When the latest look but one was sent; what was waited for had not happened then.
+        #: When the last query but one was sent; the expected change had not happened then.
         self.missed = started
         self.told = started
         self.read = started
         self._look: Observation[V] | None = None
         self.next_look = started
         self.failures = 0
-        #: This one could not be looked at while others could: it is asked for by itself, so that it holds up no other.
+        #: This object failed in a batch in which others succeeded: it is queried separately, so that it does not block others.
         self.alone = False
         self.last_look = float("-inf")
         self.ended = False
@@ -71,28 +71,31 @@ class Subscription(Generic[V]):
 
     @property
     def look(self) -> Observation[V] | None:
-        """The latest answer, None before the first. A watch whose answers are not read is dropped in the end."""
+        """Return the latest answer, or None before the first one.
+
+        A watch whose answers are not read is removed eventually.
+        """
         self.read = self._watched._timers.clock()
         return self._look
 
     def again(self, seconds: float = 0.0) -> None:
-        """Look again in so many seconds (never sooner than the floor after the last look)."""
+        """Poll again in this many seconds, but not earlier than the minimum pause allows."""
         self._watched._again(self, seconds)
 
     def end(self, reached: bool = True) -> None:
-        """Stop waiting; ``reached``: what was waited for has happened, so its duration is learned."""
+        """Stop waiting; ``reached``: the expected change happened, so its duration is recorded."""
         self._watched._end(self, reached)
 
 
 class Poller(Generic[V]):
-    """Looks at all watched objects on behalf of those who wait.
+    """Polls all watched objects on behalf of their watchers.
 
-    :param fetch_many: asks the cloud for these ids; ids missing in its answer are told as absent, an exception in place of
-        a value says that this one could not be looked at. Runs by ``submit``.
+    :param fetch_many: queries the cloud for these ids. Ids missing in its answer are reported as absent; an exception in place
+        of a value means that this object could not be read. Runs by ``submit``.
     :param submit: runs a function on another thread and returns its future (:meth:`CloudCalls.run`).
-    :param batch: ids per question; 1 asks one by one.
-    :param narrow: learn from looks that came too early, too: changes that always take equally long are then seen by their
-        first look. Saves calls; a change that comes earlier than those before is seen later for it.
+    :param batch: ids per query; 1 queries each id separately.
+    :param narrow: also learn from polls that came too early: changes that always take equally long are then seen by the first
+        poll. Saves calls, but a change that happens earlier than usual is seen later.
     """
 
     def __init__(
@@ -124,11 +127,11 @@ class Poller(Generic[V]):
     def watch(
         self, key: str, wake: Callable[[], None], kind: Hashable = None, *, first: float = 0.0, patience: float = 0.0,
     ) -> Subscription[V]:  # fmt: skip
-        """Wait for the object ``key``; ``wake`` is called, on any thread, after each look at it.
+        """Wait for the object ``key``; ``wake`` is called, on any thread, after each poll of it.
 
-        :param kind: of the change waited for, for example (label, "launch"); its usual duration decides when to look.
-        :param first: seconds before the first look as long as no duration is known.
-        :param patience: seconds that a look may be put off so that it needs no question of its own.
+        :param kind: type of the expected change, for example (label, "launch"); its usual duration decides when to poll.
+        :param first: seconds before the first poll while no duration is known.
+        :param patience: seconds that a poll may be postponed to share a query with others.
         """
         now = self._timers.clock()
         watch = Subscription(self, key, wake, kind, now, first, patience)
@@ -139,23 +142,23 @@ class Poller(Generic[V]):
         return watch
 
     def expected(self, kind: Hashable) -> float | None:
-        """Seconds that such a change has taken lately; None when not known."""
+        """Return the recent duration of such a change in seconds; None if unknown."""
         seen = self._durations.get(kind)
-        # Seen by the first look: it came earlier, by an unknown time.
+        # Seen by the first poll: it happened earlier, by an unknown time.
         part = 1.0 if self.narrow else EARLY
         return median(until if missed else part * until for missed, until in seen) if seen else None
 
     def _early(self, kind: Hashable, expected: float) -> float:
-        """Seconds before the first look is worth a question."""
+        """Return the seconds before which a first poll is not worth a query."""
         early = EARLY * expected
         seen = self._durations.get(kind)
         if not self.narrow or not seen:
             return early
         missed, reached = max(missed for missed, _ in seen), min(until for _, until in seen)
         if missed >= reached:
-            return early  # they do not all take equally long
+            return early  # durations vary
         if not missed:
-            return max(early, NARROWER * reached)  # may all have come earlier
+            return max(early, NARROWER * reached)  # all may have happened earlier
         return max(early, reached if reached - missed <= NARROW * self.floor else (missed + reached) / 2)
 
     def _again(self, watch: Subscription[V], seconds: float) -> None:
@@ -173,19 +176,19 @@ class Poller(Generic[V]):
             watch.ended = True
             if reached:
                 seen = self._durations.setdefault(watch.kind, deque(maxlen=9))
-                # What patience has added is not the cloud's.
+                # The time added by patience is not part of the duration.
                 until = watch.planned if watch.patience else self._timers.clock()
                 seen.append((watch.missed - watch.started, until - watch.started))
 
     # -- looking
 
     def _pause(self, watch: Subscription[V], now: float) -> float:
-        """Seconds until the next look at the object."""
+        """Return the seconds until the next poll of the object."""
         if watch.failures:
             return Backoff(2 * self.floor, self.ceiling).pause(watch.failures)
         expected, waited = self.expected(watch.kind), now - watch.started
         if expected is None:
-            # Nothing learned: a tenth of what has been waited, so that short things are seen at once and long ones are cheap.
+            # Unknown duration: wait a tenth of the time so far, so that short changes are seen soon and long ones are cheap.
             return min(self.ceiling, max(self.floor, waited / 10, watch.first - waited))
         early = self._early(watch.kind, expected)
         if waited < early:
@@ -195,7 +198,7 @@ class Poller(Generic[V]):
         return min(self.ceiling, max(self.floor, (waited - expected) / 5))
 
     def _arm(self, now: float) -> None:
-        """Plan the next pass; with the lock held."""
+        """Schedule the next pass. Called with the lock held."""
         idle = [watch for watch in self._watches if watch.key not in self._asking]
         hurried = min((watch.next_look for watch in idle if not watch.patience), default=float("inf"))
         due = min(
@@ -204,7 +207,7 @@ class Poller(Generic[V]):
         )
         timer = self._timer
         if due is not None and self.batch > 1:
-            # Those who wait fall into step, so that one question serves them all.
+            # Align the polls of all watchers, so that one query serves them all.
             due = max(due, self._last_pass + self.floor)
         if due is None or (timer is not None and timer.when <= due):
             return
@@ -213,7 +216,7 @@ class Poller(Generic[V]):
         self._timer = self._timers.after(due - now, self._pass)
 
     def _pass(self) -> None:
-        """Send off the questions that are due; on the timers' thread."""
+        """Send the queries that are due; on the timers' thread."""
         questions: list[list[str]] = []
         with self._lock:
             self._timer = None
@@ -229,7 +232,7 @@ class Poller(Generic[V]):
             )
             keys = list(due)
             if due and self.batch > 1 and (spare := -len(keys) % self.batch):
-                # The question goes out anyway: ask for others too that have not been looked at just now.
+                # The query is sent anyway: include other objects that were not polled just now.
                 rest = sorted(
                     (
                         watch
@@ -291,19 +294,19 @@ class Poller(Generic[V]):
             self._arm(now)
         refused = [(key, value) for key, value in answer.items() if isinstance(value, Exception)]
         if refused:
-            self._log.debug("Cannot look at %s of %s: %s", len(refused), self.name, refused[0])
+            self._log.debug("Cannot poll %s objects of %s: %s", len(refused), self.name, refused[0])
         if error is not None or len(refused) < len(keys):
             self._report(error, len(keys))
         for watch in told:
             try:
                 watch.wake()
             except Exception:
-                self._log.exception("Error telling about %s:", watch.key)
+                self._log.exception("Error in the callback for %s:", watch.key)
 
     def _report(self, error: BaseException | None, count: int) -> None:
         if error is None:
             if self._complained:
-                self._log.info("Looking at %s works again", self.name)
+                self._log.info("Polling %s works again", self.name)
             self._complained = False
             return
         level = logging.DEBUG if self._complained else logging.WARNING

@@ -1,4 +1,4 @@
-"""Pace of calls that gives way when the cloud says "too fast", and comes back by itself."""
+"""A call rate that is reduced when the cloud throttles and recovers automatically."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from nodepool.cloud.errors import CallsStopped, CallTimeout, ErrorKind
 
 FLOOR = 1 / 30
-"""Calls per second that throttling never goes below."""
+"""Lowest rate in calls per second."""
 STEPS = 20
-"""Successful calls that bring the pace from nothing back to the configured one."""
+"""Successful calls that raise the rate from zero to the configured one."""
 FORGIVEN = 300.0
-"""Seconds without throttling after which the configured pace holds again, however few calls there were."""
+"""Seconds without throttling after which the configured rate applies again, however few calls were made."""
 WHEN_UNLIMITED = 10.0
-"""Calls per second from which an unlimited pace is halved."""
+"""Rate in calls per second that an unlimited lane starts from when it is halved."""
 
 Wait = Callable[[threading.Condition, float | None], object]
 
@@ -26,11 +26,11 @@ def _wait(condition: threading.Condition, seconds: float | None) -> object:
 
 
 class AdaptiveRate:
-    """Lets callers pass at least ``1 / pace`` seconds apart, in the order of their arrival.
+    """Lets callers proceed at least ``1 / pace`` seconds apart, in the order of their arrival.
 
-    The pace starts as ``rate`` (calls per second; 0 or None: no limit). :meth:`throttled` halves it, at most once for
-    the calls that were under way together; each :meth:`succeeded` gives back a part (additive increase,
-    multiplicative decrease), and time gives back the rest.
+    The rate starts as ``rate`` (calls per second; 0 or None: no limit). :meth:`throttled` halves it, at most once for
+    calls that ran concurrently. Each :meth:`succeeded` restores a part (additive increase, multiplicative decrease), and
+    time restores the rest.
 
     :param wait: ``wait(condition, seconds)``, called with the condition held; for tests.
     """
@@ -54,23 +54,23 @@ class AdaptiveRate:
 
     @property
     def pace(self) -> float | None:
-        """Calls per second allowed now; None: no limit."""
+        """Return the calls per second allowed now; None: no limit."""
         return self._pace if self.slowed else self.rate
 
     @property
     def slowed(self) -> bool:
-        """True from a throttled call until the configured pace is reached again."""
+        """Return True from a throttled call until the configured rate is reached again."""
         return self._pace != self.rate and self.clock() - self._halved < FORGIVEN
 
     def describe(self) -> str:
-        """For people: ``2/s`` or ``0.25/s of 2/s (throttled)``."""
+        """Return a text for users: ``2/s`` or ``0.25/s of 2/s (throttled)``."""
         full = "unlimited" if self.rate is None else f"{self.rate:g}/s"
         return full if not self.slowed else f"{self.pace or 0:.3g}/s of {full} (throttled)"
 
     def acquire(self, deadline: float | None = None) -> float:
-        """Wait for a turn; the result is the time waited in seconds.
+        """Wait for a turn; return the seconds waited.
 
-        :param deadline: on the clock; :class:`CallTimeout` is raised as soon as it is clear that it cannot be met.
+        :param deadline: on the clock; :class:`CallTimeout` is raised as soon as it is certain to be missed.
         :raises CallsStopped: after :meth:`stop`.
         """
         arrived = self.clock()
@@ -88,7 +88,7 @@ class AdaptiveRate:
                         return now - arrived
                     if deadline is not None and (deadline <= now or (turn is not None and turn > deadline)):
                         raise CallTimeout(
-                            f"no turn for a call within {deadline - arrived:.1f} s at {self.describe()}",
+                            f"no free slot for a call within {deadline - arrived:.1f} s at {self.describe()}",
                             ErrorKind.THROTTLED if self.slowed else ErrorKind.TRANSIENT,
                         )
                     until = min((time for time in (turn, deadline) if time is not None), default=None)
@@ -98,7 +98,7 @@ class AdaptiveRate:
                 self._condition.notify_all()
 
     def _turn(self, ticket: object, now: float) -> float | None:
-        """When it is this ticket's turn; None: others are first."""
+        """Return when it is this ticket's turn; None: others are first."""
         if self._queue[0] is not ticket:
             return None
         pace = self.pace
@@ -107,18 +107,18 @@ class AdaptiveRate:
         return self._last + 1 / pace
 
     def throttled(self, started: float | None = None) -> None:
-        """The cloud refused a call that ``started`` then (on the clock) as one too many."""
+        """Reduce the rate after a call that started at ``started`` (on the clock) was throttled."""
         with self._condition:
             now = self.clock()
             if started is not None and started <= self._halved:
-                return  # one of a burst that has been answered for
+                return  # one of a burst for which the rate was already reduced
             pace = self.pace or self._full
             self._halved = now
             self._pace = max(self._floor, pace / 2)
             self._condition.notify_all()
 
     def succeeded(self) -> None:
-        """A call went through."""
+        """Restore part of the rate after a successful call."""
         if not self.slowed:
             return
         with self._condition:
@@ -137,7 +137,7 @@ class AdaptiveRate:
         pass
 
     def stop(self) -> None:
-        """End all waits at once."""
+        """End all waits."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()

@@ -1,4 +1,4 @@
-"""What was there a moment ago, for those who have a list of that time."""
+"""Remember recently deleted machines, for callers that have an older listing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import time
 
 
 class RecentlyGone:
-    """Ids of machines whose absence was confirmed: listings show them a little longer, and their records are no more."""
+    """Ids of machines whose absence was confirmed.
+
+    Listings may show them a little longer, while their records no longer exist.
+    """
 
     SECONDS = 60.0
 
@@ -27,7 +30,7 @@ class RecentlyGone:
             return set(self._when)
 
     def _expire(self) -> None:
-        """With the lock held; the oldest come first."""
+        """Remove expired ids, oldest first. Called with the lock held."""
         limit = time.monotonic() - self.SECONDS
         while self._when and next(iter(self._when.values())) < limit:
             del self._when[next(iter(self._when))]

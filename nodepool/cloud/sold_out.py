@@ -1,4 +1,4 @@
-"""Ways to launch one machine, tried in order, and a memory of those that were refused."""
+"""Try the offers of one label in order, and remember those that were refused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nodepool import exceptions
 from nodepool.cloud.errors import ErrorKind
 
 MEMORY = 300.0
-"""Seconds that a way counts as sold out after it was refused."""
+"""Seconds for which a refused offer counts as sold out."""
 
 REFUSALS = (ErrorKind.CAPACITY, ErrorKind.QUOTA)
-"""Kinds of errors that another way may not share."""
+"""Types of errors that another offer may not have."""
 
 
 class Way(Hashable, Protocol):
-    """One way to launch."""
+    """One offer: a machine type or zone to launch in."""
 
     def describe(self) -> str: ...
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class SoldOut(Generic[W]):
-    """Which ways were refused lately; shared by all labels of a provider."""
+    """Remembers which offers were refused recently; shared by all labels of a provider."""
 
     def __init__(self, memory: float = MEMORY, clock: Callable[[], float] = time.monotonic) -> None:
         self.memory = memory
@@ -46,7 +46,7 @@ class SoldOut(Generic[W]):
             self._until.pop(way, None)
 
     def order(self, ways: Sequence[W]) -> list[W]:
-        """Those to try now: all that are not remembered; if all are, the one that was refused longest ago."""
+        """Return the offers to try: those not refused recently, or the one refused longest ago."""
         with self._lock:
             now = self._clock()
             for way in [way for way, until in self._until.items() if until <= now]:
@@ -58,12 +58,12 @@ class SoldOut(Generic[W]):
         self, ways: Sequence[W], attempt: Callable[[W], T], kind_of: Callable[[BaseException], ErrorKind], where: str,
         log: logging.Logger | logging.LoggerAdapter[Any],
     ) -> tuple[T, W]:  # fmt: skip
-        """What the first way that works returns, and that way.
+        """Return the result of the first offer that can be launched, and that offer.
 
         :param where: provider, pool and label, for messages.
-        :param kind_of: of the errors of ``attempt``; what is no refusal is raised at once.
-        :raises QuotaException: every way is beyond a quota.
-        :raises CapacityException: every way is refused, at least one for lack of capacity.
+        :param kind_of: classifies errors of ``attempt``; errors other than refusals are raised immediately.
+        :raises QuotaException: every offer exceeds a quota.
+        :raises CapacityException: every offer was refused, at least one for lack of capacity.
         """
         single = len(ways) == 1
         refusals: list[tuple[W, Exception, ErrorKind]] = []
@@ -73,12 +73,12 @@ class SoldOut(Generic[W]):
             except Exception as error:
                 kind = kind_of(error)
                 if kind not in REFUSALS:
-                    log.error("%s: the cloud refuses %s: %s", where, way.describe(), error)
+                    log.error("%s: the cloud refused %s: %s", where, way.describe(), error)
                     raise
                 refusals.append((way, error, kind))
                 if not single:
                     self.refused(way)
-                    log.info("%s: %s is refused (%s)", where, way.describe(), kind.value)
+                    log.info("%s: %s was refused (%s)", where, way.describe(), kind.value)
             else:
                 self.worked(way)
                 return result, way

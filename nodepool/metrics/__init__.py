@@ -1,6 +1,6 @@
-"""Metrics: for Prometheus, and for statsd when asked (CLI-7).
+"""Metrics: for Prometheus and optionally for statsd (CLI-7).
 
-Here are all that our own code records, each defined once; drivers of others may record any name.
+All metrics of our own code are defined here, once each; external drivers may record any name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from nodepool.metrics.series import Definition, Series
 
 __all__ = ["Definition", "Metrics", "MetricsPipeline", "Series", "Snapshot", "shared", "statsd_address"]
 
-# State of the cluster, by the elected launcher.
+# State of the cluster, reported by the elected launcher.
 NODES = Definition("nodepool.nodes.{state}", "nodepool_nodes", "Nodes by state")
 PROVIDER_NODES = Definition(
     "nodepool.provider.{provider}.nodes.{state}", "nodepool_provider_nodes", "Nodes by provider and state"
@@ -22,7 +22,7 @@ ADDRESSABLE_REQUESTS = Definition(
     "Requests whose labels the pool offers",
 )
 
-# Launches: each a counter and a timer.
+# Launches: a counter and a timer each.
 LAUNCHES = Definition("nodepool.launch.{result}", "nodepool_launches", "Launch attempts by result")
 PROVIDER_LAUNCHES = Definition(
     "nodepool.launch.provider.{provider}.{result}", "nodepool_provider_launches", "Launch attempts by provider and result"
@@ -40,7 +40,7 @@ TENANT_LAUNCHES = Definition(
     "nodepool.launch.tenant.{tenant}.{result}", "nodepool_tenant_launches", "Launch attempts by tenant and result"
 )
 
-# How long requests waited until they were fulfilled: timers, by the launcher that has fulfilled them; not those for min-ready.
+# Seconds until requests were fulfilled: timers, by the launcher that fulfilled them; without those for min-ready.
 REQUEST_WAIT = Definition(
     "nodepool.launcher.{host}.request_wait", "nodepool_request_wait", "Requests fulfilled, from when they were made"
 )
@@ -62,7 +62,7 @@ LAUNCH_STEP = Definition(
     "Parts of a launch: create, until the machine runs; scan, until its host keys are known",
 )
 
-# Each launcher.
+# Every launcher.
 MAX_SERVERS = Definition(
     "nodepool.provider.{provider}.max_servers", "nodepool_provider_max_servers", "Limit of servers over the provider's pools"
 )
@@ -129,7 +129,7 @@ BUILD_REQUESTED = Definition(
     "nodepool.image.{image}.image_build_requests", "nodepool_image_build_requested", "1 when a build of the image is requested"
 )
 
-# Each builder.
+# Every builder.
 BUILD_STATE = Definition(
     "nodepool.builder.{host}.image.{image}.build.state", "nodepool_builder_build_state", "0 idle, 1 building, 3 paused"
 )

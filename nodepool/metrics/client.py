@@ -1,6 +1,6 @@
-"""What the daemons count: kept for Prometheus, sent to statsd when asked (CLI-7).
+"""Values that the daemons record: kept for Prometheus, optionally sent to statsd (CLI-7).
 
-Recording is cheap (a dictionary entry, a queue entry) and never fails or waits.
+Recording is cheap (a dictionary entry, a queue entry) and never fails or blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_PORT = 8125
 
 
 def statsd_address(env: Mapping[str, str]) -> tuple[str, int] | None:
-    """Host and port from ``STATSD_HOST`` and ``STATSD_PORT``; None when neither is set."""
+    """Return ``STATSD_HOST`` and ``STATSD_PORT``; None if neither is set."""
     host, port = env.get("STATSD_HOST"), env.get("STATSD_PORT")
     if not host and not port:
         return None
@@ -40,11 +40,11 @@ def _milliseconds(delta: float | datetime.timedelta) -> float:
 
 
 BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-"""Seconds: upper ends of the classes that durations are counted in; from a ready node that is handed out to an image build."""
+"""Seconds: upper bounds of the histogram buckets; from assigning a ready node to building an image."""
 
 
 class Example(NamedTuple):
-    """A trace of one duration: its id, the seconds that it took, and when (UNIX seconds)."""
+    """A trace that shows one duration: its id, the seconds that it took, and its UNIX time."""
 
     trace_id: str
     seconds: float
@@ -52,18 +52,18 @@ class Example(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """Durations of one series: how many, their sum in milliseconds, and how many in each class (the last: above all)."""
+    """Durations of one series: their number, their sum in milliseconds, and counts by bucket."""
 
     number: int
     total: float
     classes: tuple[int, ...]
-    #: Of some classes, by their index.
+    #: Of some buckets, by their index.
     examples: Mapping[int, Example] = {}
 
 
 @dataclass
 class Snapshot:
-    """Values at one moment."""
+    """Values at one point in time."""
 
     gauges: dict[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
@@ -71,13 +71,13 @@ class Snapshot:
 
 
 class Metrics:
-    """The statsd client interface that our code and drivers use, backed by memory and a sender thread."""
+    """The statsd client interface for our code and drivers, with memory and a sender thread."""
 
     def __init__(self, address: tuple[str, int] | None = None) -> None:
         self._lock = threading.Lock()
         self._gauges: dict[str, float] = {}
         self._counters: dict[str, float] = collections.defaultdict(float)
-        #: Sum in milliseconds, and number in each class.
+        #: Sum in milliseconds, and count per bucket.
         self._timers: dict[str, tuple[list[float], list[int]]] = {}
         self._exemplars: dict[str, dict[int, Example]] = {}
         self._groups: dict[str, frozenset[str]] = {}
@@ -85,7 +85,7 @@ class Metrics:
         self.setAddress(address)
 
     def setAddress(self, address: tuple[str, int] | None) -> None:
-        """Send to another statsd server, or to none."""
+        """Set the statsd server to send to; None: do not send."""
         with self._lock:
             old = self._sender
             if address == (old.address if old else None):
@@ -112,7 +112,7 @@ class Metrics:
         with self._lock:
             if delta:
                 value += self._gauges.get(stat, 0)
-            self._gauges[stat] = value + 0  # what is no number fails here, not in a scrape
+            self._gauges[stat] = value + 0  # a value that is not a number fails here, not in a scrape
         if self._sender:
             self._sender.put(stat, value, "g")
 
@@ -129,7 +129,7 @@ class Metrics:
             self._sender.put(stat, delta, "ms")
 
     def exemplar(self, stat: str, milliseconds: float, trace_id: str) -> None:
-        """Name a trace that shows such a duration, which was recorded by :meth:`timing`; the latest in each class is kept."""
+        """Link a trace to a duration recorded by :meth:`timing`; each bucket keeps the latest."""
         with self._lock:
             self._exemplars.setdefault(stat, {})[bisect.bisect_left(BUCKETS, milliseconds / 1000)] = Example(
                 trace_id, milliseconds / 1000, time.time()
@@ -144,13 +144,15 @@ class Metrics:
             self.timing(stat, (clock() - start) * 1000)
 
     def pipeline(self) -> MetricsPipeline:
-        """Several values that are sent together on leaving the ``with`` block, or by ``send()``."""
+        """Return a pipeline: its values are sent together at the end of ``with`` or by ``send()``."""
         return MetricsPipeline(self)
 
     def keep(self, group: str, stats: Collection[str]) -> None:
-        """Forget the gauges of the group's last call that are not among these: Prometheus would show them for ever.
+        """Delete the gauges of the group's last call that are not among these.
 
-        :param group: any name; who reports all its gauges at once calls with the same each time.
+        Otherwise Prometheus would show them forever.
+
+        :param group: any name; a reporter of a complete set of gauges uses the same name each time.
         """
         with self._lock:
             for stat in self._groups.get(group, frozenset()).difference(stats):
@@ -170,12 +172,12 @@ class Metrics:
 
     @property
     def dropped(self) -> int:
-        """Values that were not sent to statsd because the queue was full."""
+        """Return the number of values not sent to statsd because the queue was full."""
         sender = self._sender
         return sender.dropped if sender else 0
 
     def close(self, timeout: float = 1.0) -> None:
-        """Send what is queued and end the sender thread; recording starts it again."""
+        """Send queued values and end the sender thread; recording starts it again."""
         sender = self._sender
         if sender:
             sender.close(timeout)
@@ -222,7 +224,10 @@ _shared_lock = threading.Lock()
 
 
 def shared(env: Mapping[str, str] = os.environ) -> Metrics:
-    """The metrics of this process; each call looks at ``STATSD_HOST`` and ``STATSD_PORT`` again."""
+    """Return the metrics of this process.
+
+    Each call reads ``STATSD_HOST`` and ``STATSD_PORT`` again.
+    """
     global _shared
     address = statsd_address(env)
     with _shared_lock:

@@ -14,7 +14,10 @@ _ESCAPE = str.maketrans(".:", "__")
 
 
 class StatsClient(Protocol):
-    """What is used of a statsd client; :class:`nodepool.metrics.Metrics` and ``statsd.StatsClient`` fit."""
+    """The methods of a statsd client that are used.
+
+    :class:`nodepool.metrics.Metrics` and ``statsd.StatsClient`` have them.
+    """
 
     def incr(self, stat: str, count: float = 1, rate: float = 1) -> None: ...
 
@@ -26,18 +29,18 @@ class StatsClient(Protocol):
 
 
 def get_client() -> metrics.Metrics | None:
-    """The statsd client; None unless ``STATSD_HOST`` or ``STATSD_PORT`` is set."""
+    """Return the statsd client; None unless ``STATSD_HOST`` or ``STATSD_PORT`` is set."""
     client = metrics.shared()
     return client if client.address else None
 
 
 def normalize_statsd_name(name: str) -> str:
-    """Replace the characters that have a meaning in statsd names."""
+    """Replace characters that have a meaning in statsd names."""
     return name.translate(_ESCAPE)
 
 
 class StatsReporter:
-    """Mix-in of launchers: needs ``provider_config``, ``node`` and ``handler``."""
+    """Mix-in of launchers; requires ``provider_config``, ``node`` and ``handler``."""
 
     provider_config: Any
     node: Any
@@ -45,7 +48,7 @@ class StatsReporter:
 
     def __init__(self, statsd_client: StatsClient | None) -> None:
         self._statsd = statsd_client
-        #: UNIX seconds, and what began then; only kept when there are traces.
+        #: UNIX time and the step that began then; only recorded if there are traces.
         self.trace_steps: list[tuple[float, str]] = []
 
     def recordLaunchStats(self, subkey: str, dt: float) -> None:

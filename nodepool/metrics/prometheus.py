@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NodepoolCollector:
-    """Turns a snapshot into metric families at each scrape."""
+    """Converts a snapshot into metric families at each scrape."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -47,7 +47,7 @@ class NodepoolCollector:
         for stat, value in sorted(values.items()):
             series = stat if isinstance(stat, Series) else _foreign(stat)
             name, labels = series.definition.family, series.labels
-            # Two names may look alike once escaped; a scrape with doubles would be refused as a whole.
+            # Escaped names may collide; Prometheus would reject a scrape with duplicates.
             if (name, labels) in seen or (isinstance(value, float) and math.isnan(value)):
                 continue
             seen.add((name, labels))
@@ -58,7 +58,7 @@ class NodepoolCollector:
 
 
 def _histogram(timer: Timer) -> tuple[list[list[Any]], float]:
-    """Numbers up to each upper end, some with an exemplar, and the sum in seconds."""
+    """Return cumulative counts by upper bound, some with an exemplar, and the sum in seconds."""
     from prometheus_client.samples import Exemplar
 
     ends = [*map(str, BUCKETS), "+Inf"]
@@ -69,12 +69,12 @@ def _histogram(timer: Timer) -> tuple[list[list[Any]], float]:
 
 
 def _foreign(stat: str) -> Series:
-    """The name of a driver of others: a family without labels."""
+    """Return a family without labels for a name of an external driver."""
     return Definition(re.sub(r"[{}%]", "_", stat), re.sub(r"[^a-zA-Z0-9_]|^(?=\d)", "_", stat), stat)()
 
 
 class Exposition:
-    """The text for ``/metrics``; the library is loaded at the first scrape, because it is large."""
+    """Renders ``/metrics``; the library, which is large, is loaded at the first scrape."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -83,7 +83,9 @@ class Exposition:
         self._registry: Any = None
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
-        """The text and its type: OpenMetrics, which alone has exemplars, for who accepts it, else the older form.
+        """Return the text and its type: OpenMetrics if accepted, else the older format.
+
+        Only OpenMetrics has exemplars.
 
         :param accept: header of the request.
         """

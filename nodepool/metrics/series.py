@@ -1,4 +1,4 @@
-"""What a metric is: one definition, from which its statsd names and its Prometheus family both come."""
+"""Definitions of metrics: one for both the statsd names and the Prometheus family."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Series(str):
 
 @dataclass(frozen=True)
 class Definition:
-    """A metric; call it with the values of its labels, in the order of the template, for a :class:`Series`.
+    """A metric; call it with its label values, in template order, to get a :class:`Series`.
 
     :param statsd: name with ``{label}`` for each label.
-    :param family: of Prometheus, without the suffixes that tell the kind.
+    :param family: of Prometheus, without the suffix for its type.
     """
 
     statsd: str
@@ -40,7 +40,10 @@ class Definition:
         object.__setattr__(self, "_format", _LABEL.sub("%s", self.statsd))
 
     def __call__(self, *values: object) -> Series:
-        """:raises TypeError: another number of values than the definition has labels."""
+        """Return the series of these label values.
+
+        :raises TypeError: the number of values differs from the number of labels.
+        """
         series = Series(self._format % values)
         series.definition, series.values = self, values
         return series

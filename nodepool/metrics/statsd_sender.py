@@ -1,4 +1,7 @@
-"""Sends to statsd from a thread of its own: bounded, and callers wait neither for a name server nor for a socket."""
+"""Sends values to statsd in a separate thread with a bounded queue.
+
+Callers never wait for a name server or a socket.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from statsd import StatsClient
 QUEUE_LENGTH = 20000
 LINGER = 0.02
 RESOLVE_AGAIN = 60.0
-#: A line break or a colon of a name would forge other lines.
+#: A newline or a colon in a name would create other values.
 _FORGED = str.maketrans("\n|:", "___")
 
 log = logging.getLogger("nodepool.statsd")
 
 
 class StatsdSender:
-    """Queue and thread for one statsd server; the thread runs from the first value to :meth:`close`."""
+    """Queue and thread for one statsd server; runs from the first value to :meth:`close`."""
 
     def __init__(self, address: tuple[str, int], queue_length: int = QUEUE_LENGTH) -> None:
         self.address = address
@@ -34,7 +37,7 @@ class StatsdSender:
         self._complained = False
 
     def put(self, stat: str, value: float, kind: str) -> None:
-        """Queue one value; dropped and counted when the queue is full."""
+        """Queue one value; if the queue is full it is dropped and counted."""
         if len(self._queue) >= self._limit:
             self.dropped += 1
             return
@@ -55,7 +58,7 @@ class StatsdSender:
         thread.join(timeout)
         with self._lock:
             self._thread = None
-            # The next value must start a thread again.
+            # The next value must start a new thread.
             self._wake.clear()
 
     def _start(self) -> None:
@@ -73,10 +76,10 @@ class StatsdSender:
         try:
             while True:
                 self._wake.wait()
-                # Values come in bursts; waiting a moment sends them in fewer packets.
+                # Values arrive in bursts; a short delay sends them in fewer packets.
                 stop.wait(LINGER)
                 self._wake.clear()
-                if time.monotonic() - resolved_at >= RESOLVE_AGAIN:  # a moved server is found again
+                if time.monotonic() - resolved_at >= RESOLVE_AGAIN:  # resolve again, in case the server has moved
                     resolved_at = time.monotonic()
                     client = self._resolve(client)
                 self._send(client)
@@ -87,7 +90,7 @@ class StatsdSender:
                 client.close()
 
     def _send(self, client: StatsClient | None) -> None:
-        """What is queued; lost when there is no server."""
+        """Send queued values; they are lost if there is no server."""
         pipeline = client.pipeline() if client is not None else None
         while self._queue:
             stat, value, kind = self._queue.popleft()

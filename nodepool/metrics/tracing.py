@@ -1,7 +1,8 @@
-"""Traces by OpenTelemetry (extra ``tracing``): a span for each request that this launcher serves, below it one for each launch.
+"""OpenTelemetry traces (extra ``tracing``): spans of served requests and their launches.
 
-Zuul puts the place of its own span into ``requestor_data``; ours are its children. The environment decides, by the names that
-OpenTelemetry has for it: nothing is sent without ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``.
+Zuul stores the context of its own span in ``requestor_data``; our spans are its children. The environment variables of
+OpenTelemetry enable it: nothing is sent without ``OTEL_EXPORTER_OTLP_ENDPOINT`` or
+``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from nodepool.version import get_version_string
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SERVICE = "nodepool-launcher"
 CLOSE_LIMIT = 2.0
-"""Seconds for what is still to be sent at the end."""
+"""Seconds for sending the rest at the end."""
 FINAL = ("fulfilled", "removed")
-"""Results after which this launcher does not deal with the request again."""
+"""Results after which this launcher does not process the request again."""
 MOST = 10_000
 """Requests whose spans are kept."""
 LONGEST = 30 * 24 * 3600.0
-"""Seconds: a request that says it is older has no time that could be believed."""
+"""Seconds: the creation time of an allegedly older request is not credible."""
 
 log = logging.getLogger("nodepool.Tracing")
 
 
 def _harmless(method: Callable[..., str | None]) -> Callable[..., str | None]:
-    """What fails here, with whatever a record holds, concerns that trace only."""
+    """Suppress errors, whatever a record contains: they concern only this trace."""
 
     @functools.wraps(method)
     def call(*args: Any, **options: Any) -> str | None:
         try:
             return method(*args, **options)
         except Exception:
-            log.exception("No trace of it:")
+            log.exception("Cannot record a trace:")
             return None
 
     return call
 
 
 class Tracer:
-    """Makes the spans; sending them is the business of a thread of the library, which drops what it cannot send."""
+    """Creates spans; a thread of the library sends them, and drops what it cannot send."""
 
     def __init__(self, exporter: Any, clock: Callable[[], float] = time.time, env: Mapping[str, str] = os.environ) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -57,7 +58,7 @@ class Tracer:
         self._exporter = exporter
         self._clock = clock
         self._lock = threading.Lock()
-        #: Of requests that are being dealt with, and those that were of late: a launch may end after its request.
+        #: Of current and recent requests: a launch may end after its request.
         self._spans: dict[str, Any] = {}
         self._ended: dict[str, Any] = {}
         names = {"service.version": get_version_string()}
@@ -73,11 +74,11 @@ class Tracer:
     def launch_ended(
         self, request: Any, node: Any, provider: str, result: str, seconds: float, steps: Iterable[tuple[float, str]] = ()
     ) -> str | None:
-        """An attempt to make a node, or all of them, has come to an end.
+        """Record the end of an attempt to create a node, or of the whole launch.
 
-        :param request: the NodeRequest for which it was; None: for none.
-        :param steps: UNIX seconds, and what began then.
-        :returns: the trace's id, when it is recorded.
+        :param request: the NodeRequest that it was for; None: for none.
+        :param steps: UNIX times, and what began then.
+        :returns: the trace's id, if it is recorded.
         """
         from opentelemetry import trace
 
@@ -95,9 +96,9 @@ class Tracer:
 
     @_harmless
     def request_ended(self, request: Any, result: str, provider: str, pool: str) -> str | None:
-        """This launcher has nothing to do with it any more; one that was only looked at has no span.
+        """Record that this launcher has finished with a request; unserved ones get no span.
 
-        :returns: the trace's id, when it is recorded.
+        :returns: the trace's id, if it is recorded.
         """
         with self._lock:
             known = request.id in self._spans
@@ -114,7 +115,10 @@ class Tracer:
         return _trace_id(span)
 
     def _span(self, request: Any, late: bool = False) -> Any:
-        """:param late: when it has ended for good, that one: there is no other any more."""
+        """Return the span of a request.
+
+        :param late: also return the span of a request that has ended for good.
+        """
         with self._lock:
             span = self._spans.get(request.id) or (self._ended.get(request.id) if late else None)
             if span is None:
@@ -134,24 +138,27 @@ class Tracer:
             return span
 
     def close(self) -> None:
-        """Send what waits, and end the thread, within the deadline: the library has none for a server that is silent."""
+        """Send what is queued and end the thread within the deadline.
+
+        The library itself has no time limit for servers that do not answer.
+        """
         ending = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
         ending.start()
         ending.join(CLOSE_LIMIT)
         if ending.is_alive():
-            # What is being sent has its own deadline; nothing is tried again, or begun, after it.
+            # Running exports have their own deadline; nothing is retried or started after it.
             self._exporter.shutdown()
 
 
 def _keep(spans: dict[str, Any], request_id: str, span: object) -> None:
-    """The oldest goes when there are too many."""
+    """Store the span; the oldest one is removed if there are too many."""
     spans[request_id] = span
     if len(spans) > MOST:
         del spans[next(iter(spans))]
 
 
 def parent_context(data: object) -> Any:
-    """The span that Zuul has named in ``requestor_data``, as a context; None for none, or what is none."""
+    """Return the span of Zuul in ``requestor_data`` as a context; None if it has no valid one."""
     from opentelemetry import trace
 
     info = data.get("span_info") if isinstance(data, Mapping) else None
@@ -165,7 +172,7 @@ def parent_context(data: object) -> Any:
 
 
 def _identifier(value: object, bits: int) -> int | None:
-    """A number, or its hexadecimal form; None: neither, or too large."""
+    """Return an integer from a number or its hexadecimal form; None if invalid or too large."""
     if isinstance(value, str):
         try:
             value = int(value[: bits // 4 + 1], 16)
@@ -199,29 +206,29 @@ _current: Tracer | None = None
 
 
 def start(env: Mapping[str, str] = os.environ) -> None:
-    """Begin, when the environment asks for it; why it cannot be is logged, and nothing else suffers."""
+    """Start tracing if the environment asks for it; log why it cannot be started."""
     global _current
     wanted = next((name for name in VARIABLES if env.get(name)), None)
     if wanted is None or _current is not None:
         return
     absent = optional.missing(("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
     if absent is not None:
-        log.error("No traces are sent, although %s is set: that needs %s", wanted, absent)
+        log.error("Tracing is disabled although %s is set: it requires %s", wanted, absent)
         return
     if env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")) != "http/protobuf":
-        log.warning("Traces are sent as http/protobuf; this release has no other protocol of OpenTelemetry")
+        log.warning("Traces are sent as http/protobuf; this release does not support other OpenTelemetry protocols")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         _current = Tracer(OTLPSpanExporter(), env=env)
-    except Exception as error:  # of a variable that the library does not understand
-        log.error("No traces are sent: %s", one_line(error))
+    except Exception as error:  # raised for a variable that the library does not understand
+        log.error("Tracing is disabled: %s", one_line(error))
         return
-    log.info("Traces are sent to %s", env[wanted])
+    log.info("Sending traces to %s", env[wanted])
 
 
 def current() -> Tracer | None:
-    """None: no traces are wanted."""
+    """Return the tracer; None if tracing is disabled."""
     return _current
 
 
@@ -232,4 +239,4 @@ def stop() -> None:
         try:
             tracer.close()
         except Exception:
-            log.exception("The last traces were not sent:")
+            log.exception("Cannot send the last traces:")

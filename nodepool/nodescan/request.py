@@ -92,7 +92,7 @@ class NodescanRequest:
         self.worker: Scanning | None = None
         self.start_time: float | None = None
         self.wake_at = -math.inf
-        """When to advance without any event, at the latest."""
+        """Latest time to advance without an event."""
         self.ip = str(node.interface_ip)
         self.gather_keys = node.connection_type in SSH_TYPES
         self.keys: dict[str, str] = {}

@@ -417,7 +417,7 @@ def test_bad_answers_for_long(
         record = bench.wait_request(under_way, timeout=120)
         assert record["state"] == "failed"
         one(bench, "other")
-    assert any("Provider cloud-1: " in line and "fails again and again" in line for line in caplog.messages)
+    assert any("Provider cloud-1: " in line and "fails repeatedly" in line for line in caplog.messages)
     assert not any(line.startswith("provider cloud-2") for line in bench.pools[0].getReadiness()[1])
     openstack_cloud.proxies[service].heal()
     recovers(bench, "small", 60)

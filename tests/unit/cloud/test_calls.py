@@ -260,7 +260,7 @@ def test_lasting_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == []
     calls.call("list", Script(*broken * 4, "ok"))
     calls.call("list", Script("ok"))
-    assert caplog.messages == ["Provider p: list fails again and again (transient): made up", "Provider p: list works again"]
+    assert caplog.messages == ["Provider p: list fails repeatedly (transient): made up", "Provider p: list works again"]
 
 
 def test_long_errors_are_kept_and_logged_by_their_start(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,7 @@ def test_full_quota_names_the_limit_and_its_users(desk: Desk) -> None:
         desk.bench.fulfilled("fake-label", tenant_name="acme")
     request = desk.bench.submit("fake-label")
     found = answer(desk, "request", request, "instances: 1 needed, 0 of 2 left", "2 nodes", "tenant acme has 2")
-    assert found["suggestion"].startswith("raise the quota of the cloud of provider fake-provider")
+    assert found["suggestion"].startswith("raise the cloud quota of provider fake-provider")
     answer(desk, "label", "fake-label", "1 request waiting", "0 of 2 left")
     assert "0 of 2 left" in created(desk, "fake-label")
     assert "0 of 2 left" in desk.run("status")[1]
@@ -45,7 +45,7 @@ def test_held_nodes_that_fill_a_pool_are_named(desk: Desk) -> None:
     desk.bench.zuul.unlock(node.id)
     request = desk.bench.submit("fake-label")
     found = answer(desk, "request", request, "1 of 1 are held", f"{node.id} by nightly, for alice for another 1 h 59 min")
-    assert "delete nodes that are held" in found["suggestion"]
+    assert "delete held and forgotten nodes" in found["suggestion"]
     assert f"{node.id} by nightly" in created(desk, "fake-label")
 
 

@@ -61,14 +61,14 @@ def test_label_that_one_of_two_pools_disables_is_no_problem(desk: Desk) -> None:
 def test_request_that_is_larger_than_the_pool_names_the_option(desk: Desk) -> None:
     desk.start(config(provider(pool={"max-servers": 2})))
     found = answer(desk, "request", failed(desk, *["fake-label"] * 3), "failed: ", "instances: 3 needed, 2 of 2 left")
-    assert found["suggestion"].startswith("raise `max-servers` of pool main, or request fewer or smaller nodes at once")
+    assert found["suggestion"].startswith("raise `max-servers` of pool main, or request fewer or smaller nodes")
 
 
 def test_request_that_is_larger_than_the_limit_of_its_tenant_can_never_be_served(desk: Desk) -> None:
     desk.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 1}]}))
     request = desk.bench.submit(*["fake-label"] * 3, tenant_name="acme")
     found = answer(desk, "request", request, "tenant acme is limited to 1 instances, 0 in use, 3 needed")
-    assert "or request fewer nodes at once" in found["suggestion"] and "wait" not in found["suggestion"]
+    assert "or request fewer nodes" in found["suggestion"] and "wait" not in found["suggestion"]
 
 
 def test_labels_of_different_pools_are_to_be_requested_one_by_one(desk: Desk) -> None:

@@ -334,7 +334,7 @@ def test_problems_of_a_driver_that_raises(bench: LauncherBench, monkeypatch: pyt
     ready, lines = pool.getReadiness()
     assert ready
     assert "provider fake-p1: its driver cannot report its problems: RuntimeError('induced')" in lines
-    remedy = "repair what the message names; each request for the label tries again"
+    remedy = "repair what the message names; each request for the label retries"
     assert f"provider fake-p2, label two: no luck. Suggestion: {remedy}" in lines
 
 

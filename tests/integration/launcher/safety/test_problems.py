@@ -109,7 +109,7 @@ def test_texts() -> None:
     problems.note("b", "image", "no image")
     assert [str(problem) for problem in problems.listed()][1:] == [
         "provider p, label b: no image. Suggestion: correct the image of the label, or upload the image to the cloud",
-        "provider p, label b: two lines. Suggestion: repair what the message names; each request for the label tries again",
+        "provider p, label b: two lines. Suggestion: repair what the message names; each request for the label retries",
     ]
     assert len(problems.listed()[0].text) == LONGEST
     problems.clear("b", "launch")
