@@ -25,6 +25,6 @@ def split_hosts(hosts: str) -> tuple[str, str]:
     chroots.discard("")
     if len(chroots) > 1:
         raise ConfigurationError(
-            f"zookeeper-servers have different chroots {', '.join(sorted(chroots))}: give one, on the last server"
+            f"zookeeper-servers have different chroots {', '.join(sorted(chroots))}: specify one, on the last server"
         )
     return ",".join(servers), chroots.pop() if chroots else ""

@@ -1,4 +1,4 @@
-"""The builder: disk images, built, uploaded and cleaned (BLD)."""
+"""The builder: builds, uploads and deletes disk images (BLD)."""
 
 from nodepool.builder.build.process import BUILD_PROCESS_POLL_TIMEOUT
 from nodepool.builder.builder import NodePoolBuilder

@@ -1,4 +1,4 @@
-"""NodePoolBuilder: makes, connects and stops all parts of the builder (BLD-1, BLD-2, BLD-16)."""
+"""NodePoolBuilder: creates, connects and stops the parts of the builder (BLD-1, 2, 16)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Seconds to wait for a complete mirror before the first work.
+#: Seconds to wait for a complete mirror before work starts.
 SYNC_TIMEOUT = 60.0
-#: Seconds that ending workers and providers may take, without the builds that are waited for.
+#: Seconds for workers and providers to end, without the builds that are waited for.
 STOP_TIMEOUT = 15.0
 
 
@@ -45,8 +45,8 @@ class NodePoolBuilder:
     ``build_interval``, ``upload_interval`` and ``cleanup_interval`` (seconds) may be changed before :meth:`start`; work
     that an event announces does not wait for them.
 
-    :param num_builders: builds at one time.
-    :param num_uploaders: uploads at one time.
+    :param num_builders: concurrent builds.
+    :param num_uploaders: concurrent uploads.
     """
 
     log = logging.getLogger("nodepool.builder.NodePoolBuilder")
@@ -62,7 +62,7 @@ class NodePoolBuilder:
         self.component_info: BuilderComponent | None = None
         self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
-        #: Where the ZooKeeper session is remembered, so that the next process can end it when we are killed.
+        #: File that stores the ZooKeeper session, so that the next process can end it if we are killed.
         self.session_file: str | None = None
         self.session_usable = self.state.session_usable
         self.upload_claims = self.state.upload_claims
@@ -77,7 +77,7 @@ class NodePoolBuilder:
         self._janitor: CleanupWorker | None = None
         self._start_cancelled = threading.Event()
         self._images_lock: Any = None
-        #: Knows the threads that must live; who runs us ends the process when one has ended.
+        #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()
         self._config_lock = threading.Lock()
         self._start_lock = threading.Lock()
@@ -91,7 +91,7 @@ class NodePoolBuilder:
 
     @property
     def _config(self) -> Config:
-        """By this name test benches read it."""
+        """Return the configuration, under the name that test benches use."""
         return self.state.config
 
     @property
@@ -99,7 +99,10 @@ class NodePoolBuilder:
         return self.state.zk
 
     def check_config(self) -> Config:
-        """The configuration in force, after taking over a changed file; a bad one leaves the last good in force."""
+        """Apply a changed configuration file; return the configuration in force.
+
+        An invalid file leaves the previous configuration in force.
+        """
         with self._config_lock:
             changed = self.config_state.update(self.config, self._apply)
         if changed:
@@ -112,15 +115,15 @@ class NodePoolBuilder:
             self.zk.resetHosts(config.zookeeper_servers)
         self.state.managers.reconfigure(self.config, config, self.zk)
         for name, reason in config.provider_errors.items():
-            self.log.error("Provider %s is not usable, no images are uploaded or deleted there: %s", name, reason)
+            self.log.error("Provider %s is not usable; no images are uploaded or deleted there: %s", name, reason)
         self.state.config = config
 
     # -- start
 
     def start(self) -> None:
-        """Return when every worker runs.
+        """Start the builder; return when every worker runs.
 
-        :raises BuilderError: it runs already.
+        :raises BuilderError: it is already running.
         :raises ConfigurationError: the configuration or the image directory cannot be used.
         """
         with self._start_lock:
@@ -132,11 +135,11 @@ class NodePoolBuilder:
                 self._images_lock = build_journal.acquire_images_dir(config.images_dir)
                 self.state.owns_images_dir = True
             except ConfigurationError as error:
-                # Another process would take our builds and uploads for those of a killed builder when it starts anew, as we
-                # would take its own, and take files that its ZooKeeper does not know for orphans.
+                # At its start, another process would treat our builds and uploads as those of a killed builder, as we would
+                # treat its builds and uploads, and would delete files of builds that its ZooKeeper does not know.
                 if isinstance(error, build_journal.ImagesDirInUse) and not error.by_this_process:
                     raise
-                self.log.warning("%s; what killed builds and uploads left is not cleaned up by this builder", error)
+                self.log.warning("%s; this builder does not clean up leftovers of killed builds and uploads", error)
             self.config_state.good()
             try:
                 self._start(config)
@@ -146,7 +149,7 @@ class NodePoolBuilder:
             self._running = True
 
     def _warn_about_name(self) -> None:
-        """diskimage-builder reads the complaint of sudo about it as the name of a device."""
+        """Warn if the host name does not resolve: diskimage-builder misreads sudo's complaint."""
         name = socket.gethostname()
         try:
             socket.getaddrinfo(name, None)
@@ -176,7 +179,7 @@ class NodePoolBuilder:
         self.component_info.state = BuilderComponent.RUNNING
 
     def _make_workers(self) -> None:
-        """Each is a thread that shares nothing with the others but the state; the publisher, in the state, is one, too."""
+        """Create the workers; each is a thread that shares only the state with others."""
         state = self.state
         state.forget_failures(self.build_interval, self.upload_interval)
         state.cleanup_interval = self.cleanup_interval
@@ -202,7 +205,7 @@ class NodePoolBuilder:
         client.connect()
         self.state.zk = zk
         if not zk.wait_synced(SYNC_TIMEOUT):
-            self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
+            self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; waiting until it is", SYNC_TIMEOUT)
         self.component_info = BuilderComponent(client, hostnames.short())
         self.component_info.register()
         self._synced()
@@ -230,7 +233,7 @@ class NodePoolBuilder:
         janitor = [self._janitor] if self._janitor is not None else []
         return [*self._build_workers, *self._upload_workers, *janitor]
 
-    # -- what the web server asks
+    # -- queries of the web server
 
     @property
     def ready(self) -> bool:
@@ -244,7 +247,7 @@ class NodePoolBuilder:
         return self.zk
 
     def getReadiness(self) -> tuple[bool, list[str]]:
-        """Whether the builder can work, and what is not as it should be."""
+        """Return whether the builder can work, and current problems."""
         details = [] if self._running else ["starting: the workers do not run yet"]
         if not self.session_usable.is_set():
             details.append("ZooKeeper: not connected")
@@ -257,18 +260,18 @@ class NodePoolBuilder:
                 for p in self.config.providers.values()
                 if p.manage_images and p.name not in self.config.provider_managers
             ]
-        if self.zk is not None:  # the mirror, which answers without ZooKeeper, too
+        if self.zk is not None:  # the mirror, which also answers without ZooKeeper
             details += [str(problem) for problem in image_problems(self.state.progress.data())]
         return ready, details
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
-        """Builders serve no node requests."""
+        """Return nothing: builders serve no node requests."""
         return []
 
     # -- stop
 
     def cancel_start(self) -> None:
-        """A start that waits for ZooKeeper ends with an error; thread-safe."""
+        """Let a start that waits for ZooKeeper fail; thread-safe."""
         self._start_cancelled.set()
         if self.state.connection is not None:
             self.state.connection.stop_connecting.set()
@@ -276,15 +279,15 @@ class NodePoolBuilder:
     def stop(self, finish: bool = True) -> None:
         """Stop all workers.
 
-        Uploads are not waited for: a provider may take hours, and cleaning finds what they leave.
+        Uploads are not waited for: a provider may take hours, and the clean-up finds their leftovers.
 
-        :param finish: wait for running builds (up to their time-outs); else end their processes within seconds.
+        :param finish: wait for running builds (up to their time-outs); otherwise end their processes within seconds.
         """
         with self._start_lock:
             self._stop(finish)
 
-    def abort_builds(self, reason: str = "the builder was told to stop") -> None:
-        """End running builds; also for a stop that waits for them already."""
+    def abort_builds(self, reason: str = "the builder is stopping") -> None:
+        """End running builds; also for a stop that already waits for them."""
         self.state.stopping_at_once.set()
         for worker in self._build_workers:
             worker.abort(reason)
@@ -318,13 +321,13 @@ class NodePoolBuilder:
             self.zk.disconnect()
         elif client is not None and client.client is not None:
             client.disconnect()
-        self.session_usable.set()  # a session is not waited for any more
+        self.session_usable.set()  # do not wait for a session any longer
         self._release_images_dir()
         self.statsd.setAddress(None)
         self._running = False
 
     def session_waiters_wake(self) -> None:
-        """Workers that wait for the session look at once whether to end."""
+        """Wake workers that wait for the session, so that they check whether to end."""
         if not self.session_usable.is_set():
             self.session_usable.set()
             self.session_usable.clear()

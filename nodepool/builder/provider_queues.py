@@ -1,4 +1,4 @@
-"""Deletions in clouds: one after the other per provider, and no provider waits for another (BLD-10.D)."""
+"""Run deletions in clouds sequentially per provider, and providers in parallel (BLD-10.D)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Job = Callable[[], object]
 class _Queue:
     jobs: dict[Hashable, Job] = field(default_factory=dict)
     active: Hashable = None
-    #: It was waited for in vain; it is not waited for again before it gets on.
+    #: A wait for it timed out; later waits skip it until it makes progress.
     stuck: bool = False
 
 
 class ProviderQueues:
-    """A thread per provider, alive only while it has work.
+    """One thread per provider, which lives only while it has work.
 
-    :param running: False when no further job may be started.
+    :param running: False if no further job may be started.
     """
 
     def __init__(self, name: str, log: logging.Logger, running: Callable[[], bool]) -> None:
@@ -33,7 +33,7 @@ class ProviderQueues:
         self._lanes: dict[str, _Queue] = {}
 
     def submit(self, provider: str, key: Hashable, job: Job) -> bool:
-        """False when the lane has that job already."""
+        """Queue a job; return False if the provider's queue has it already."""
         with self._condition:
             lane = self._lanes.get(provider)
             if lane is not None and (key in lane.jobs or lane.active == key):
@@ -45,12 +45,15 @@ class ProviderQueues:
             return True
 
     def busy(self, key: Hashable) -> bool:
-        """Whether the job waits or is being done."""
+        """Return whether the job is waiting or running."""
         with self._condition:
             return any(key in lane.jobs or lane.active == key for lane in self._lanes.values())
 
     def wait(self, timeout: float) -> bool:
-        """Wait until all is done, at most ``timeout`` seconds; lanes that hang since an earlier call are left alone."""
+        """Wait at most ``timeout`` seconds until all jobs are done.
+
+        Queues that blocked an earlier call are not waited for again.
+        """
         with self._condition:
             done = self._condition.wait_for(
                 lambda: not self._running() or all(lane.stuck for lane in self._lanes.values()), timeout
@@ -60,7 +63,7 @@ class ProviderQueues:
             return done
 
     def wake(self) -> None:
-        """Those who wait look again whether to go on."""
+        """Let waiting callers check again whether to continue."""
         with self._condition:
             self._condition.notify_all()
 
@@ -81,9 +84,9 @@ class ProviderQueues:
             started = time.monotonic()
             try:
                 job()
-            except Exception:  # a driver may raise anything; the provider's other jobs go on
+            except Exception:  # a driver may raise anything; the provider's other jobs continue
                 self._log.exception("Error deleting an upload of provider %s:", provider)
             with self._condition:
                 if lane.stuck:
                     lane.stuck = False
-                    self._log.info("Provider %s answers again, after %.0f s", provider, time.monotonic() - started)
+                    self._log.info("Provider %s responds again after %.0f s", provider, time.monotonic() - started)

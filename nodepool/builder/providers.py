@@ -1,4 +1,4 @@
-"""The providers of the builder: one of each in the process, and none stopped while it is in use (BLD-16)."""
+"""The builder's providers: one each per process; none is stopped while in use (BLD-16)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ImageManagers:
         self._retired: dict[int, Provider] = {}
 
     def reconfigure(self, old: Config | None, new: Config, zk: ZooKeeper) -> None:
-        """Fill ``new.provider_managers``."""
+        """Set ``new.provider_managers``."""
         ProviderManager.reconfigure(old, new, zk, only_image_manager=True, retire=self._retire)
 
     @contextmanager
     def use(self, config: Config, provider_name: str) -> Iterator[Provider | None]:
-        """The running provider of this configuration, or None; it is not stopped before the end of the block."""
+        """Return the running provider of this configuration, or None; it runs during the block."""
         with self._lock:
             manager = config.provider_managers.get(provider_name)
             if manager is not None:
@@ -55,7 +55,7 @@ class ImageManagers:
         with self._lock:
             if self._users[id(manager)] > 0:
                 self._retired[id(manager)] = manager
-                self.log.info("Provider %s is replaced; the old one ends after its last upload", manager.provider.name)
+                self.log.info("Provider %s is replaced; the previous one stops after its last upload", manager.provider.name)
                 return
         call(manager, "stop")
 
@@ -64,7 +64,7 @@ class ImageManagers:
             return [*([] if config is None else config.provider_managers.values()), *self._retired.values()]
 
     def any_silent(self, config: Config, since: float) -> bool:
-        """Whether a cloud owes answers and has given none ``since`` then (monotonic seconds)."""
+        """Return whether a cloud has not answered any pending call ``since`` (monotonic seconds)."""
         return any(is_silent(manager, since) for manager in self._all(config))
 
     def stop(self, config: Config, since: float, deadline: float) -> None:

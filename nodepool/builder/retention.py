@@ -1,4 +1,4 @@
-"""What to upload and what to remove: decisions on a snapshot, without effects (BLD-9 to BLD-12)."""
+"""Decide what to upload and what to delete, from a snapshot (BLD-9 to BLD-12)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodepool.config.model import Config, ProviderConfig
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
 
-#: Newest ready builds that stay, per image; newest ready uploads that stay, per image and provider.
+#: Number of newest ready builds kept per image, and of newest ready uploads kept per image and provider.
 KEPT_BUILDS = 2
 KEPT_UPLOADS = 2
 
@@ -28,12 +28,12 @@ def upload_key(upload: ImageUpload) -> UploadKey:
 
 
 def newest(records: Iterable[R], count: int) -> list[R]:
-    """By ``state_time``; ids say nothing about age, they only make the order certain."""
+    """Sort key by ``state_time``; ids say nothing about age and only break ties."""
     return sorted(records, key=lambda record: (record.state_time or 0, record.id or ""), reverse=True)[:count]
 
 
 def image_providers(config: Config) -> list[ProviderConfig]:
-    """Configurations of the providers that manage images, in file order."""
+    """Return the configurations of providers that manage images, in file order."""
     return [provider for provider in config.providers.values() if provider.manage_images]
 
 
@@ -58,7 +58,10 @@ class Candidate:
 
 
 def upload_candidates(data: ImageData, providers: Iterable[ProviderConfig]) -> list[Candidate]:
-    """Pairs to upload, in file order: conditions 1, 2, 4 and 5 of BLD-9, and no upload under way already."""
+    """Return the pairs to upload, in file order.
+
+    Checks conditions 1, 2, 4 and 5 of BLD-9, and that no upload is running.
+    """
     ready: dict[str, list[ImageBuild]] = defaultdict(list)
     for build in data.builds:
         if build.state == READY:
@@ -84,13 +87,13 @@ def upload_candidates(data: ImageData, providers: Iterable[ProviderConfig]) -> l
 
 @dataclass(frozen=True)
 class Rules:
-    """What this process knows beside ZooKeeper."""
+    """What this process knows in addition to ZooKeeper."""
 
     #: Images in the configuration.
     images: frozenset[str]
-    #: Providers that manage images -> images they shall have.
+    #: Providers that manage images -> their configured images.
     known: Mapping[str, frozenset[str]]
-    #: Builds and uploads (image, build, provider) that this process is at, whatever the locks say.
+    #: Builds and uploads (image, build, provider) that this process works on, regardless of the locks.
     running_builds: Collection[BuildKey] = frozenset()
     running_uploads: Collection[tuple[str, str, str]] = frozenset()
 
@@ -110,19 +113,19 @@ class Rules:
 
 @dataclass
 class RemovalPlan:
-    """What becomes of one build.
+    """What to do with one build.
 
-    ``state`` None: a znode without data, under which uploads may be left.
+    ``state`` None: a znode without data, which may have uploads.
     """
 
     image: str
     build: str
     state: str | None
-    #: Abandoned uploads of a kept build: the record is dropped, nothing else.
+    #: Abandoned uploads of a kept build: only the record is deleted.
     drop: list[ImageUpload] = field(default_factory=list)
-    #: Removed from the cloud, then the record.
+    #: Deleted in the cloud, then the record.
     delete: list[ImageUpload] = field(default_factory=list)
-    #: The build goes: no uploads are left but those being deleted.
+    #: Delete the build: the only uploads left are those being deleted.
     remove: bool = False
 
     @property
@@ -147,7 +150,7 @@ class Snapshot:
         return sorted(self.data.names | set(self.builds) | {image for image, _ in self.data.empty_builds})
 
     def kept_uploads(self, image: str) -> set[UploadKey]:
-        """The recency table (BLD-10.A): what stays of the ready uploads of ready builds."""
+        """Return the ready uploads to keep (the recency table, BLD-10.A)."""
         by_provider: dict[str, list[ImageUpload]] = defaultdict(list)
         for build in self.builds[image].values():
             if build.state == READY:
@@ -157,13 +160,13 @@ class Snapshot:
         return {upload_key(u) for uploads in by_provider.values() for u in newest(uploads, KEPT_UPLOADS)}
 
     def kept_builds(self, image: str, rules: Rules) -> set[str]:
-        """The keep set (BLD-10.B.1)."""
+        """Return the builds to keep (BLD-10.B.1)."""
         if image not in rules.images:
             return set()
         return {b.id or "" for b in newest((b for b in self.builds[image].values() if b.state == READY), KEPT_BUILDS)}
 
     def building(self, build: ImageBuild, rules: Rules) -> bool:
-        """In progress as far as can be seen without taking the lock."""
+        """Return whether a build is in progress, as far as visible without taking the lock."""
         image = build.image_name or ""
         if (image, build.id or "") in rules.running_builds:
             return True
@@ -174,10 +177,10 @@ class Snapshot:
         return upload.state == UPLOADING and (key in self.data.upload_locks or key in rules.running_uploads)
 
     def plan(self, image: str, rules: Rules, everything: bool = True) -> list[RemovalPlan]:
-        """What to do with the builds of an image (BLD-10.B), those without work left out.
+        """Return what to do with the builds of an image, without those to keep (BLD-10.B).
 
-        :param everything: also what failed or was abandoned; else only what people or the configuration removed, and
-            what newer builds replaced.
+        :param everything: include failed and abandoned ones; otherwise only what users or the configuration removed,
+            and what newer builds replaced.
         """
         kept_builds, kept_uploads = self.kept_builds(image, rules), self.kept_uploads(image)
         plans = [self._plan(build, kept_builds, kept_uploads, rules, everything) for build in self.builds[image].values()]
@@ -210,7 +213,7 @@ class Snapshot:
         return plan
 
     def _held(self, plan: RemovalPlan) -> bool:
-        """Whether an upload needs the build and will go on needing it."""
+        """Return whether an upload needs the build now and will continue to do so."""
         going = {upload_key(upload) for upload in plan.delete}
         return any(
             upload.state != DELETING and upload_key(upload) not in going
@@ -218,7 +221,7 @@ class Snapshot:
         )
 
     def _plan_empty(self, image: str, build_id: str, rules: Rules) -> RemovalPlan:
-        """No such record: its uploads have nothing to live from."""
+        """Return the plan for uploads whose build has no record: delete them."""
         plan = RemovalPlan(image, build_id, None)
         if (image, build_id) not in rules.running_builds:
             plan.delete = [
@@ -236,7 +239,7 @@ class Snapshot:
 def surplus_formats(
     build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: DiskImage | None, providers: Iterable[ProviderConfig]
 ) -> set[str]:
-    """Formats whose files ``delete-after-upload`` allows to delete now (BLD-12).
+    """Return the formats whose files ``delete-after-upload`` allows to delete now (BLD-12).
 
     :param uploads: those of this build.
     :param diskimage: the image in this configuration, or None.

@@ -1,4 +1,4 @@
-"""What the parts of a builder share; no threads of its own, and nothing that acts."""
+"""State shared by the parts of a builder, without threads or actions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from nodepool.zk import ZooKeeperClient
 from nodepool.zk.mirror.progress import ProgressTree
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Seconds between two attempts at what fails again and again.
+#: Seconds between two attempts of something that fails repeatedly.
 LONGEST_PAUSE = 3600.0
 
 
 class BuilderState:
-    """The configuration in force, ZooKeeper, providers, and who deals with which image.
+    """The configuration in force, ZooKeeper, providers, and the claimed images.
 
-    :param check_config: gives the configuration in force, after taking over a changed file.
+    :param check_config: applies a changed file and returns the configuration in force.
     """
 
     def __init__(self, check_config: Callable[[], Config], clock: Clock = SYSTEM) -> None:
@@ -41,16 +41,16 @@ class BuilderState:
         self.builder_id = ""
         #: Seconds; 0: there is no cleanup worker.
         self.cleanup_interval: float = 60
-        #: Set while the session is good and the mirror complete.
+        #: Set while the session is usable and the mirror is complete.
         self.session_usable = threading.Event()
         self.publisher = Publisher(self.session_usable, lambda: self.zk.kazoo_client)
         self.managers = ImageManagers()
         self.upload_claims = UploadClaims()
         #: Set when running builds are not to be waited for.
         self.stopping_at_once = threading.Event()
-        #: Whether what is written down in the image directory can only be of this builder, or of killed ones.
+        #: Whether all entries in the image directory belong to this builder or to killed ones.
         self.owns_images_dir = False
-        #: What each worker is doing: (image, build id), and (image, provider).
+        #: The current work of each worker: (image, build id), and (image, provider).
         self.building: Callable[[], list[tuple[str, str] | None]] = list
         self.uploading: Callable[[], list[tuple[str, str] | None]] = list
         self._build_claims: set[str] = set()
@@ -58,7 +58,7 @@ class BuilderState:
         self.forget_failures(10, 10)
 
     def forget_failures(self, build_interval: float, upload_interval: float) -> None:
-        """The first pauses after failures, in seconds."""
+        """Reset the pauses after failures; arguments are the first pauses in seconds."""
         self.build_backoff = KeyedBackoff(Backoff(build_interval, LONGEST_PAUSE), time.time)
         self.upload_backoff = KeyedBackoff(Backoff(upload_interval, LONGEST_PAUSE), time.time)
 
@@ -69,12 +69,12 @@ class BuilderState:
 
     @property
     def progress(self) -> ProgressTree:
-        """What all builders tell about builds and uploads."""
+        """Return what all builders report about builds and uploads."""
         return self.zk.progress_tree
 
     @contextmanager
     def claim_build(self, image: str) -> Iterator[bool]:
-        """True when no other worker of this process deals with the image until the end of the block."""
+        """Yield True if no other worker of this process processes the image until the block ends."""
         with self._claims_lock:
             ours = image not in self._build_claims
             if ours:
@@ -87,5 +87,8 @@ class BuilderState:
                     self._build_claims.discard(image)
 
     def running_builds(self) -> set[tuple[str, str]]:
-        """(image, build id) of what this process builds; their files are no leftovers whatever the records say."""
+        """Return (image, build id) of the builds of this process.
+
+        Their files are not leftovers, whatever the records say.
+        """
         return {key for key in self.building() if key is not None}

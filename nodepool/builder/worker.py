@@ -1,4 +1,4 @@
-"""What the threads of the builder have in common (BLD-3)."""
+"""Base class of the builder's threads (BLD-3)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds between two messages while the ZooKeeper session is suspended or lost.
 SUSPEND_WAIT_TIME = 30.0
-#: Seconds to wait after a pass that failed.
+#: Seconds to wait after a failed pass.
 ERROR_WAIT_TIME = 10.0
 
 
 class Worker(threading.Thread):
-    """Makes a pass when something happened (:meth:`wake`) and at the latest after the interval.
+    """Runs a pass when something happened (:meth:`wake`), at the latest after the interval.
 
     :param interval: seconds between two passes without an event.
     """
@@ -32,7 +32,7 @@ class Worker(threading.Thread):
 
     @property
     def _config(self) -> Config:
-        """The configuration in force."""
+        """Return the configuration in force."""
         return self._state.config
 
     @property
@@ -44,32 +44,32 @@ class Worker(threading.Thread):
         return self._running
 
     def wake(self) -> None:
-        """Make a pass soon; thread-safe, returns at once."""
+        """Run a pass soon; thread-safe, returns immediately."""
         self._event.set()
 
     def shutdown(self) -> None:
-        """Make no further pass; what is being done is finished."""
+        """Run no further pass; the current one is finished."""
         self._running = False
         self._event.set()
 
     def make_pass(self) -> float | None:
-        """Do what there is to do; returns the seconds until there is something known to be due, or None."""
+        """Do the pending work; return the seconds until more is known to be due, or None."""
         raise NotImplementedError
 
     def run(self) -> None:
         self.log.debug("Starting")
         while self._running:
             if not self._state.session_usable.wait(0):
-                self.log.info("The ZooKeeper session is not usable; waiting for it")
+                self.log.info("The ZooKeeper session is not usable; waiting until it is")
                 self._state.session_usable.wait(SUSPEND_WAIT_TIME)
                 continue
             self._event.clear()
             try:
                 due = self.make_pass()
             except BROKEN as error:
-                self.log.warning("The connection to ZooKeeper broke (%r); the pass is made again", error)
+                self.log.warning("The connection to ZooKeeper broke (%r); repeating the pass", error)
                 due = 1.0
-            except Exception:  # the thread lives as long as the builder; the pass is made again
+            except Exception:  # the thread lives as long as the builder; the pass is repeated
                 self.log.exception("Error in %s:", self.name)
                 due = ERROR_WAIT_TIME if self._running else 0
                 self._event.clear()

@@ -294,7 +294,7 @@ class Poller(Generic[V]):
             self._arm(now)
         refused = [(key, value) for key, value in answer.items() if isinstance(value, Exception)]
         if refused:
-            self._log.debug("Cannot poll %s objects of %s: %s", len(refused), self.name, refused[0])
+            self._log.debug("Cannot poll %s of %s: %s", len(refused), self.name, refused[0])
         if error is not None or len(refused) < len(keys):
             self._report(error, len(keys))
         for watch in told:
@@ -311,4 +311,4 @@ class Poller(Generic[V]):
             return
         level = logging.DEBUG if self._complained else logging.WARNING
         self._complained = True
-        self._log.log(level, "Cannot look at %s of %s, will look again: %s", count, self.name, error)
+        self._log.log(level, "Cannot poll %s of %s; retrying: %s", count, self.name, error)

@@ -73,7 +73,7 @@ class SoldOut(Generic[W]):
             except Exception as error:
                 kind = kind_of(error)
                 if kind not in REFUSALS:
-                    log.error("%s: the cloud refused %s: %s", where, way.describe(), error)
+                    log.error("%s: the cloud refuses %s: %s", where, way.describe(), error)
                     raise
                 refusals.append((way, error, kind))
                 if not single:

@@ -42,7 +42,7 @@ TENANT_LAUNCHES = Definition(
 
 # Seconds until requests were fulfilled: timers, by the launcher that fulfilled them; without those for min-ready.
 REQUEST_WAIT = Definition(
-    "nodepool.launcher.{host}.request_wait", "nodepool_request_wait", "Requests fulfilled, from when they were made"
+    "nodepool.launcher.{host}.request_wait", "nodepool_request_wait", "Requests fulfilled, with the time since their creation"
 )
 LABEL_REQUEST_WAIT = Definition(
     "nodepool.label.{label}.request_wait", "nodepool_label_request_wait", "The same by label; a request counts once for each"
@@ -76,7 +76,7 @@ API_CALLS = Definition(
 API_ERRORS = Definition(
     "nodepool.provider.{provider}.api.{operation}.error.{kind}",
     "nodepool_provider_api_errors",
-    "Failed calls of the provider's API by kind of error",
+    "Failed calls of the provider's API by type of error",
 )
 LAUNCHER_CONFIG_STALE = Definition(
     "nodepool.launcher.config_stale", "nodepool_launcher_config_stale", "1 while the configuration file cannot be used"
@@ -87,7 +87,7 @@ ZOOKEEPER_QUEUE = Definition(
 MIRROR_LAG = Definition(
     "nodepool.launcher.{host}.zk.mirror_lag",
     "nodepool_zookeeper_mirror_lag",
-    "How far the mirror is behind ZooKeeper: what an answer takes that comes on the way of its events, asked for now and then",
+    "Delay of the mirror behind ZooKeeper, measured by a request whose answer follows the pending events",
 )
 REQUESTS_WAITING = Definition(
     "nodepool.launcher.{host}.requests_waiting",
@@ -169,7 +169,7 @@ UPLOAD_RATE = Definition(
 BUILDER_CONFIG_STALE = Definition(
     "nodepool.builder.{host}.config_stale", "nodepool_builder_config_stale", "1 while the configuration file cannot be used"
 )
-CURRENT_BUILDS = Definition("nodepool.builder.{host}.current_builds", "nodepool_builder_current_builds", "Builds going on")
-CURRENT_UPLOADS = Definition("nodepool.builder.{host}.current_uploads", "nodepool_builder_current_uploads", "Uploads going on")
+CURRENT_BUILDS = Definition("nodepool.builder.{host}.current_builds", "nodepool_builder_current_builds", "Running builds")
+CURRENT_UPLOADS = Definition("nodepool.builder.{host}.current_uploads", "nodepool_builder_current_uploads", "Running uploads")
 BUILD_WORKERS = Definition("nodepool.builder.{host}.build_workers", "nodepool_builder_build_workers", "Build workers")
 UPLOAD_WORKERS = Definition("nodepool.builder.{host}.upload_workers", "nodepool_builder_upload_workers", "Upload workers")

@@ -99,9 +99,9 @@ def test_stopped_in_the_root_phase(bench: BuilderBench, configure: Any) -> None:
     (record,) = bench.builds("debian", state=None)
     assert record.id == build_id and record.state == FAILED
     progress = bench.progress(build_id)
-    assert progress is not None and progress.state == FAILED and progress.reason == "the builder was told to stop"
+    assert progress is not None and progress.state == FAILED and progress.reason == "the builder is stopping"
     assert (bench.tmp / "logs-b0" / f"debian-{build_id}.log").read_text().splitlines()[-1] == (
-        "Build terminated: the builder was told to stop"
+        "Build terminated: the builder is stopping"
     )
 
 

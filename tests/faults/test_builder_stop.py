@@ -39,8 +39,8 @@ def check_failed(bench: BuilderBench, build_id: str) -> None:
     assert record.id == build_id and record.state == FAILED and record.formats == []
     progress = bench.progress(build_id)
     assert progress is not None and progress.state == FAILED
-    assert progress.reason == "the builder was told to stop" and progress.ended
-    assert log_of(bench, build_id).splitlines()[-1] == "Build terminated: the builder was told to stop"
+    assert progress.reason == "the builder is stopping" and progress.ended
+    assert log_of(bench, build_id).splitlines()[-1] == "Build terminated: the builder is stopping"
     assert bench.processes() == [] and bench.mounts() == [] and list(bench.scratch.iterdir()) == []
 
 

@@ -1,1 +1,1 @@
-"""Making an image: when, with which command, and what its output means."""
+"""Building an image: when to build, which command to run, and what its output means."""

@@ -12,9 +12,9 @@ from nodepool.config.diskimages import DiskImage
 
 
 def build_command(diskimage: DiskImage, images_dir: str, base: str) -> list[str]:
-    """The argument list for one build of *diskimage*; *base* is ``<image>-<build id>``.
+    """Return the argument list for one build; *base* is ``<image>-<build id>``.
 
-    :raises ValueError: ``dib-cmd`` is empty or its quotes do not match.
+    :raises ValueError: ``dib-cmd`` is empty or has unbalanced quotes.
     """
     package = os.path.dirname(os.path.abspath(nodepool.__file__))
     try:
@@ -24,7 +24,7 @@ def build_command(diskimage: DiskImage, images_dir: str, base: str) -> list[str]
             f"diskimage {diskimage.name}: dib-cmd {diskimage.dib_cmd!r} cannot be split into words: {error}; check its quotes"
         ) from None
     if not command:
-        raise ValueError(f"diskimage {diskimage.name}: dib-cmd is empty; leave it out for disk-image-create")
+        raise ValueError(f"diskimage {diskimage.name}: dib-cmd is empty; remove it to use disk-image-create")
     formats = ",".join(sorted(diskimage.image_types))
     arguments = [*command, "-x", "-t", formats, "--checksum", "--no-tmpfs"]
     if "qcow2" in formats:
@@ -35,9 +35,9 @@ def build_command(diskimage: DiskImage, images_dir: str, base: str) -> list[str]
 def build_environment(
     diskimage: DiskImage, output: str, elements_dir: str | None, base_environment: Mapping[str, str], private_tmp: str | None
 ) -> dict[str, str]:
-    """The command's whole environment; ``env-vars`` of the image override everything."""
+    """Return the whole environment of the command; ``env-vars`` of the image take precedence."""
     environment = dict(base_environment)
-    # A diskimage-builder installed beside this program is found without activating the virtual environment.
+    # Finds a diskimage-builder that is installed alongside this program, without an activated virtual environment.
     programs = os.path.dirname(sys.executable)
     path = environment.get("PATH") or os.defpath
     if programs and programs not in path.split(os.pathsep):
@@ -55,5 +55,8 @@ def build_environment(
 
 
 def temporary_base(diskimage: DiskImage, environ: Mapping[str, str]) -> str:
-    """Where diskimage-builder would put its trees: its ``mktemp -t`` takes TMPDIR before anything else."""
+    """Return the directory in which diskimage-builder creates its temporary trees.
+
+    Its ``mktemp -t`` prefers TMPDIR.
+    """
     return diskimage.env_vars.get("TMPDIR") or environ.get("TMPDIR") or "/tmp"

@@ -1,4 +1,4 @@
-"""Which line of a failed build's output says why (for people; the whole story is in the log)."""
+"""Find the line of a failed build's output that shows the cause; for users."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 
 from nodepool.builder.progress.phases import TIMESTAMP
 
-#: Shell traces (-x) and chatter of diskimage-builder and debootstrap.
+#: Shell traces (-x) and progress messages of diskimage-builder and debootstrap.
 _CHATTER = re.compile(r"\++ |DEBUG |INFO |I: |Unmount |dib-run-parts ")
 _ERROR = re.compile(
     r"^E: |\berror\b|\bfatal\b|\bfailed\b|\bfailure\b|no such file|not found|no space left|permission denied|unable to|"
     r"can't |cannot |could not|does not exist|timed out|unresolvable|unknown",
     re.IGNORECASE,
 )
-#: diskimage-builder begins to clear up: what follows is no cause. Early in its trace it only sets that trap.
+#: diskimage-builder starts its clean-up: later lines are not the cause. Early in its trace it only sets that trap.
 _CLEARING_UP = re.compile(r":trap_cleanup:\d|\s(?<!trap )trap_cleanup$")
 
 
 class Diagnosis:
-    """Fed with the lines of the output."""
+    """Collects candidates from the lines of the output."""
 
     def __init__(self) -> None:
         self._error = ""
@@ -40,5 +40,8 @@ class Diagnosis:
 
     @property
     def cause(self) -> str:
-        """The last line that looks like an error, else the last one that is no chatter; at most 300 characters."""
+        """Return the last line that looks like an error, or the last meaningful line.
+
+        It has at most 300 characters.
+        """
         return (self._error or self._last)[:300]

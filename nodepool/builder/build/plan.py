@@ -1,4 +1,4 @@
-"""Which image to build next, and why: pure decisions on a snapshot (BLD-6)."""
+"""Decide which image to build next, and why, from a snapshot (BLD-6)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class WantedBuild:
     image: str
     manual: bool
     reason: str
-    #: Id of the newest ready build that the decision was made on.
+    #: Id of the newest ready build that the decision was based on.
     newest: str | None
     #: Identity of the manual request.
     request: tuple[int, int] | None
-    #: What is tried: a back-off is over when this changes.
+    #: What is attempted: the back-off ends when this changes.
     subject: Hashable
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The next build, if one is due now; else the seconds until one may be (None: nothing is foreseeable)."""
+    """The next build, if one is due; else the seconds until one may be (None: unknown)."""
 
     build: WantedBuild | None
     wait: float | None = None
 
 
 def newest_ready(images: ImageData) -> dict[str, ImageBuild]:
-    """Image -> its newest build in state ``ready``."""
+    """Return image -> its newest build in state ``ready``."""
     newest: dict[str, ImageBuild] = {}
     for build in images.builds:
         if build.state != READY or build.image_name is None:
@@ -47,7 +47,7 @@ def newest_ready(images: ImageData) -> dict[str, ImageBuild]:
 
 
 def due(diskimage: DiskImage, newest: ImageBuild | None, now: float) -> tuple[str | None, float]:
-    """Why the image must be built now (None: it need not), and the seconds until its age asks for it."""
+    """Return why the image must be built now (or None), and the seconds until it expires."""
     if newest is None:
         return "there is no ready build", 0.0
     left = (newest.state_time or 0) + diskimage.rebuild_age - now
@@ -60,16 +60,16 @@ def due(diskimage: DiskImage, newest: ImageBuild | None, now: float) -> tuple[st
 
 
 def configuration_of(diskimage: DiskImage) -> Hashable:
-    """Changes when the configuration of the image does."""
+    """Return a value that changes whenever the configuration of the image changes."""
     return tuple(
         (key, repr(sorted(value) if isinstance(value, set) else value)) for key, value in sorted(vars(diskimage).items())
     )
 
 
 def plan(config: Config, images: ImageData, busy: Container[str], back_off: Callable[[str, Hashable], float], now: float) -> Plan:
-    """The next build: manual requests first, then by file order.
+    """Return the next build: manual requests first, then in file order.
 
-    :param busy: images that are being built or that are to be left alone in this pass.
+    :param busy: images that are being built or are to be skipped in this pass.
     :param back_off: seconds that an image must wait after failures.
     """
     newest = newest_ready(images)

@@ -1,4 +1,4 @@
-"""Running the image-building command and the upload hook (BLD-7.4 to BLD-7.7, BLD-9)."""
+"""Run the image-building command and the upload hook (BLD-7.4 to BLD-7.7, BLD-9)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from nodepool.builder.host import processes
 log = logging.getLogger("nodepool.builder.process")
 
 BUILD_PROCESS_POLL_TIMEOUT = 30000
-"""Milliseconds; kept for those who set it. Nothing is polled: output, end and time limit are waited for together."""
+"""Milliseconds; kept for external code that sets it. There is no polling: one wait covers output, end and time limit."""
 GRACE = 8.0
 """Seconds between SIGTERM and SIGKILL."""
 DRAIN = 2.0
-"""Seconds for filters of the command to write what they still hold after its end."""
+"""Seconds for filters of the command to flush their output after its end."""
 LAST_KILL = 10.0
-"""Seconds in which killed processes must be gone."""
+"""Seconds in which killed processes must end."""
 MAX_LINE = 500
 HOOK_OUTPUT = 64 * 1024
 _CHUNK = 65536
@@ -44,20 +44,20 @@ class ProcessResult:
     """Negative: ended by that signal. None: it could not be killed."""
     timed_out: bool
     terminated: str | None
-    """The reason given when it was ended."""
+    """The reason why it was terminated."""
     duration: float
     """Seconds."""
 
 
 class Redactor:
-    """Replaces secret values in a stream of bytes, across the borders of chunks."""
+    """Replaces secret values in a stream of bytes, even across chunk boundaries."""
 
     def __init__(self, values: Iterable[str]) -> None:
         words: set[bytes] = set()
         for value in values:
             for text in (value, *value.splitlines()):
                 if len(text) >= _MIN_SECRET and text.lower() not in _NO_SECRETS:
-                    # As printed, and as bash writes it in a trace (single quotes) or in "declare -p" (double quotes).
+                    # Unchanged, and as bash prints it in a trace (single quotes) or in "declare -p" (double quotes).
                     quoted = shlex.quote(text)
                     forms = (
                         text,
@@ -71,7 +71,7 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What may be shown now; the beginning of a possible secret is held back."""
+        """Return the bytes that can be shown; hold back the start of a possible secret."""
         if self._pattern is None:
             return data
         data = self._held + data
@@ -83,16 +83,16 @@ class Redactor:
         return self._pattern.sub(b"***", data[:cut])
 
     def flush(self) -> bytes:
-        """What was held back."""
+        """Return the bytes held back."""
         held, self._held = self._held, b""
         return self._pattern.sub(b"***", held) if self._pattern else held
 
     def _beginning(self, data: bytes) -> int:
-        """Length of the longest end of the data with which a secret begins."""
+        """Return the length of the longest suffix with which a secret may start."""
         longest = 0
         for word in self._words:
             end = data[-(len(word) - 1) :]
-            # Two bytes at once leave few places to look at, even for a key of some thousand bytes.
+            # Searching for two bytes leaves few positions to check, even for a key of several thousand bytes.
             at = end.find(word[:2])
             while at >= 0 and not word.startswith(end[at:]):
                 at = end.find(word[:2], at + 1)
@@ -104,7 +104,7 @@ class Redactor:
 
 
 class LineSplitter:
-    """Complete lines, decoded, at most MAX_LINE characters each; memory is bounded whatever comes."""
+    """Splits output into decoded lines of at most MAX_LINE characters; memory is bounded."""
 
     def __init__(self, on_line: Callable[[str], object]) -> None:
         self._on_line = on_line
@@ -127,14 +127,14 @@ class LineSplitter:
     def _give(self, line: bytes) -> None:
         try:
             self._on_line(line[: 4 * MAX_LINE].decode(errors="replace")[:MAX_LINE])
-        except Exception:  # reading goes on: a full pipe would stop the build
+        except Exception:  # reading continues: a full pipe would block the build
             if not self._failed:
-                log.exception("Cannot evaluate the build's output; the build goes on")
+                log.exception("Cannot evaluate the build's output; the build continues")
             self._failed = True
 
 
 class BuildProcess:
-    """One run of the command: output into the log, ended in time with everything it started."""
+    """One run of the command: logs its output, and ends it in time with all its processes."""
 
     grace = GRACE
     drain = DRAIN
@@ -172,7 +172,7 @@ class BuildProcess:
         with self._lock:
             self._wake_fd = os.eventfd(1 if self._reason else 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            # Looked up here and now: test benches replace it.
+            # Resolved at run time, because test benches replace it.
             self._process = subprocess.Popen(
                 self.args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=self.environment,
                 start_new_session=True, close_fds=True, umask=0o022, bufsize=0,
@@ -186,19 +186,22 @@ class BuildProcess:
         self._origin = processes.Origin(self._origin.marker, self.pid, leader.start_time if leader else None)
 
     def wake(self) -> None:
-        """Make :meth:`wait` look at its conditions now; from any thread, at any time."""
+        """Make :meth:`wait` check its conditions now; callable at any time from any thread."""
         with self._lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
 
     def terminate(self, reason: str) -> None:
-        """End the command and all it started; :meth:`wait` returns soon after. From any thread, at any time."""
+        """End the command and all its processes; :meth:`wait` returns soon after.
+
+        Callable at any time from any thread.
+        """
         with self._lock:
             self._reason = self._reason or reason
         self.wake()
 
     def wait(self, deadline_monotonic: float, stop: int | None = None) -> ProcessResult:
-        """Copy the output until the command ends, is told to or runs out of time.
+        """Copy the output until the command ends, is terminated or reaches its time limit.
 
         *stop*: a descriptor that becomes readable when the build is to be terminated.
         """
@@ -232,15 +235,15 @@ class BuildProcess:
             self._close()
 
     def _finish(self, process: subprocess.Popen[bytes], pump: _Pump, pidfd: int) -> None:
-        """Take the last output and end whatever the command left running."""
+        """Read the last output and end the remaining processes of the command."""
         if _ended(process):
-            # Normally the end of the output comes at once; a child in the background may keep the pipe open for ever.
+            # Normally the output ends with the command; a background child may keep the pipe open forever.
             pump.until_closed(time.monotonic() + self.drain)
         left = processes.end(self._origin, time.monotonic() + LAST_KILL, grace=0.0 if not _ended(process) else processes.GRACE)
         self._pump_until_end(process, pump, pidfd, time.monotonic() + 1.0)
         pump.until_closed(time.monotonic())
         if left:
-            log.error("Processes %s of build %s do not end; look at them with ps", left, self._origin.marker)
+            log.error("Processes %s of build %s do not end; inspect them with ps", left, self._origin.marker)
 
     def _pump_until_end(self, process: subprocess.Popen[bytes], pump: _Pump, pidfd: int, until: float) -> None:
         while not _ended(process) and time.monotonic() < until:
@@ -253,7 +256,7 @@ class BuildProcess:
         except ProcessLookupError:
             pass
         except PermissionError:
-            # Processes of the tool's sudo. Never "kill -15 -<group>": procps 4.0.2 takes "-1234" for "-1", which is everybody.
+            # Processes of the tool's sudo. Never use "kill -15 -<group>": procps 4.0.2 reads "-1234" as "-1", every process.
             processes.signal_all(processes.find(self._origin), number, time.monotonic())
 
     def _output(self, data: bytes, last: bool = False) -> None:
@@ -272,9 +275,9 @@ class BuildProcess:
             try:
                 data = data[self._log_file.write(data) :]
             except (OSError, ValueError) as error:
-                # The output must be read on, else the command would hang.
+                # Continue reading the output, else the command would block.
                 self.log_error = str(error)
-                log.error("Cannot write build log %s: %s; the build goes on", getattr(self._log_file, "name", ""), error)
+                log.error("Cannot write build log %s: %s; the build continues", getattr(self._log_file, "name", ""), error)
 
     def _last_line(self, timed_out: bool, reason: str | None, returncode: int | None, deadline: float) -> bytes:
         if timed_out:
@@ -301,7 +304,7 @@ def _ended(process: subprocess.Popen[Any]) -> bool:
 
 
 class _Pump:
-    """Reads pipes as they fill, never blocking longer than asked."""
+    """Reads pipes as they fill, without blocking longer than requested."""
 
     def __init__(self, sinks: dict[int, Callable[[bytes], None]]) -> None:
         self._sinks = sinks
@@ -309,11 +312,11 @@ class _Pump:
             os.set_blocking(fd, False)
 
     def step(self, until: float, others: Sequence[int] = ()) -> set[int]:
-        """Wait for output, one of the other descriptors or the time; the readable ones of the others."""
+        """Wait for output, one of the other descriptors or the time; return readable others."""
         poll = select.poll()
         for fd in (*self._sinks, *others):
             poll.register(fd, select.POLLIN)
-        # Rounded up: never wake too early only to wait again.
+        # Rounded up, to avoid waking too early.
         milliseconds = min(max(0, int((until - time.monotonic()) * 1000) + 1), 2**31 - 1)
         ready = {fd for fd, _ in poll.poll(milliseconds)}
         for fd in [fd for fd in self._sinks if fd in ready]:
@@ -321,7 +324,7 @@ class _Pump:
         return ready & set(others)
 
     def until_closed(self, until: float) -> None:
-        """Read until all pipes are closed or the time has come; what is in the pipes then is still taken."""
+        """Read until all pipes are closed or the time is reached, including data in the pipes."""
         while self._sinks and time.monotonic() < until:
             self.step(until)
         for fd in list(self._sinks):
@@ -362,9 +365,9 @@ class _Tail:
 def run_hook(
     args: Sequence[str], environment: Mapping[str, str] | None, timeout: float, log: logging.Logger | logging.LoggerAdapter[Any]
 ) -> tuple[int, str, str]:
-    """Run a program for its status and both outputs (the last 64 KiB of each).
+    """Run a program; return its status and both outputs (the last 64 KiB of each).
 
-    At the time limit (seconds) it is killed with all it started: status -9, and the error output says so.
+    At the time limit (seconds) it is killed with all its processes: the status is -9, and the error output says so.
 
     :raises OSError: it cannot be started.
     """
@@ -393,7 +396,7 @@ def run_hook(
         except subprocess.TimeoutExpired:
             returncode = -signal.SIGKILL
         if left:
-            log.error("Processes %s of %s do not end; look at them with ps", left, args[0])
+            log.error("Processes %s of %s do not end; inspect them with ps", left, args[0])
         if timed_out:
             err.add(f"\nKilled: it took more than {timeout:g} seconds\n".encode())
         return returncode, out.text(), err.text()

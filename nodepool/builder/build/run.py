@@ -34,16 +34,16 @@ from nodepool.zk.records.progress import TAIL_LINES, BuildProgress
 
 LOG_DIRECTORY = "/var/log/nodepool/builds"
 MIB = 1024 * 1024
-#: A build needs room for its trees and for the conversion, too.
+#: A build requires space for its trees and for the conversion.
 SPACE_FACTOR = 2
-#: Seconds for removing the remains of a build when the builder stops; the next start does the rest.
+#: Seconds for deleting the leftovers of a build when the builder stops; the next start does the rest.
 STOP_CLEAN_TIME = 6.0
-#: Formats for which the tool makes no file.
+#: Formats for which the tool creates no file.
 WITHOUT_FILE = frozenset({"docker"})
 
 
 class BuildRun:
-    """Runs the command for one image; the build lock is held by the caller."""
+    """Runs the command for one image; the caller holds the build lock."""
 
     def __init__(
         self, state: BuilderState, config: Config, diskimage: DiskImage, wanted: WantedBuild, lock: HeldLock, log: logging.Logger
@@ -93,23 +93,23 @@ class BuildRun:
                 self._process.terminate(reason)
 
     def _expected(self) -> float | None:
-        """Median of what earlier builds of the image took, in seconds."""
+        """Return the median duration of earlier builds of the image in seconds."""
         tree = self._state.progress
         with tree.lock:
             known = [p.duration for p in tree.builds.values() if p.image == self.image and p.state == READY and p.duration]
         return statistics.median(known) if known else None
 
-    # -- the course of a build
+    # -- steps of a build
 
     def execute(self) -> bool:
-        """Whether there is a new ready build."""
+        """Run the build; return whether there is a new ready build."""
         zk = self._state.zk
         record = ImageBuild(self.image)
         record.builder = self._state.fqdn
         record.builder_id = self._state.builder_id
         record.formats = list(self._formats)
         record.state = BUILDING
-        # Intent before effect: for all files and processes of this id there is a record first.
+        # Record first: every file and process of this build id then has a record.
         zk.storeBuild(self.image, record, self.build_id)
         self._publish()
         self.log.info("Build %s started; its log is %s", self._base, self.progress.log)
@@ -133,14 +133,14 @@ class BuildRun:
         why_not = self._store(record, READY if reason is None else FAILED)
         reason = reason or why_not
         if reason is not None:
-            # Not needed: half of an image, or files without a record.
+            # Incomplete images and files without a record are useless.
             image_files.delete_local_build(self._config.images_dir, self.image, self.build_id, self.log)
         self._finish(reason, ending)
         return reason is None
 
     def _run_command(self) -> ProcessResult:
         config, diskimage = self._config, self._diskimage
-        # Not only after hours of building.
+        # Fails now instead of after hours of building.
         image_files.check_images_dir(config.images_dir)
         self._close_to_others(config.images_dir)
         output = os.path.join(config.images_dir, self._base)
@@ -167,7 +167,7 @@ class BuildRun:
         finally:
             deadline = None if self._aborted is None else time.monotonic() + STOP_CLEAN_TIME
             for left in entry.end(self.log, deadline):
-                self.log.error("Build %s leaves something behind: %s", self._base, left)
+                self.log.error("Leftovers of build %s remain: %s", self._base, left)
 
     def _close_to_others(self, directory: str) -> None:
         try:
@@ -202,7 +202,7 @@ class BuildRun:
         entry.started(process.pid)
 
     def _line(self, text: str) -> None:
-        """A line of output; on the thread of the worker."""
+        """Process one line of output; on the worker's thread."""
         known = len(self._tracker.build_dirs)
         changed = self._tracker.feed(text)
         self._diagnosis.feed(text)
@@ -229,7 +229,7 @@ class BuildRun:
         self._phase_since = now
 
     def _judge(self, ending: ProcessResult) -> str | None:
-        """Why the build failed; None when it did not."""
+        """Return why the build failed, or None if it succeeded."""
         if ending.timed_out:
             return f"build-timeout of {self._diskimage.build_timeout} s exceeded"
         if ending.terminated is not None:
@@ -256,7 +256,7 @@ class BuildRun:
         return None
 
     def _describe(self, error: Exception) -> str:
-        """For people; :meth:`_finish` logs it."""
+        """Return the reason for users; :meth:`_finish` logs it."""
         if isinstance(error, OSError) and error.filename:
             remedy = "; make it writable for the user of the builder" if isinstance(error, PermissionError) else ""
             return f"{error.filename}: {error.strerror}{remedy}"
@@ -266,7 +266,7 @@ class BuildRun:
         return f"internal error: {type(error).__name__}: {error}"
 
     def _note_in_log(self, reason: str) -> None:
-        """The command itself said nothing about it."""
+        """Add the reason to the build log, since the command itself did not print it."""
         self._tail.append(f"Build failed: {reason}")
         try:
             with image_files.open_log(self.progress.log) as log_file:
@@ -277,11 +277,11 @@ class BuildRun:
     # -- results
 
     def _store(self, record: ImageBuild, state: str) -> str | None:
-        """Write the result, as soon as the session allows; why not, when it cannot be."""
+        """Write the result once the session is usable; return why it cannot be stored, or None."""
 
         def write() -> None:
             if self.lock.regained and self._somebody_built():
-                raise Lost("the ZooKeeper session was lost and another builder built the image meanwhile")
+                raise Lost("the ZooKeeper session was lost and another builder has built the image since")
             record.state = state
             self._state.zk.storeBuild(self.image, record, self.build_id)
 
@@ -294,7 +294,7 @@ class BuildRun:
         return None
 
     def _somebody_built(self) -> bool:
-        """Whether the image has another newest build than ours, which may have been stored without our knowing."""
+        """Return whether another builder has built the image since our session was lost."""
         newest = self._state.zk.getMostRecentBuilds(1, self.image, READY)
         return (newest[0].id if newest else None) not in (self._wanted.newest, self.build_id)
 
@@ -314,7 +314,7 @@ class BuildRun:
         else:
             progress.next_try = backoff.failed(self.image, self._wanted.subject)
             self.log.error(
-                "Build %s failed: %s; log %s; next try in %.0f s",
+                "Build %s failed: %s; log %s; next attempt in %.0f s",
                 self._base,
                 reason,
                 progress.log,
@@ -325,7 +325,7 @@ class BuildRun:
             self._send_statistics()
 
     def _remove_request(self) -> None:
-        """Served; one made while we were building asks for another build."""
+        """Remove the served build request; a request made during the build remains."""
         if not self._wanted.manual or self._wanted.request is None:
             return
         try:
@@ -366,4 +366,4 @@ def _start_remedy(error: OSError, program: str) -> str:
 
 
 class BuildProblem(Exception):
-    """The build cannot be made; the text is for the operator."""
+    """The build is impossible; the text is for the operator."""

@@ -1,4 +1,4 @@
-"""BuildWorker: takes the builds that are due, one after the other (BLD-6 and BLD-13)."""
+"""BuildWorker: runs the due builds sequentially (BLD-6 and BLD-13)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTERRUPTED = "the builder ended during the build"
 
 
 class BuildWorker(Worker):
-    """Builds images; two workers, of whatever builder, never build the same image at the same time."""
+    """Builds images; two workers of any builders never build the same image concurrently."""
 
     def __init__(self, number: int, state: BuilderState, interval: float) -> None:
         super().__init__(f"BuildWorker.{number}", state, interval)
@@ -29,7 +29,7 @@ class BuildWorker(Worker):
 
     @property
     def building(self) -> tuple[str, str] | None:
-        """Image and id of the build that is being made."""
+        """Return image and id of the running build."""
         run = self.run_in_work
         return run.key if run is not None else None
 
@@ -40,7 +40,7 @@ class BuildWorker(Worker):
             run.abort(reason)
 
     def session_back(self) -> None:
-        """The ZooKeeper session is good again: hold the lock of the running build in it, too."""
+        """Acquire the lock of the running build in the restored ZooKeeper session."""
         run = self.run_in_work
         if run is not None and not run.lock.held:
             threading.Thread(target=run.lock.regain, name=f"{self.name}-lock", daemon=True).start()
@@ -58,14 +58,14 @@ class BuildWorker(Worker):
             passed.add(decision.build.image)
             try:
                 if self._try(decision.build):
-                    # What came meanwhile is looked at anew, manual requests first.
+                    # Check new requests again, manual ones first.
                     passed = set()
-            except Exception:  # the other images are built meanwhile; this one waits as after a failed build
+            except Exception:  # other images are built meanwhile; this one waits as after a failed build
                 self.log.exception("Error building image %s:", decision.build.image)
                 self._state.build_backoff.failed(decision.build.image, decision.build.subject)
 
     def _try(self, wanted: WantedBuild) -> bool:
-        """False when the build is not ours to make."""
+        """Try to build; return False if the build is not ours."""
         with self._state.claim_build(wanted.image) as ours:
             if not ours:
                 return False
@@ -82,7 +82,7 @@ class BuildWorker(Worker):
         return True
 
     def _still_wanted(self, wanted: WantedBuild) -> bool:
-        """Look again, now that no other builder can build it."""
+        """Check again with the lock held, when no other builder can build it."""
         newest = self._zk.getMostRecentBuilds(1, wanted.image, READY)
         if (newest[0].id if newest else None) != wanted.newest:
             return False
@@ -105,9 +105,9 @@ class BuildWorker(Worker):
 
 
 def fail_interrupted(state: BuilderState, interrupted: Iterable[tuple[str, str]], log: logging.Logger) -> None:
-    """Builds that a killed builder of ours left: their records say so, their files go.
+    """Mark builds of a killed builder of ours as failed and delete their files.
 
-    A build whose result was stored just before is left as it is.
+    A build whose result was stored just before remains unchanged.
     """
     store = ProgressStore(state.zk.kazoo_client)
     for image, build_id in interrupted:

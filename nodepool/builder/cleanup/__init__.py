@@ -1,1 +1,1 @@
-"""Removing images: what is kept, records, files, and images that only a cloud still has."""
+"""Deleting images: retention, records, files, and images that only a cloud still has."""

@@ -1,4 +1,4 @@
-"""Files of builds that are gone, and formats that are no longer needed (BLD-10.C, BLD-10.E, BLD-12)."""
+"""Delete files of removed builds, and unneeded formats (BLD-10.C, BLD-10.E, BLD-12)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def clean_files(
     absent: Callable[[str, str], bool],
     log: logging.Logger,
 ) -> None:
-    """Remove what is not needed in ``images-dir``.
+    """Delete the files in ``images-dir`` that are not needed.
 
-    :param going: builds marked or removed just now, which the snapshot does not know yet.
+    :param going: builds just marked or removed, which the snapshot does not know yet.
     :param running: builds of this process.
-    :param absent: looks into ZooKeeper whether there is really no such build.
+    :param absent: checks in ZooKeeper that a build really has no record.
     """
     providers = image_providers(config)
     try:

@@ -1,4 +1,4 @@
-"""Removal of progress records that are neither written nor needed any more (ZK-11)."""
+"""Delete progress records that are neither written nor needed any more (ZK-11)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from nodepool.config.model import Config
 from nodepool.zk.mirror.progress import BuildProgress, ProgressData, ProgressStore, UploadFailure
 from nodepool.zk.records import BUILDING, FAILED, READY
 
-#: Seconds that a failed build stays listed, unless ``failed-build-retention`` says otherwise.
+#: Seconds that a failed build is listed, unless ``failed-build-retention`` is set.
 FAILED_BUILD_RETENTION = 7 * 24 * 3600.0
 
 STOPPED = "the builder stopped during the build"
 
 
 class ProgressCleaner:
-    """Looks at the mirror of the progress records.
+    """Checks the mirrored progress records.
 
-    :param absent: looks into ZooKeeper whether there is no record of a build (or one being deleted).
-    :param lock_free: whether no builder builds the image, proved.
+    :param absent: checks in ZooKeeper that a build has no record (or one being deleted).
+    :param lock_free: checks, by taking the lock, that no builder builds the image.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ProgressCleaner:
         self._absent = absent
         self._lock_free = lock_free
         self.log = log
-        #: (image, provider) pairs that were configured here at some time.
+        #: (image, provider) pairs that have ever been configured here.
         self._pairs: set[tuple[str, str]] = set()
 
     def clean(self, config: Config, progress: ProgressData, snapshot: Snapshot, rules: Rules) -> None:
@@ -59,7 +59,7 @@ class ProgressCleaner:
         self._pairs |= pairs
 
     def _check_living(self, build: BuildProgress, snapshot: Snapshot) -> None:
-        """A build without a builder ends as failed, or as what its record says."""
+        """End a build without a builder as failed, or as its record says."""
         if snapshot.data.build_locks.get(build.image, (0.0, False))[1] or not self._lock_free(build.image):
             return
         store = self._store()
@@ -71,11 +71,14 @@ class ProgressCleaner:
             now.state, now.ended = READY, record.state_time
         else:
             now.state, now.reason, now.ended = FAILED, STOPPED, time.time()
-            self.log.warning("Build %s-%s was abandoned, no result was recorded: %s", build.image, build.build, STOPPED)
+            self.log.warning("Build %s-%s was abandoned without a recorded result: %s", build.image, build.build, STOPPED)
         store.write_build(now)
 
     def _forgotten(self, failure: UploadFailure, snapshot: Snapshot, rules: Rules, before: float) -> bool:
-        """The pair is not configured here.  Other builders may have it: theirs stays, for a time."""
+        """Return whether the failure of a pair that is not configured here can be deleted.
+
+        Other builders may have the pair configured: their records stay for a limited time.
+        """
         return (
             failure.provider in rules.known
             or failure.key in self._pairs

@@ -1,7 +1,7 @@
-"""Removal of builds and uploads: records under their locks, images in the clouds (BLD-10.B, BLD-10.D).
+"""Delete builds and uploads: records under their locks, images in the clouds (BLD-10).
 
-Decisions come from a mirror; every record is read again under its lock before it is changed, and writes never bring
-back a record that is gone.
+Implements BLD-10.B and BLD-10.D. Decisions are based on a mirror; every record is read again under its lock before it
+is changed, and writes never recreate a deleted record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ABANDONED = "the builder stopped when the build began"
 
 
 class RecordCleaner:
-    """Carries out plans."""
+    """Executes plans."""
 
     def __init__(self, state: BuilderState, lanes: ProviderQueues, log: logging.Logger) -> None:
         self._state = state
@@ -38,7 +38,10 @@ class RecordCleaner:
 
     @contextlib.contextmanager
     def _lock(self, directory: str, record: str) -> Iterator[bool]:
-        """False when another client holds it or there is no such record (nothing is created then)."""
+        """Take a lock without waiting; yield False if another client holds it.
+
+        Also False if there is no such record; nothing is created in that case.
+        """
         client = self._zk.kazoo_client
         try:
             handle = locks.acquire(client, directory, record, blocking=False)
@@ -54,21 +57,24 @@ class RecordCleaner:
     # -- uploads
 
     def drop(self, upload: ImageUpload) -> None:
-        """Remove the record of an abandoned upload of a kept build."""
+        """Delete the record of an abandoned upload of a kept build."""
         key = upload_key(upload)
         with self._upload_lock(key) as free:
             if not free:
                 return
             found = self._zk.getImageUpload(*key)
             if found is not None and found.state == UPLOADING:
-                self.log.info("Dropping the record of abandoned upload %s of %s to %s", key[3], key[0], key[2])
+                self.log.info("Deleting the record of abandoned upload %s of %s to %s", key[3], key[0], key[2])
                 self._zk.deleteUpload(*key)
 
     def _upload_lock(self, key: UploadKey) -> contextlib.AbstractContextManager[bool]:
         return self._lock(f"{paths.uploads(*key[:3])}/lock", paths.upload(*key))
 
     def delete(self, upload: ImageUpload) -> bool:
-        """Mark it; then the cloud, in its lane.  True when it is marked (or gone)."""
+        """Mark an upload for deletion and queue its deletion in the cloud.
+
+        Return True if it is marked or does not exist.
+        """
         key = upload_key(upload)
         if upload.state != DELETING:
             if upload.state == UPLOADING:
@@ -99,7 +105,7 @@ class RecordCleaner:
             return True
 
     def _store_deleting(self, path: str, record: ImageBuild | ImageUpload) -> bool:
-        """Return False if the record has changed since it was read: our lock does not survive the loss of our session."""
+        """Store the state; return False if the record has changed (the lock may have been lost)."""
         record.state = DELETING
         assert record.stat is not None
         try:
@@ -111,7 +117,7 @@ class RecordCleaner:
         return True
 
     def _remove(self, key: UploadKey) -> None:
-        """There is nothing of it in the cloud."""
+        """Delete the record; the cloud has no image of the upload."""
         path = paths.upload(*key)
         with self._lock(f"{path}/lock", path) as free:
             if not free:
@@ -121,7 +127,7 @@ class RecordCleaner:
                 self._zk.deleteUpload(*key)
 
     def _delete_image(self, key: UploadKey) -> None:
-        """Runs in the provider's lane; whatever fails is tried again in a later pass."""
+        """Delete the image in the cloud, in the provider's queue; failures are retried later."""
         path = paths.upload(*key)
         state = self._state
         if not state.session_usable.is_set():
@@ -144,17 +150,17 @@ class RecordCleaner:
                     manager.deleteImage(found.external_name or "", found.external_id or "")
                 except Exception:  # a driver may raise anything
                     self.log.exception(
-                        "Unable to delete image %s (%s) of %s, it is tried again:", found.external_name, found.external_id, key[2]
+                        "Cannot delete image %s (%s) of %s; retrying later:", found.external_name, found.external_id, key[2]
                     )
                     return
                 self._zk.deleteUpload(*key)
-        except (KazooException, RuntimeError) as error:  # RuntimeError: the builder has stopped meanwhile
+        except (KazooException, RuntimeError) as error:  # RuntimeError: the builder has stopped in the meantime
             self.log.warning("Deleting upload %s of %s to %s: ZooKeeper: %r", key[3], key[0], key[2], error)
 
     # -- builds
 
     def _uploads_left(self, image: str, build_id: str) -> list[ImageUpload] | None:
-        """None when one cannot be read, so that nothing can be said of the build."""
+        """Return the uploads of a build; None if one cannot be read, so the build is unknown."""
         left = []
         for provider in self._zk.getBuildProviders(image, build_id):
             for number in self._zk.getImageUploadNumbers(image, build_id, provider):
@@ -162,7 +168,7 @@ class RecordCleaner:
                     data, _stat = self._zk.kazoo_client.get(paths.upload(image, build_id, provider, number))
                     values = parse_object(data)
                     if values is None:
-                        return None  # a znode without data is removed apart
+                        return None  # a znode without data is deleted separately
                     left.append(ImageUpload.fromDict(values, build_id, provider, image, number))
                 except NoNodeError:
                     continue
@@ -171,7 +177,7 @@ class RecordCleaner:
         return left
 
     def finish(self, plan: RemovalPlan, snapshot: Snapshot) -> bool:
-        """Mark the build or remove it, when nothing holds it; True when its files may go."""
+        """Mark or delete a build if nothing uses it; return True if its files may be deleted."""
         image, build_id = plan.image, plan.build
         if any(key[:2] == (image, build_id) for key in snapshot.data.upload_locks):
             return False
@@ -199,7 +205,7 @@ class RecordCleaner:
                 return False
             if (values or {}).get("state") not in (plan.state, DELETING):
                 return False
-            # Marked first, even when it is deleted at once: no upload of it is started any more.
+            # Marked first, even if it is deleted immediately: no further uploads of it are started.
             if values is not None and values["state"] != DELETING:
                 build = self._zk.getBuild(image, build_id)
                 if build is None or build.state != plan.state or not self._store_deleting(path, build):
@@ -212,7 +218,7 @@ class RecordCleaner:
             return True
 
     def _tell_abandoned(self, build: ImageBuild) -> None:
-        """People shall see the attempt, also when its builder had no time to tell of it."""
+        """Record the abandoned attempt for users if its builder could not do so."""
         store = ProgressStore(self._zk.kazoo_client)
         if store.read_build(build.id or "") is None:
             store.write_build(
@@ -228,10 +234,10 @@ class RecordCleaner:
                 )
             )
 
-    # -- what is no record
+    # -- znodes without a record
 
     def remove_empty_upload(self, key: UploadKey) -> None:
-        """A znode that only a lock has left behind."""
+        """Delete a znode that only a lock has left behind."""
         path = paths.upload(*key)
         with self._lock(f"{path}/lock", path) as free:
             if free and not self._data(path):
@@ -245,7 +251,7 @@ class RecordCleaner:
         return bytes(data or b"")
 
     def absent(self, image: str, build_id: str) -> bool:
-        """Whether there is really no such build record, or one being deleted; an unreadable one is there."""
+        """Return whether there is no build record, or one being deleted; unreadable ones count."""
         data = self._data(paths.build(image, build_id))
         if not data:
             return True
@@ -255,12 +261,12 @@ class RecordCleaner:
             return False
 
     def build_lock_free(self, image: str) -> bool:
-        """Whether no builder builds the image; proved by taking the lock."""
+        """Return whether no builder builds the image, by taking the lock."""
         with self._lock(f"{paths.builds(image)}/lock", paths.builds(image)) as free:
             return free or self._zk.kazoo_client.exists(paths.builds(image)) is None
 
     def remove_image(self, image: str) -> None:
-        """Remove the znode of an image, if nothing is below it and no lock is held or wanted."""
+        """Delete the znode of an image without children whose locks are free."""
         client = self._zk.kazoo_client
         try:
             names = set(client.get_children(paths.image(image)))

@@ -1,4 +1,4 @@
-"""CleanupWorker: removes what retention does not keep (BLD-10 to BLD-12, BLD-14, BLD-15)."""
+"""CleanupWorker: deletes what retention does not keep (BLD-10 to BLD-12, BLD-14, BLD-15)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import ProgressStore
 from nodepool.zk.records import DELETING
 
-#: Seconds between two passes that events ask for.
+#: Minimum seconds between two passes triggered by events.
 EVENT_INTERVAL = 1.0
-#: Seconds that a pass waits for all clouds together; what takes longer goes on beside it.
+#: Seconds that a pass waits for all clouds together; slower deletions continue alongside.
 CLOUD_WAIT = 5.0
 
 
 class CleanupWorker(Worker):
-    """Makes a whole pass at each interval, and one for what people or the configuration removed at once.
+    """Runs a full pass at each interval, and short ones after events.
 
-    What failed or was abandoned goes in whole passes only, so that it can be seen meanwhile.
+    Short passes delete what users or the configuration removed; failed and abandoned records are deleted in full passes
+    only, so that they are visible for a while.
     """
 
     def __init__(self, number: int, state: BuilderState, interval: float) -> None:
@@ -45,22 +46,22 @@ class CleanupWorker(Worker):
         )
         self._strays = CloudLeftoverSweeper(state, self._lanes)
         self._pass_lock = threading.Lock()
-        #: A pass on the thread of a caller, whether ours runs or not.
+        #: Runs a pass on the caller's thread, whether our thread runs or not.
         self._by_hand = False
         self._next_whole = 0.0
         self._last = float("-inf")
         self._cleaned_config: object = None
-        #: What was tried since the last whole pass; events do not make us try it again.
+        #: What was attempted since the last full pass; events do not cause a retry.
         self._tried: set[Hashable] = set()
         self._reported: set[BuildKey] = set()
-        #: Images of which it was told that they go, as they are in no configuration here.
+        #: Images whose deletion was logged, because no configuration here contains them.
         self._unlisted: set[str] = set()
 
     @staticmethod
     def deleteLocalBuild(
         images_dir: str, image_name: str, build_id: str, log: logging.Logger | logging.LoggerAdapter[Any]
     ) -> bool:
-        """Remove all files of a build; True when nothing is left."""
+        """Delete all files of a build; return True if none are left."""
         return image_files.delete_local_build(images_dir, image_name, build_id, log)
 
     def shutdown(self) -> None:
@@ -92,7 +93,7 @@ class CleanupWorker(Worker):
         return Rules.of(config, self._state.running_builds(), self._state.upload_claims.running())
 
     def _urgent(self) -> bool:
-        """Whether a record waits for its deletion that was not tried yet."""
+        """Return whether a record awaits a deletion that was not attempted yet."""
         snapshot = Snapshot(self._zk.readImages())
         rules = self._rules(self._config)
         return any(
@@ -111,18 +112,18 @@ class CleanupWorker(Worker):
 
     @contextlib.contextmanager
     def _going_on(self, text: str, *args: object) -> Iterator[None]:
-        """One bad record or cloud stops nothing else: what fails here is logged and tried again in a later pass."""
+        """Log errors of the block and continue; a later pass retries."""
         try:
             yield
         except BROKEN as error:
-            self.log.warning(f"{text} the connection to ZooKeeper broke (%r); tried again in a later pass", *args, error)
+            self.log.warning(f"{text} the connection to ZooKeeper broke (%r); retrying in a later pass", *args, error)
         except Exception:
             self.log.exception(text, *args)
 
     def _cleanup(self, everything: bool = True) -> None:
-        """One pass.
+        """Run one pass.
 
-        :param everything: also what failed or was abandoned.
+        :param everything: also delete what failed or was abandoned.
         """
         with self._pass_lock:
             self._by_hand = threading.current_thread() is not self
@@ -145,7 +146,7 @@ class CleanupWorker(Worker):
                 return
             with self._going_on("Error cleaning image %s:", image):
                 self._clean_image(image, snapshot, rules, everything, going, unfinished)
-        # Files do not wait for the clouds.
+        # Files are deleted without waiting for the clouds.
         if self._usable():
             clean_files(config, snapshot, going, self._state.running_builds, self._records.absent, self.log)
         if everything and self._usable():
@@ -172,7 +173,10 @@ class CleanupWorker(Worker):
                     unfinished.append(plan)
 
     def _tell_unlisted(self, image: str, snapshot: Snapshot, rules: Rules, plans: list[RemovalPlan]) -> None:
-        """Nothing tells an image that was taken out of all configurations from one that only another builder lists."""
+        """Warn about the deletion of an image that this configuration does not contain.
+
+        It may have been removed from all configurations, or may only be configured at another builder.
+        """
         if image in rules.images:
             self._unlisted.discard(image)
         elif image not in self._unlisted and any(plan.remove or plan.delete for plan in plans):
@@ -180,7 +184,7 @@ class CleanupWorker(Worker):
             makers = {build.builder or "unknown" for build in snapshot.builds[image].values()}
             self.log.warning(
                 "Image %s is not in the configuration of this builder: its builds (made by %s) and their uploads to providers "
-                "that are configured here are being deleted. If another builder is to make it, list it here, too",
+                "that are configured here are being deleted. If another builder builds it, add it to this configuration, too",
                 image,
                 ", ".join(sorted(makers)) or "unknown",
             )
@@ -213,7 +217,7 @@ class CleanupWorker(Worker):
     def _report_unreadable(self, data: ImageData) -> None:
         for image, build_id in sorted(data.bad_builds - self._reported):
             self.log.error(
-                "The record of build %s-%s cannot be read; it and its files stay. Repair it, or remove the znode "
+                "The record of build %s-%s cannot be read; it and its files are kept. Repair it, or delete the znode "
                 "/nodepool/images/%s/builds/%s",
                 image,
                 build_id,

@@ -1,1 +1,4 @@
-"""The builder's own machine: image files, mounts and processes of builds, and the journal that finds them after a crash."""
+"""The builder's machine: image files, mounts and processes of builds.
+
+A journal finds their leftovers after a crash.
+"""

@@ -1,7 +1,7 @@
-"""What a killed builder leaves: processes, mounts, loop devices, temporary trees.
+"""Clean up after a killed builder: processes, mounts, loop devices, temporary trees.
 
-Every build is written down before it starts, in ``<images-dir>/.builds/<image>-<build id>.json``, with all that is needed
-to find its remains. The next start of the builder reads these files and clears up.
+Every build is recorded before it starts, in ``<images-dir>/.builds/<image>-<build id>.json``, with all that is needed
+to find its leftovers. The next start of the builder reads these files and cleans up.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ JOURNAL = ".builds"
 LOCK = "lock"
 LOCK_TIMEOUT = 1.0
 CLEAN_TIMEOUT = 120.0
-"""Seconds for the remains of one build; an image tree has some 100,000 files."""
+"""Seconds for the leftovers of one build; an image tree has about 100,000 files."""
 
 _TEMPORARY = re.compile(r"(?:dib_build|dib_image|profiledir)\.\w+")
-"""What diskimage-builder makes with ``mktemp``."""
+"""Names that diskimage-builder creates with ``mktemp``."""
 _PRIVATE = re.compile(r"nodepool-build\.[0-9a-f]{16}")
 _DIB_VARIABLES = (b"TMP_BUILD_DIR=", b"TMP_IMAGE_DIR=", b"PROFILE_DIR=")
 _DIB_PROGRAM = "disk-image-create"
@@ -46,19 +46,19 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 @dataclass
 class BuildEntry:
-    """One build, as written down."""
+    """One recorded build."""
 
     image: str
     build_id: str
     images_dir: str
     tmp_base: str
-    """Real path of the directory in which the tool makes its temporary trees."""
+    """Real path of the directory in which the tool creates its temporary trees."""
     private_tmp: str | None
     """The build's own directory below ``tmp_base``, its TMPDIR; None if the configuration names a TMPDIR."""
     marker: str
     boot_id: str
     began: float
-    """Seconds since the epoch."""
+    """UNIX time in seconds."""
     pid: int | None = None
     start_time: int | None = None
     """Of the process, in clock ticks since boot."""
@@ -77,11 +77,11 @@ class BuildEntry:
 
     @property
     def environment(self) -> dict[str, str]:
-        """To be set for the command, after everything else."""
+        """Return variables for the command that override all others."""
         return {MARKER_VARIABLE: self.marker}
 
     def started(self, pid: int) -> None:
-        """The command runs as this process."""
+        """Record the process of the command."""
         process = processes.read_process(pid)
         with self._lock:
             self.pid = pid
@@ -89,7 +89,10 @@ class BuildEntry:
             self._update()
 
     def note_dir(self, path: str) -> bool:
-        """A temporary tree of the build became known; False (and nothing happens) if it is none that the tool makes."""
+        """Record a temporary tree of the build.
+
+        Return False, and ignore the path, if the tool does not create such trees.
+        """
         real = os.path.realpath(path)
         with self._lock:
             if self._ended or not self._acceptable(real):
@@ -101,7 +104,10 @@ class BuildEntry:
         return True
 
     def _acceptable(self, real: str) -> bool:
-        """Output is no proof: only the tool's names, in the right directory, and nothing that was there before."""
+        """Return whether the path may be a tree of this build; output alone is not proof.
+
+        It must have a name of the tool, be in the right directory, and must not have existed before.
+        """
         parent, name = os.path.split(real)
         return bool(_TEMPORARY.fullmatch(name)) and parent in (self.tmp_base, self.private_tmp) and name not in self.existing
 
@@ -113,7 +119,7 @@ class BuildEntry:
         return [*self.build_dirs, *([self.private_tmp] if self.private_tmp else [])]
 
     def end(self, log: Logger = log, deadline: float | None = None) -> list[str]:
-        """The build is over: clear up and forget it. What could not be cleared stays written down for the next start."""
+        """Clean up after the build; what fails remains recorded for the next start."""
         problems = clean(self, log, deadline if deadline is not None else time.monotonic() + CLEAN_TIMEOUT)
         with self._lock:
             self._ended = True
@@ -124,7 +130,10 @@ class BuildEntry:
         return problems
 
     def _update(self) -> None:
-        """A full disk stops no build: the marker alone finds most of what may be left."""
+        """Write the entry; errors are only logged.
+
+        Even with a full disk the build continues: its marker alone finds most leftovers.
+        """
         if self._ended:
             return
         try:
@@ -138,7 +147,7 @@ class BuildEntry:
 
 
 _running: dict[str, BuildEntry] = {}
-"""By path: the builds of this very process, whichever object they were begun through."""
+"""By path: the builds of this process, whichever object started them."""
 
 
 class BuildJournal:
@@ -152,9 +161,11 @@ class BuildJournal:
         return os.path.join(self.images_dir, JOURNAL)
 
     def begin(self, image: str, build_id: str, tmp_base: str, private: bool = True) -> BuildEntry:
-        """Write down a build that is about to start; *private*: give it a temporary directory of its own.
+        """Record a build that is about to start.
 
-        :raises BuilderError: the journal or the directory cannot be made.
+        *private*: create a separate temporary directory for it.
+
+        :raises BuilderError: the journal or the directory cannot be created.
         """
         base = os.path.realpath(tmp_base)
         entry = BuildEntry(
@@ -167,7 +178,9 @@ class BuildJournal:
             _make_directory(self.directory)
             entry._save()
         except OSError as error:
-            raise BuilderError(f"cannot write {entry.path}: {error.strerror}; make room and rights in images-dir") from error
+            raise BuilderError(
+                f"cannot write {entry.path}: {error.strerror}; check free space and permissions of images-dir"
+            ) from error
         _running[entry.path] = entry
         if entry.private_tmp:
             try:
@@ -176,13 +189,13 @@ class BuildJournal:
                 del _running[entry.path]
                 os.unlink(entry.path)
                 raise BuilderError(
-                    f"diskimage {image}: no temporary directory can be made in {base}: {error.strerror}; "
+                    f"diskimage {image}: cannot create a temporary directory in {base}: {error.strerror}; "
                     "set TMPDIR in its env-vars, or for the builder, to one that can be written"
                 ) from error
         return entry
 
     def entries(self, log: Logger = log) -> list[BuildEntry]:
-        """All builds written down; a file that cannot be understood is moved aside."""
+        """Return all recorded builds; an invalid file is renamed."""
         found = []
         for name in sorted(_list(self.directory)):
             path = os.path.join(self.directory, name)
@@ -192,7 +205,7 @@ class BuildJournal:
                 except FileNotFoundError:
                     pass
                 except (OSError, ValueError, TypeError) as error:
-                    log.error("Build journal %s cannot be understood (%s) and is renamed to %s.broken; look for remains of "
+                    log.error("Build journal %s is invalid (%s) and was renamed to %s.broken; check for leftovers of "
                               "that build yourself: processes, mounts, /dev/loop*, dib_* in the temporary directory",
                               path, error, name)  # fmt: skip
                     with contextlib.suppress(OSError):
@@ -200,18 +213,18 @@ class BuildJournal:
         return found
 
     def clean_abandoned(self, log: Logger = log, timeout: float = CLEAN_TIMEOUT) -> list[tuple[str, str]]:
-        """Clear up after every build that does not run in this process; ``timeout`` seconds for each.
+        """Clean up after every build that does not run in this process; ``timeout`` seconds each.
 
-        Returns the builds found; what could not be cleared is logged and stays written down.
+        Return the builds found; failures are logged and remain recorded.
         """
         found = []
         for entry in self.entries(log):
             if entry.path in _running:
                 continue
             found.append((entry.image, entry.build_id))
-            log.warning("Build %s of %s was interrupted; clearing up", entry.build_id, entry.image)
+            log.warning("Build %s of %s was interrupted; cleaning up", entry.build_id, entry.image)
             for problem in entry.end(log, time.monotonic() + timeout):
-                log.error("Remains of build %s of %s: %s", entry.build_id, entry.image, problem)
+                log.error("Leftovers of build %s of %s remain: %s", entry.build_id, entry.image, problem)
         return found
 
 
@@ -240,37 +253,37 @@ def _load(path: str, images_dir: str) -> BuildEntry:
     with open(path, encoding="utf-8") as file:
         content = json.load(file)
     if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     for key, types in _TYPES.items():
         if not isinstance(content.get(key), types):
-            raise ValueError(f"{key} is missing or of a wrong type")
+            raise ValueError(f"{key} is missing or has the wrong type")
     entry = BuildEntry(images_dir=images_dir, **{key: content[key] for key in _TYPES})
-    # What is going to be removed must be what we would have written.
+    # The paths to delete must be ones that we would have recorded.
     if entry.private_tmp and (
         os.path.dirname(entry.private_tmp) != entry.tmp_base or not _PRIVATE.fullmatch(os.path.basename(entry.private_tmp))
     ):
-        raise ValueError(f"private_tmp {entry.private_tmp} is not a directory that a builder makes")
+        raise ValueError(f"private_tmp {entry.private_tmp} is not a directory that a builder creates")
     if not entry.marker or not all(isinstance(path, str) and entry._acceptable(path) for path in entry.build_dirs):
-        raise ValueError("build_dirs holds directories that no build makes")
+        raise ValueError("build_dirs contains directories that no build creates")
     if entry.path != path:
         raise ValueError("its name is not that of its build")
     return entry
 
 
 def belongs(entry: BuildEntry) -> list[int]:
-    """The living processes of a build; a process that merely has a number used again is none."""
+    """Return the running processes of a build; processes that reuse a pid do not count."""
     return [process.pid for process in processes.find(entry.origin())]
 
 
 def clean(entry: BuildEntry, log: Logger = log, deadline: float | None = None) -> list[str]:
-    """End the processes of a build, unmount, detach and remove what it left; sentences about what could not be cleared.
+    """End the processes of a build, then unmount, detach and delete its leftovers.
 
-    May be repeated at any time.
+    Return sentences about failures. May be repeated at any time.
     """
     problems: list[str] = []
     deadline = time.monotonic() + CLEAN_TIMEOUT if deadline is None else deadline
     _harvest(entry)
-    # A part of the time is kept for mounts and files.
+    # Part of the time is reserved for mounts and files.
     now = time.monotonic()
     if left := processes.end(entry.origin(), now + (deadline - now) * 0.6):
         problems.append(f"processes {', '.join(map(str, left))} do not end")
@@ -291,7 +304,10 @@ def clean(entry: BuildEntry, log: Logger = log, deadline: float | None = None) -
 
 
 def _harvest(entry: BuildEntry) -> None:
-    """Learn the temporary trees from the environment of the build's processes, and from the tool's own parameter file."""
+    """Find temporary trees in the environment of the build's processes.
+
+    Also reads the tool's own parameter file.
+    """
     for process in processes.find(entry.origin()):
         for item in processes.environment(process.pid):
             if item.startswith(_DIB_VARIABLES):
@@ -304,9 +320,9 @@ def _harvest(entry: BuildEntry) -> None:
 
 
 def _unclaimed(entry: BuildEntry, log: Logger) -> list[str]:
-    """Temporary trees in a TMPDIR that is not private, made since the build began and not in use.
+    """Return unused temporary trees created since the start of the build in a shared TMPDIR.
 
-    As long as any other diskimage-builder runs on this machine they may be its own, and are left alone.
+    They are skipped while another diskimage-builder runs on this machine, since they may belong to it.
     """
     if entry.private_tmp:
         return []
@@ -320,7 +336,7 @@ def _unclaimed(entry: BuildEntry, log: Logger) -> list[str]:
             if state.st_uid == os.geteuid() and state.st_ctime >= entry.began - 1:
                 found.append(path)
     if found and (other := _other_builds(())):
-        log.info("Process %s builds an image, too: %s may be its own and stays", other, ", ".join(found))
+        log.info("Keeping %s: it may belong to process %s, which also builds an image", ", ".join(found), other)
         return []
     return found
 
@@ -337,13 +353,13 @@ def _other_builds(known: Iterable[int]) -> int | None:
 
 
 def clean_all(images_dir: str, log: Logger) -> list[tuple[str, str]]:
-    """At the start of a builder: clear up after every build of an earlier one; returns these (image, build id).
+    """Clean up after every build of an earlier builder; return these (image, build id).
 
-    Nothing is touched while another builder holds the directory.
+    Nothing is changed while another builder holds the directory.
     """
     holder = _holder(os.path.join(os.path.realpath(images_dir), JOURNAL, LOCK))
     if holder is not None and holder != os.getpid():
-        log.warning("Builder process %s uses %s: its builds are left alone", holder, images_dir)
+        log.warning("Builder process %s uses %s; its builds are not cleaned up", holder, images_dir)
         return []
     return BuildJournal(images_dir).clean_abandoned(log)
 
@@ -352,18 +368,18 @@ def clean_all(images_dir: str, log: Logger) -> list[tuple[str, str]]:
 
 
 class ImagesDirInUse(ConfigurationError):
-    """Another builder holds it."""
+    """Another builder holds the image directory."""
 
     def __init__(self, images_dir: str, holder: str) -> None:
         super().__init__(
             f"images-dir {images_dir} is in use by builder process {holder or '(unknown)'}; "
-            "every builder needs a directory of its own"
+            "every builder needs a separate directory"
         )
         self.by_this_process = holder == str(os.getpid())
 
 
 class ImagesDirLock:
-    """Held as long as the builder lives; the kernel releases it whatever happens."""
+    """A lock held for the lifetime of the builder; the kernel releases it in any case."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -375,10 +391,10 @@ class ImagesDirLock:
 
 
 def acquire_images_dir(images_dir: str) -> ImagesDirLock:
-    """Take the directory for this process.
+    """Lock the directory for this process.
 
     :raises ImagesDirInUse: another builder has it.
-    :raises ConfigurationError: it cannot be written, or its file system knows no locks.
+    :raises ConfigurationError: it cannot be written, or its file system does not support locks.
     """
     directory = os.path.join(os.path.realpath(images_dir), JOURNAL)
     try:
@@ -400,7 +416,7 @@ def acquire_images_dir(images_dir: str) -> ImagesDirLock:
 
 
 def _holder(path: str) -> int | None:
-    """The process that holds the lock file; None if there is none."""
+    """Return the process that holds the lock file; None if there is none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,7 @@
-"""Files of a builder: images, checksums, manifests, logs and the builder id (BLD-5, BLD-8, BLD-10.C, BLD-10.E, BLD-12)."""
+"""Files of a builder: images, checksums, manifests, logs and the builder id.
+
+Implements BLD-5, BLD-8, BLD-10.C, BLD-10.E and BLD-12.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +34,21 @@ CHECKSUMS = {"md5": 32, "sha256": 64}
 _REMOVE_TIMEOUT = 60.0
 """Seconds for a manifest directory."""
 
-# What disk-image-create has under the final name's prefix while it works: "-new" before the rename, two more for vhd.
+# Intermediate files of disk-image-create with the final name as prefix: "-new" before the rename, two more for vhd.
 _UNFINISHED = r"(?:\.(?:md5|sha256|tmp|part)|-new|-intermediate|\.bak)*"
 _BUILD_FILE = re.compile(rf"(?P<image>.+)-(?P<build>[0-9a-f]+)\.\w+{_UNFINISHED}", re.ASCII)
 _EXTENSION = re.compile(r"\w+", re.ASCII)
 
 
 def image_id(image: str, build_id: str) -> str:
-    """The base name of all files of a build."""
+    """Return the base name of all files of a build."""
     return f"{image}-{build_id}"
 
 
 def split_image_id(text: str) -> tuple[str, str]:
-    """Image and build id; image names may contain dashes, ids never do.
+    """Return image and build id; image names may contain dashes, ids never do.
 
-    :raises ValueError: there is no dash, or nothing on one side of it.
+    :raises ValueError: there is no dash, or one part is empty.
     """
     image, _, build_id = text.rpartition("-")
     if not image or not build_id:
@@ -66,7 +69,7 @@ class DibImageFile:
 
     @staticmethod
     def from_image_id(images_dir: str, image_id: str) -> list[DibImageFile]:
-        """The image files of a build, sorted by format; none if the directory is missing."""
+        """Return a build's image files, sorted by format; none if the directory is missing."""
         found = []
         for entry in _entries(images_dir):
             base, dot, extension = entry.name.rpartition(".")
@@ -75,9 +78,9 @@ class DibImageFile:
         return sorted(found, key=lambda image_file: image_file.extension or "")
 
     def to_path(self, images_dir: str, with_extension: bool = True) -> str:
-        """The file's path; looks up the checksums as well.
+        """Return the file's path, and read its checksums.
 
-        :raises ValueError: the path with extension is wanted and there is none.
+        :raises ValueError: the path with extension is required, but the file has none.
         """
         path = os.path.join(images_dir, self.image_id)
         if not with_extension:
@@ -94,7 +97,7 @@ class DibImageFile:
 
 
 def _checksum(path: str, kind: str) -> tuple[str | None, str | None]:
-    """Digest and file name, both None if there is no such file or nothing in it."""
+    """Return digest and file name; both None if the file is missing or empty."""
     name, length = f"{path}.{kind}", CHECKSUMS[kind]
     try:
         with open(name, "rb") as file:
@@ -125,15 +128,15 @@ def _owner(name: str) -> tuple[str, str] | None:
 
 
 def local_builds(images_dir: str) -> set[tuple[str, str]]:
-    """All (image, build id) of which anything is left here, manifests and unfinished files included.
+    """Return every (image, build id) with files here, manifests and unfinished files included.
 
-    :raises OSError: the directory cannot be read (a missing one is empty).
+    :raises OSError: the directory cannot be read (a missing one counts as empty).
     """
     return {owner for entry in _entries(images_dir) if (owner := _owner(entry.name))}
 
 
 def _names(images_dir: str, image: str, build_id: str) -> list[str]:
-    """Names of everything of one build: image files first, then checksums and the like, then the manifest."""
+    """Return all file names of one build: images, checksums and the like, then the manifest."""
     base = image_id(image, build_id)
     names = []
     for entry in _entries(images_dir):
@@ -144,9 +147,9 @@ def _names(images_dir: str, image: str, build_id: str) -> list[str]:
 
 
 def _remove(path: str) -> None:
-    """Remove a file or a directory; a missing one is fine.
+    """Delete a file or a directory if it exists.
 
-    :raises OSError: something of it cannot be removed.
+    :raises OSError: part of it cannot be deleted.
     """
     try:
         directory = stat.S_ISDIR(os.lstat(path).st_mode)
@@ -159,7 +162,7 @@ def _remove(path: str) -> None:
 
 
 def removeDibItem(filename: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
-    """Remove a file or directory of a build; a missing one is fine, one that cannot be removed is logged."""
+    """Delete a file or directory of a build if it exists; log errors."""
     try:
         _remove(filename)
         log.info("Removed %s", filename)
@@ -170,7 +173,10 @@ def removeDibItem(filename: str, log: logging.Logger | logging.LoggerAdapter[Any
 
 
 def delete_local_build(images_dir: str, image: str, build_id: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> bool:
-    """Remove all files of a build, the manifest last; True when nothing is left. May be repeated at any time."""
+    """Delete all files of a build, the manifest last; return True if none are left.
+
+    May be repeated at any time.
+    """
     complete = True
     try:
         names = _names(images_dir, image, build_id)
@@ -184,14 +190,14 @@ def delete_local_build(images_dir: str, image: str, build_id: str, log: logging.
             log.info("Removed %s", path)
         except OSError as error:
             complete = False
-            log.error("Cannot remove %s: %s; it is tried again later", error.filename or path, error.strerror or error)
+            log.error("Cannot remove %s: %s; retrying later", error.filename or path, error.strerror or error)
     return complete
 
 
 def delete_format(images_dir: str, image_id: str, extension: str) -> None:
-    """Remove one image file and its checksums; missing ones are fine.
+    """Delete one image file and its checksums, if they exist.
 
-    :raises OSError: one of them cannot be removed; the others are.
+    :raises OSError: one of them cannot be deleted; the others are.
     """
     path = os.path.join(images_dir, f"{image_id}.{extension.lstrip('.')}")
     failure: OSError | None = None
@@ -207,7 +213,7 @@ def delete_format(images_dir: str, image_id: str, extension: str) -> None:
 
 
 def sizes(images_dir: str, image_id: str) -> dict[str, int]:
-    """Bytes really on disk per format (sparse files count what they occupy)."""
+    """Return the disk usage per format in bytes (sparse files count their blocks)."""
     found: dict[str, int] = {}
     for image_file in DibImageFile.from_image_id(images_dir, image_id):
         extension = str(image_file.extension)
@@ -220,16 +226,16 @@ _DEFAULT_ACL = "system.posix_acl_default"
 _ACL_VERSION, _ACL_ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 _ACL_OTHER, _ACL_NO_ID = 0x20, 0xFFFFFFFF
 _ACL_PLAIN = ((0x01, 7), (0x04, 5), (_ACL_OTHER, 0))
-"""Owner all, group reading, others nothing."""
+"""Owner: all; group: read; others: none."""
 
 
 def close_to_others(directory: str) -> None:
-    """Give others no right to any file that is made in a directory from now on, from its first byte.
+    """Deny others access to all files that are later created in a directory.
 
-    The image-building command needs a umask that lets everybody read, for what it puts into images; a default access
-    control list takes the place of the umask in this directory alone. One that is there is kept but for its "other".
+    The image-building command needs a umask that allows everyone to read, for the content of images; a default access
+    control list overrides the umask in this directory only. An existing list is kept except for its "other" entry.
 
-    :raises OSError: not our directory, or its file system has no such lists.
+    :raises OSError: the directory is not ours, or its file system does not support such lists.
     """
     try:
         present = os.getxattr(directory, _DEFAULT_ACL)
@@ -247,7 +253,7 @@ def close_to_others(directory: str) -> None:
 
 
 def make_private(images_dir: str, image_id: str) -> None:
-    """Take all rights of others from the files of a build; images and manifests may hold secrets."""
+    """Revoke others' access to the files of a build; images and manifests may hold secrets."""
     image, build_id = split_image_id(image_id)
     for name in _names(images_dir, image, build_id):
         path = os.path.join(images_dir, name)
@@ -259,7 +265,7 @@ def make_private(images_dir: str, image_id: str) -> None:
             log.warning("Cannot restrict permissions of %s to the owner: %s", path, error.strerror)
         for directory, folders, plain in os.walk(path):
             for inner in (*folders, *plain):
-                # The closed directory above them is what counts; the tool may be at work on them.
+                # The closed directory above them is decisive; the tool may be working on them.
                 with contextlib.suppress(OSError):
                     _forbid_others(os.path.join(directory, inner))
 
@@ -278,7 +284,10 @@ def log_path(log_dir: str, image: str, build_id: str) -> str:
 
 
 def prune_logs(log_dir: str, image: str, retention: int, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
-    """Before a new log: keep the newest max(retention, 1) of this very image; negative: all (BLD-8)."""
+    """Delete old logs of this image before a new one is created (BLD-8).
+
+    The newest max(retention, 1) are kept; all if negative.
+    """
     if retention < 0:
         return
     pattern = re.compile(rf"{re.escape(image)}-[0-9a-f]+\.log")
@@ -289,7 +298,7 @@ def prune_logs(log_dir: str, image: str, retention: int, log: logging.Logger | l
                 with contextlib.suppress(FileNotFoundError):
                     aged.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
     except OSError as error:
-        log.warning("Cannot look for old logs of %s in %s: %s", image, log_dir, error.strerror)
+        log.warning("Cannot list old logs of %s in %s: %s", image, log_dir, error.strerror)
         return
     for _, path in sorted(aged, reverse=True)[max(retention, 1) :]:
         try:
@@ -301,12 +310,12 @@ def prune_logs(log_dir: str, image: str, retention: int, log: logging.Logger | l
 
 
 def open_log(path: str) -> BinaryIO:
-    """An unbuffered log file, readable by owner and group only; makes the directories.
+    """Return an unbuffered log file, readable by owner and group; create directories.
 
-    :raises OSError: it cannot be made.
+    :raises OSError: it cannot be created.
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    # By path, so that messages about the file can name it.
+    # By path, so that messages about the file can include it.
     return open(path, "ab", buffering=0, opener=_open_private)
 
 
@@ -324,9 +333,9 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def builder_id(images_dir: str) -> str:
-    """The id that marks this builder's records; made on first use (BLD-2).
+    """Return the id that marks this builder's records; created on first use (BLD-2).
 
-    :raises ConfigurationError: images-dir cannot be used, or the file holds something else.
+    :raises ConfigurationError: images-dir cannot be used, or the file contains something else.
     """
     check_images_dir(images_dir)
     path = os.path.join(images_dir, "builder_id.txt")
@@ -344,13 +353,13 @@ def builder_id(images_dir: str) -> str:
     except ValueError:
         raise ConfigurationError(
             f"{path} holds {text[:40]!r} instead of a UUID; restore it from a backup, or remove it: the builder then "
-            "makes a new one and earlier builds count as those of another builder"
+            "creates a new one, and earlier builds count as those of another builder"
         ) from None
     return text
 
 
 def check_images_dir(images_dir: str) -> None:
-    """Really try to write: rights, read-only mounts and full file systems all show only then.
+    """Check by writing: permissions, read-only mounts and full disks only show then.
 
     :raises ConfigurationError: it cannot be written.
     """
@@ -359,7 +368,7 @@ def check_images_dir(images_dir: str) -> None:
     if not os.path.isdir(images_dir):
         raise ConfigurationError(f"images-dir {images_dir} is not a directory")
     try:
-        # Without a name, so that a builder killed here leaves nothing.
+        # Without a name, so that a builder killed here leaves no file behind.
         with tempfile.TemporaryFile(dir=images_dir, prefix=".write-test-"):
             pass
     except OSError as error:
@@ -376,7 +385,7 @@ def _new_builder_id(path: str) -> str:
 
 
 def remove_unfinished(directory: str) -> None:
-    """Remove the files that killed builders were writing. Call it before anything is written there."""
+    """Delete unfinished files of killed builders; call it before anything is written there."""
     for entry in _entries(directory):
         if entry.name.startswith(NEW):
             with contextlib.suppress(OSError):
@@ -394,14 +403,14 @@ def _existing(path: str) -> str:
 
 
 def free_bytes(path: str) -> int:
-    """Bytes this user may still write at the path, or where it would be made."""
+    """Return the free bytes for this user at the path, or where it would be created."""
     state = os.statvfs(_existing(path))
     blocks = state.f_bfree if os.geteuid() == 0 else state.f_bavail
     return blocks * state.f_frsize
 
 
 def expected_bytes(images_dir: str, image: str) -> int:
-    """Bytes on disk of the largest earlier build of the image that is still here; 0 if there is none."""
+    """Return the disk usage of the largest earlier build of the image here; 0 if none."""
     totals: dict[str, int] = {}
     for entry in _entries(images_dir):
         owner = _owner(entry.name)
@@ -412,7 +421,10 @@ def expected_bytes(images_dir: str, image: str) -> int:
 
 
 def check_space(images_dir: str, tmp_dir: str, needed_bytes: int) -> str | None:
-    """None if there is room, else a sentence for the operator. One file system for both is asked once."""
+    """Return None if there is enough free disk space, else a sentence for the operator.
+
+    A file system that holds both directories is checked once.
+    """
     seen: set[int] = set()
     for option, path in _distinct((("images-dir", images_dir), ("temporary directory", tmp_dir))):
         device = os.stat(_existing(path)).st_dev
@@ -424,7 +436,7 @@ def check_space(images_dir: str, tmp_dir: str, needed_bytes: int) -> str | None:
             remedy = "or set TMPDIR in the image's env-vars to a larger one" if path == tmp_dir else "or set a larger images-dir"
             return (
                 f"{option} {path} has {free // MIB} MiB free, the build needs about {-(-needed_bytes // MIB)} MiB; "
-                f"make room there {remedy}"
+                f"free disk space there, {remedy}"
             )
     return None
 

@@ -1,4 +1,4 @@
-"""Mounts, loop devices and directory trees that an interrupted build leaves; all calls have time limits."""
+"""Mounts, loop devices and trees of an interrupted build; all calls have time limits."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _REMOVE_TIMEOUT = 300.0
 
 
 def _unescape(text: bytes) -> str:
-    """mountinfo writes blank, tab, newline and backslash as octal numbers."""
+    """Decode the octal escapes of blank, tab, newline and backslash in mountinfo."""
     return os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), text))
 
 
 def mount_points(directories: Sequence[str]) -> list[str]:
-    """Mount points at or below the directories (real paths), in the order in which they can be unmounted."""
+    """Return mount points at or below the directories (real paths), in unmount order."""
     found: list[tuple[int, int, str]] = []
     with open("/proc/self/mountinfo", "rb") as file:
         for number, line in enumerate(file):
             path = _unescape(line.split(b" ")[4])
             if below(path, list(directories)):
                 found.append((path.count("/"), number, path))
-    # The deepest first, and of several mounts at one place the latest, which is the uppermost.
+    # The deepest first; of several mounts at one path the latest first, which is the uppermost.
     return [path for _, _, path in sorted(found, reverse=True)]
 
 
@@ -39,10 +39,13 @@ def _limit(deadline: float) -> float:
 
 
 def unmount_below(directories: Sequence[str], deadline: float) -> list[str]:
-    """Unmount everything at or below the directories, lazily as a last resort; sentences about what stays mounted."""
+    """Unmount everything at or below the directories; return sentences about failures.
+
+    Lazy unmounting is the last resort.
+    """
     problems: dict[str, str] = {}
     for command in (["umount"], ["umount", "-l"]):
-        # One more round for what was hidden under another mount.
+        # Repeat for mounts that were hidden under another one.
         for _ in range(2):
             for path in mount_points(directories):
                 if time.monotonic() >= deadline:
@@ -53,7 +56,10 @@ def unmount_below(directories: Sequence[str], deadline: float) -> list[str]:
 
 
 def loop_devices(wanted: Callable[[str], bool]) -> list[str]:
-    """Names (``loop0``) of the attached loop devices whose backing file is wanted; deleted files count."""
+    """Return the names (``loop0``) of attached loop devices with one of these backing files.
+
+    Deleted files count, too.
+    """
     names = sorted(name for name in os.listdir(_SYS_BLOCK) if name.startswith("loop"))
     return [name for name in names if (backing := _backing_file(name)) and wanted(backing)]
 
@@ -67,7 +73,7 @@ def _backing_file(name: str) -> str | None:
 
 
 def _maps(name: str) -> list[str]:
-    """Names of the device-mapper maps on a loop device and on its partitions (kpartx, LVM), uppermost first."""
+    """Return the device-mapper maps on a loop device and its partitions, uppermost first."""
     found: list[str] = []
     waiting = [name]
     while waiting:
@@ -83,7 +89,10 @@ def _maps(name: str) -> list[str]:
 
 
 def detach(wanted: Callable[[str], bool], deadline: float) -> list[str]:
-    """Detach the loop devices with a wanted backing file, and the maps on them; sentences about what stays."""
+    """Detach the loop devices with one of these backing files, and the maps on them.
+
+    Return sentences about failures.
+    """
     problems: dict[str, str] = {}
     for name in loop_devices(wanted):
         if time.monotonic() >= deadline:
@@ -93,7 +102,7 @@ def detach(wanted: Callable[[str], bool], deadline: float) -> list[str]:
                 problems[name] = f"map {map_name}: {error}"
         if error := run_privileged(["losetup", "-d", f"/dev/{name}"], _limit(deadline)):
             problems.setdefault(name, error)
-    # A device in use is only marked to go when its last user goes.
+    # A busy device is only marked for removal when its last user closes it.
     return [
         f"/dev/{name} is still attached to {_backing_file(name)}: {problems.get(name, 'it is in use')}"
         for name in loop_devices(wanted)
@@ -101,9 +110,9 @@ def detach(wanted: Callable[[str], bool], deadline: float) -> list[str]:
 
 
 def remove_tree(path: str, deadline: float) -> str | None:
-    """Remove a directory tree, never across a mount; None when it is gone, else a sentence.
+    """Delete a directory tree, never across a mount; return None, or a sentence on failure.
 
-    The mount table is looked at, since a bind mount of the same file system has no device number of its own.
+    Reads the mount table, since a bind mount of the same file system has the same device number.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -112,15 +121,15 @@ def remove_tree(path: str, deadline: float) -> str | None:
     except OSError as error:
         return f"{path} cannot be removed: {error.strerror}"
     if not stat.S_ISDIR(mode):
-        return f"{path} is left alone: it is not a directory"
+        return f"{path} is not deleted: it is not a directory"
     if mounted := mount_points([os.path.realpath(path)]):
-        return f"{path} is left alone: {mounted[0]} is mounted there"
+        return f"{path} is not deleted: {mounted[0]} is mounted there"
     with contextlib.suppress(OSError, RecursionError):
         shutil.rmtree(path)
         return None
-    # Files of root, left by the tool's sudo, or a tree of absurd depth.
+    # Files of root, created through the tool's sudo, or an extremely deep tree.
     timeout = max(0.1, min(_REMOVE_TIMEOUT, deadline - time.monotonic()))
     failure = run_privileged(["rm", "-rf", "--one-file-system", "--", path], timeout)
     if not os.path.lexists(path):
         return None
-    return f"{path} cannot be removed: {failure or 'something was added meanwhile'}"
+    return f"{path} cannot be removed: {failure or 'files were added concurrently'}"

@@ -1,9 +1,9 @@
-"""Finding and ending every process of a build, however it has detached itself.
+"""Find and end every process of a build, however it has detached itself.
 
-A build runs as a session of its own, with a marker in its environment. A process belongs to it if it carries the marker,
-is in that session, descends from one that belongs, or has its root or working directory in the build's directories (what
-runs in the image under ``sudo`` has lost the marker). Process numbers are reused, so a number alone proves nothing: see
-:func:`find`.
+A build runs in a separate session, with a marker in its environment. A process belongs to it if it has the marker, is
+in that session, descends from a process that belongs to it, or has its root or working directory in the build's
+directories (processes in the image run by ``sudo`` have lost the marker). Process ids are reused and prove nothing
+alone: see :func:`find`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ COMMAND_TIMEOUT = 10.0
 _ROUND = 1.0
 """Seconds to wait for killed processes before looking for new ones."""
 _EXEC = 0.5
-"""Seconds, at most, for a process to come out of execve()."""
+"""Longest time in seconds that a process spends in execve()."""
 _PF_KTHREAD = 0x00200000
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How the processes of one build are recognised."""
+    """How the processes of one build are recognized."""
 
     marker: str
     pid: int | None = None
@@ -49,7 +49,7 @@ class Process:
 
 
 def read_process(pid: int) -> Process | None:
-    """None if there is no such process (any more)."""
+    """Return the process, or None if it does not exist."""
     try:
         fields = _stat(pid)
         return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0].decode())
@@ -58,15 +58,15 @@ def read_process(pid: int) -> Process | None:
 
 
 def processes() -> list[Process]:
-    """All living processes (no zombies)."""
+    """Return all running processes (no zombies)."""
     found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdecimal())
     return [process for process in found if process and process.state not in "ZX"]
 
 
 def environment(pid: int) -> list[bytes]:
-    """``NAME=value`` items; empty if it cannot be read.
+    """Return ``NAME=value`` items; empty if they cannot be read.
 
-    In the middle of execve() a process shows an empty environment; that moment is waited for.
+    During execve() a process shows an empty environment; this function waits until that has ended.
     """
     until = time.monotonic() + _EXEC
     try:
@@ -77,24 +77,24 @@ def environment(pid: int) -> list[bytes]:
             fields = _stat(pid)
             kernel, code = int(fields[6]) & _PF_KTHREAD, int(fields[23])
             begin, end = int(fields[47]), int(fields[48])
-            # execve() sets the end of the environment to its begin before it copies, and where code starts at last.
+            # execve() first sets the end of the environment to its start, then copies, and sets the start of the code last.
             empty = begin == end != 0 and code != 0
             if kernel or fields[0] in b"ZX" or empty or time.monotonic() >= until:
                 return []
-            # There is no event when execve() is through.
+            # The end of execve() causes no event.
             time.sleep(0.001)
     except (OSError, IndexError, ValueError):
         return []
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/<pid>/stat from the third on (proc(5)): its state comes first."""
+    """Return the fields of /proc/<pid>/stat from the third (state) on, see proc(5)."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
 
 def below(path: str, directories: tuple[str, ...] | list[str]) -> bool:
-    """Whether the path is one of the directories, or inside one."""
+    """Return whether the path is one of the directories or inside one."""
     return any(path == directory or path.startswith(directory + "/") for directory in directories)
 
 
@@ -107,19 +107,19 @@ def _inside(pid: int, directories: tuple[str, ...]) -> bool:
 
 
 def find(origin: Origin) -> list[Process]:
-    """The living processes of the build; never this process or one it descends from."""
+    """Return the running processes of the build, without this process and its ancestors."""
     everything = processes()
     by_pid = {process.pid: process for process in everything}
     item = f"{MARKER_VARIABLE}={origin.marker}".encode()
     own = _ancestors(by_pid)
-    # Every process has "/" for its root: nothing so near the top may ever decide.
+    # Every process has "/" as its root: directories so near the top never decide.
     directories = tuple(directory for directory in origin.directories if directory.strip("/").count("/") >= 1)
     found = {
         process.pid for process in everything
         if item in environment(process.pid) or (directories and _inside(process.pid, directories))
     }  # fmt: skip
-    # The session number is taken for ours only if its leader is still the very process that was started, or one of its
-    # members carries the marker: a number stays reserved as long as the session has members.
+    # The session id counts only if its leader is still the process that was started, or one of its
+    # members has the marker: an id stays reserved as long as the session has members.
     if origin.pid is not None:
         leader = by_pid.get(origin.pid)
         members = [process for process in everything if process.session == origin.pid]
@@ -145,7 +145,10 @@ def _ancestors(by_pid: dict[int, Process]) -> set[int]:
 
 
 def end(origin: Origin, deadline: float, grace: float = GRACE) -> list[int]:
-    """TERM, after ``grace`` seconds KILL, until none is left; the pids that live on at ``deadline`` (monotonic)."""
+    """Send TERM, and KILL after ``grace`` seconds, until no process is left.
+
+    Return the pids that still run at ``deadline`` (monotonic).
+    """
     kill_at = min(time.monotonic() + grace, deadline - _ROUND)
     while True:
         found = find(origin)
@@ -161,7 +164,7 @@ def end(origin: Origin, deadline: float, grace: float = GRACE) -> list[int]:
 
 
 def signal_all(found: list[Process], number: signal.Signals, until: float) -> None:
-    """Signal exactly these processes, and wait until all of them are gone or ``until`` (monotonic) has come."""
+    """Signal exactly these processes; wait until all have ended, or ``until`` (monotonic)."""
     poll = select.poll()
     handles: set[int] = set()
     try:
@@ -192,12 +195,12 @@ def _send(handle: int, pid: int, number: signal.Signals) -> None:
     except ProcessLookupError:
         pass
     except PermissionError:
-        # Started by the tool's sudo; where the tool may use sudo, so may we.
+        # Started by the tool's sudo; where the tool may use sudo, so may this program.
         run_privileged(["kill", f"-{int(number)}", "--", str(pid)])
 
 
 def run_privileged(command: list[str], timeout: float = COMMAND_TIMEOUT) -> str | None:
-    """Run a system command as root, with ``sudo -n`` if need be; None if it worked, else what is wrong."""
+    """Run a command as root, with ``sudo -n`` if needed; return None or what failed."""
     arguments = command if os.geteuid() == 0 else ["sudo", "-n", *command]
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     try:
@@ -207,7 +210,7 @@ def run_privileged(command: list[str], timeout: float = COMMAND_TIMEOUT) -> str 
         )  # fmt: skip
     except OSError as error:
         return f"{arguments[0]}: {error.strerror}"
-    # Not subprocess.run(): after the time limit it waits without one, and a hung umount cannot even be killed.
+    # Not subprocess.run(): after the time limit it waits without one, and a blocked umount cannot even be killed.
     try:
         errors = process.communicate(timeout=max(timeout, 0.1))[1]
     except subprocess.TimeoutExpired:

@@ -1,1 +1,1 @@
-"""What others see of a builder at work: records of progress, gauges."""
+"""What a working builder publishes: progress records and gauges."""

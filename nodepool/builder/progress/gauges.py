@@ -16,7 +16,7 @@ IDLE, WORKING, UPLOADING, PAUSED = 0, 1, 2, 3
 
 
 def pending_requests(data: ImageData) -> set[str]:
-    """Images with a manual request that is not served yet."""
+    """Return the images with a manual request that is not served yet."""
     return {image for image in data.requests if not _served(data, image)}
 
 
@@ -31,7 +31,7 @@ def _served(data: ImageData, image: str) -> bool:
 def gauges(
     config: Config, data: ImageData, fqdn: str, building: list[str | None], uploading: list[tuple[str, str] | None]
 ) -> dict[str, int]:
-    """Name -> value.
+    """Return name -> value.
 
     :param building: image of each build worker.
     :param uploading: image and provider of each upload worker.
@@ -57,7 +57,7 @@ def gauges(
 
 
 def build_progress(statsd: Metrics, fqdn: str, progress: BuildProgress, now: float) -> None:
-    """Seconds that the running build has taken and may take, its phase as a number; zeros when it has ended."""
+    """Return the elapsed and expected seconds and the phase number of a build; zeros if ended."""
     running = progress.running
     phase = PHASES.index(progress.phase) + 1 if running and progress.phase in PHASES else 0
     statsd.gauge(metrics.BUILD_PHASE(fqdn, progress.image), phase)
@@ -66,13 +66,13 @@ def build_progress(statsd: Metrics, fqdn: str, progress: BuildProgress, now: flo
 
 
 def upload_progress(statsd: Metrics, fqdn: str, progress: UploadProgress, running: bool) -> None:
-    """Bytes sent and bytes per second of the running upload; zeros when it has ended."""
+    """Return bytes sent and bytes per second of the running upload; zeros if it has ended."""
     statsd.gauge(metrics.UPLOAD_SENT(fqdn, progress.image, progress.provider), (progress.bytes_sent or 0) if running else 0)
     statsd.gauge(metrics.UPLOAD_RATE(fqdn, progress.image, progress.provider), int(progress.rate or 0) if running else 0)
 
 
 def emit(state: BuilderState) -> None:
-    """Send them all."""
+    """Send all gauges."""
     values = gauges(state.config, state.zk.readImages(), state.fqdn, [at and at[0] for at in state.building()], state.uploading())
     state.statsd.keep("builder", values)
     for name, value in values.items():

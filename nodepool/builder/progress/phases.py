@@ -1,4 +1,4 @@
-"""What a running build is doing, read from the output of diskimage-builder (checked against 3.43)."""
+"""Read the phase of a running build from diskimage-builder's output (tested with 3.43)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_LAST_LINE = 200
 
 TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ \| ")
 _HOOKS = re.compile(r"(?:Running hooks from|dib-run-parts Running) /\S*?/(?P<hooks>[a-z-]+)\.d(?:/[\w.-]+)?$")
-# "+ file:function:line   :   command": the trace of disk-image-create -x, with which every build runs.
+# "+ file:function:line   :   command": the trace of disk-image-create -x, which every build uses.
 _TRACE = re.compile(r"\++ \S+:(?P<function>\w+):\d+\s+:\s+(?P<command>.*)")
 _BUILDING_IN = re.compile(r"Building in (?P<path>/\S+)$")
 _DIRECTORY = re.compile(r"(?:TMP_BUILD_DIR|TMP_IMAGE_DIR)=(?P<path>/\S+)$")
@@ -33,16 +33,19 @@ _MAX_DIRS = 8
 
 
 class PhaseTracker:
-    """Fed with the lines of the output; any other program's output leaves the phase at ``starting``."""
+    """Reads the phase from the lines of the output.
+
+    With other programs the phase remains ``starting``.
+    """
 
     def __init__(self) -> None:
         self.phase = STARTING
         self.build_dirs: list[str] = []
-        """Temporary directories of the tool; nothing but its own ``mktemp`` names gets in here."""
+        """Temporary directories of the tool; only its own ``mktemp`` names are accepted."""
         self.last_line = ""
 
     def feed(self, line: str) -> bool:
-        """Take one line; True when the phase changed."""
+        """Process one line; return True if the phase changed."""
         text = TIMESTAMP.sub("", line.rstrip("\r\n"), count=1)
         clean = _CONTROL.sub(" ", text).strip()
         if clean:
@@ -74,7 +77,7 @@ class PhaseTracker:
         elif function == "finish_image" and command.startswith(("md5sum ", "sha256sum ")):
             return "checksums"
         elif function == "main" and self.phase in ("finalise", "cleanup"):
-            # The formats that are packed from the mounted tree, before the block device is taken down.
+            # The formats that are packed from the mounted tree, before the block device is removed.
             if command.startswith(("sudo tar ", "sudo mksquashfs ")):
                 return "converting"
         elif function == "main" and self.phase == "post-install" and command.startswith("DIB_IMAGE_SIZE="):

@@ -1,4 +1,7 @@
-"""Writes progress to ZooKeeper beside the work, so that a slow or lost ZooKeeper never holds up a build or an upload."""
+"""Writes progress to ZooKeeper in a separate thread.
+
+A slow or lost ZooKeeper thus never delays a build or an upload.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from typing import Any
 
 from nodepool.zk.mirror.progress import ProgressStore
 
-#: Seconds between two writes of one record whose details change all the time.
+#: Seconds between two writes of a record whose details change continuously.
 DETAIL_INTERVAL = 1.0
-#: Seconds that writing the last records may take when stopping.
+#: Seconds for writing the last records when stopping.
 FLUSH_TIMEOUT = 3.0
 
 Write = Callable[[ProgressStore], Any]
@@ -21,7 +24,7 @@ Sampler = Callable[[], Write | None]
 
 
 class Publisher(threading.Thread):
-    """A thread that writes the latest state of each record; what is not written yet is replaced by what is newer."""
+    """A thread that writes the latest state of each record and drops older unwritten states."""
 
     log = logging.getLogger("nodepool.builder.Publisher")
 
@@ -38,7 +41,7 @@ class Publisher(threading.Thread):
         self._busy = False
 
     def write(self, key: Hashable, write: Write) -> None:
-        """Write this record at once; replaces what waits for the key."""
+        """Write this record immediately; it replaces a waiting one with the same key."""
         with self._condition:
             self._details.pop(key, None)
             self._urgent[key] = write
@@ -56,7 +59,7 @@ class Publisher(threading.Thread):
                 self._condition.notify_all()
 
     def sample(self, key: Hashable, sampler: Sampler | None) -> None:
-        """Call the sampler each second from now on; None: no more."""
+        """Call the sampler each second from now on; None: stop calling it."""
         with self._condition:
             if sampler is None:
                 self._samplers.pop(key, None)
@@ -65,7 +68,7 @@ class Publisher(threading.Thread):
                 self._condition.notify_all()
 
     def flush(self, timeout: float = FLUSH_TIMEOUT) -> bool:
-        """Wait until everything is written; False when it takes longer."""
+        """Wait until everything is written; return False on time-out."""
         with self._condition:
             self._next_details = 0.0
             self._condition.notify_all()
@@ -74,7 +77,7 @@ class Publisher(threading.Thread):
             )
 
     def stop(self) -> None:
-        """Write what is left, for a moment, and end."""
+        """Write the remaining records within a short time, and end."""
         with self._condition:
             self._samplers.clear()
         if self.is_alive():
@@ -120,15 +123,15 @@ class Publisher(threading.Thread):
         for key, sampler in samplers.items():
             try:
                 write = sampler()
-            except Exception:  # one sampler that fails keeps no other record back
-                self.log.exception("Cannot tell the progress of %s:", key)
+            except Exception:  # a failing sampler must not block other records
+                self.log.exception("Cannot read the progress of %s:", key)
                 continue
             with self._condition:
                 if write is not None and key in self._samplers:
                     work.setdefault(key, write)
 
     def _write_all(self, work: dict[Any, Write]) -> bool:
-        """False when ZooKeeper cannot be written now; the records wait."""
+        """Write the waiting records; return False if ZooKeeper cannot be written now."""
         done = True
         for key, write in work.items():
             try:
@@ -136,7 +139,7 @@ class Publisher(threading.Thread):
                     raise ConnectionError("the ZooKeeper session is not usable")
                 write(ProgressStore(self._kazoo()))
             except Exception as error:
-                self.log.debug("Progress of %s is not written now: %r", key, error)
+                self.log.debug("Cannot write the progress of %s now: %r", key, error)
                 with self._condition:
                     if key not in self._urgent:
                         self._details.setdefault(key, write)

@@ -1,1 +1,1 @@
-"""Sending images to providers: what is wanted, each upload, its journal and its progress."""
+"""Uploading images to providers: decisions, each upload, its journal and its progress."""

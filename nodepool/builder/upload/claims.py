@@ -1,4 +1,4 @@
-"""What the upload workers of one process are at."""
+"""Which uploads the workers of one process are making."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class UploadClaims:
-    """Which (image, provider) a worker of this process is at, and with which build."""
+    """The (image, provider) pairs and builds that workers of this process are uploading."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -15,7 +15,7 @@ class UploadClaims:
         self._seconds: dict[str, int] = {}
 
     def take(self, pair: tuple[str, str], build_id: str) -> bool:
-        """False: another worker has it."""
+        """Claim a pair; return False if another worker has it."""
         with self._lock:
             if pair in self._claims:
                 return False
@@ -27,12 +27,15 @@ class UploadClaims:
             self._claims.pop(pair, None)
 
     def running(self) -> set[tuple[str, str, str]]:
-        """(image, build, provider) of each."""
+        """Return (image, build, provider) of each upload."""
         with self._lock:
             return {(image, build, provider) for (image, provider), build in self._claims.items()}
 
     def second(self, image: str) -> int:
-        """UNIX time for an external name, never the same twice: providers may share what names must be unique in (a bucket)."""
+        """Return a UNIX time for an external name, never the same twice.
+
+        Providers may share a container (a bucket) in which names must be unique.
+        """
         with self._lock:
             found = self._seconds[image] = max(int(time.time()), self._seconds.get(image, 0) + 1)
             return found

@@ -35,16 +35,16 @@ HOOK_TIMEOUT = 3600.0
 class Result(enum.Enum):
     DONE = "uploaded"
     FAILED = "failed"
-    #: Nothing was tried: another builder is at work, or there is nothing to do any more.
+    #: Nothing was attempted: another builder is working, or there is nothing left to do.
     SKIPPED = "skipped"
 
 
 class UploadError(Exception):
-    """The upload failed; the text is the reason for people."""
+    """The upload failed; the text is the reason for users."""
 
 
 class UploadJob:
-    """Holds the upload lock while it works; the record exists before anything happens in the cloud.
+    """Holds the upload lock while it works; the record is written before the cloud is called.
 
     :param attempt: 1 for the first one of this build.
     """
@@ -68,7 +68,7 @@ class UploadJob:
     # -- frame
 
     def run(self) -> Result:
-        """Do it.
+        """Run the upload.
 
         :raises KazooException: ZooKeeper failed before anything was done.
         """
@@ -92,7 +92,7 @@ class UploadJob:
             lock.release()
 
     def _still_wanted(self) -> bool:
-        """Conditions 4 and 6, read with the lock held."""
+        """Check conditions 4 and 6 with the lock held."""
         zk = self._state.zk
         build = zk.getBuild(self.image, self.build_id)
         return build is not None and build.state == READY and not zk.getUploads(self.image, self.build_id, self.provider, [READY])
@@ -127,12 +127,12 @@ class UploadJob:
     # -- the cloud
 
     def _send(self, manager: Provider | None) -> tuple[str, str]:
-        """External name and id of the uploaded image.
+        """Upload the image; return its external name and id.
 
-        :raises UploadError: it did not work.
+        :raises UploadError: the upload failed.
         """
         if manager is None:
-            raise UploadError(f"provider {self.provider} is not running; see the log of when it was started")
+            raise UploadError(f"provider {self.provider} is not running; see the log of its start")
         provider = self._candidate.provider
         path, image_file = self._file(provider.image_type or "")
         name = self._external_name(provider.image_name_format)
@@ -161,7 +161,7 @@ class UploadJob:
                 sha256=image_file.sha256,
             )
         except Exception as error:
-            # What the cloud may have all the same is looked for by cleaning, as it is noted.
+            # The clean-up searches for an image that the cloud may have created, because the upload is in the journal.
             self.log.exception("Failed to upload %s (build %s) to %s:", self.image, self.build_id, self.provider)
             raise UploadError(f"{type(error).__name__}: {error}") from error
         finally:
@@ -170,7 +170,7 @@ class UploadJob:
             publisher.write(key, lambda store: store.delete_upload(progress))
             gauges.upload_progress(self._state.statsd, self._state.fqdn, progress, False)
         if external_id is None:
-            raise UploadError(f"provider {self.provider} gave no id for the uploaded image")
+            raise UploadError(f"provider {self.provider} returned no id for the uploaded image")
         self.log.info("%s (build %s) is at %s as %s, id %s", self.image, self.build_id, self.provider, name, external_id)
         return name, str(external_id)
 
@@ -179,7 +179,7 @@ class UploadJob:
         image_file = image_files.DibImageFile(base, image_type)
         path = image_file.to_path(self._config.images_dir)
         if not os.path.isfile(path):
-            raise UploadError(f"there is no file {path}; provider {self.provider} needs format {image_type}")
+            raise UploadError(f"file {path} does not exist; provider {self.provider} needs format {image_type}")
         return path, image_file
 
     def _external_name(self, name_format: str) -> str:
@@ -192,7 +192,7 @@ class UploadJob:
             )
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             raise UploadError(
-                f"image-name-format {name_format!r} of provider {self.provider} cannot be filled ({error!r}); it may use "
+                f"image-name-format {name_format!r} of provider {self.provider} is invalid ({error!r}); it may contain "
                 "{image_name}, {upload_id}, {timestamp} and {build_id}"
             ) from None
 
@@ -209,11 +209,14 @@ class UploadJob:
         }
 
     def _cluster(self) -> dict[str, str]:
-        """Return the id of the cluster as metadata; nothing if it cannot be read, as it is not worth an upload."""
+        """Return the id of the cluster as metadata; empty if it cannot be read.
+
+        An upload must not fail because of it.
+        """
         try:
             return {CLUSTER_ID: self._state.zk.cluster.identity()}
         except (KazooException, RecordError) as error:
-            self.log.warning("Upload of %s to %s goes without %s: %s", self.image, self.provider, CLUSTER_ID, error)
+            self.log.warning("Upload of %s to %s continues without %s: %s", self.image, self.provider, CLUSTER_ID, error)
             return {}
 
     def _hook(self, external_id: str) -> None:
@@ -232,18 +235,18 @@ class UploadJob:
         self.log.info("post-upload-hook %s: %s %s", hook, out, err)
 
     def _delete_image(self, manager: Provider, name: str, external_id: str) -> bool:
-        """True when the cloud has it no more."""
+        """Delete the image; return True if the cloud does not have it any more."""
         try:
             manager.discardImage(name, external_id)
         except Exception:  # a driver may raise anything
-            self.log.exception("Failed to delete image %s (%s) of %s again:", name, external_id, self.provider)
+            self.log.exception("Cannot delete the just uploaded image %s (%s) of %s:", name, external_id, self.provider)
             return False
-        self.log.info("Deleted image %s (%s) of %s again", name, external_id, self.provider)
+        self.log.info("Deleted the just uploaded image %s (%s) of %s", name, external_id, self.provider)
         self._settled()
         return True
 
     def _settled(self) -> None:
-        """The cloud has nothing of this upload that ZooKeeper does not know."""
+        """Remove the journal entry: ZooKeeper knows all that the cloud has of this upload."""
         if self._note is not None:
             self._note.end()
 
@@ -276,12 +279,12 @@ class UploadJob:
         try:
             self._store(self._new_record(FAILED))
         except Lost as error:
-            # Without our lock the record counts as abandoned, with the same end.
+            # Without our lock the record counts as abandoned, with the same result.
             self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
         return Result.FAILED
 
     def _failed_with_image(self, manager: Provider, name: str, external_id: str, drop: bool = False) -> Result:
-        """The image is in the cloud and must not stay there."""
+        """Record a failure after the image was created in the cloud, where it must not stay."""
         if self._delete_image(manager, name, external_id):
             if not drop:
                 return self._failed()
@@ -294,18 +297,20 @@ class UploadJob:
         record = self._new_record(DELETING)
         record.external_id, record.external_name = external_id, name
         record.format = self._candidate.provider.image_type
-        self.log.error("Upload of %s to %s failed: %s; deleting the image is tried again", self.image, self.provider, self.reason)
+        self.log.error(
+            "Upload of %s to %s failed: %s; the deletion of the image will be retried", self.image, self.provider, self.reason
+        )
         try:
             self._store(record)
             self._settled()
         except Lost as error:
-            self.log.error("Image %s (%s) of %s stays for now: %s", name, external_id, self.provider, error)
+            self.log.error("Image %s (%s) of %s is not deleted yet: %s", name, external_id, self.provider, error)
         return Result.FAILED
 
     def _store(self, record: ImageUpload) -> None:
-        """Write the result under our number, after waiting for ZooKeeper if need be.
+        """Write the result under our number, waiting for ZooKeeper if needed.
 
-        :raises Lost: not ours any more, or ZooKeeper does not come back before we have to end.
+        :raises Lost: the upload is not ours any more, or ZooKeeper is not available before we must end.
         """
         record.id = self.number
         zk = self._state.zk
@@ -318,27 +323,30 @@ class UploadJob:
         self._locked(write)
 
     def _check_regained(self) -> None:
-        """Find out what others did while the lock was lost.
+        """Check what others did while the lock was lost.
 
         :raises Lost: the image is not needed, or may not exist any more.
         """
         zk = self._state.zk
         if any(u.id != self.number for u in zk.getUploads(self.image, self.build_id, self.provider, [READY])):
-            raise Lost("another builder has uploaded this build meanwhile")
+            raise Lost("another builder has uploaded this build since")
         own = zk.getImageUpload(self.image, self.build_id, self.provider, self.number)
         if own is None or own.state == DELETING:
             # Without a record, a launcher deletes the image as leaked.
-            raise Lost("the record of the upload was removed as abandoned meanwhile")
+            raise Lost("the record of the upload has been removed as abandoned")
 
     def _locked(self, write: Callable[[], Any]) -> None:
-        """:raises Lost: see :meth:`_store`."""
+        """Run a function with the lock held.
+
+        :raises Lost: see :meth:`_store`.
+        """
         assert self._lock is not None
         self._lock.store(write, self._state.session_usable, lambda: self._worker.running)
 
-    # -- what people see
+    # -- what users see
 
     def publish_failure(self, next_try: float) -> None:
-        """``next_try`` in the clock of the back-off, which is UNIX time."""
+        """Publish the failure; ``next_try`` is a UNIX time, as is the clock of the back-off."""
         failure = UploadFailure(
             self.image, self.provider, self.build_id, self.number, self.reason, time.time(), self._attempt, next_try
         )

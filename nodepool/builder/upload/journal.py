@@ -1,10 +1,9 @@
-"""Uploads that ended without a known result, and what they left in the cloud.
+"""Uploads that ended without a known result, and their leftovers in the cloud.
 
-The record in ZooKeeper names the image only when the upload worked (BLD-4).  So that neither a failed call
-nor a killed builder leaves an image behind, each call is noted beside the image files before it is made, in
-``<images-dir>/.uploads``; what is still noted when no process works on it is looked for in the cloud by its metadata, by the
-one builder that owns the directory.
-Drivers that cannot list images are left to the launcher's search for leaks.
+The record in ZooKeeper names the image only after a successful upload (BLD-4). To find images of failed calls and
+killed builders, each call is recorded in ``<images-dir>/.uploads`` before it is made. For each entry without a running
+upload, the builder that owns the directory searches the cloud for the image by its metadata. Images of drivers that
+cannot list images are found by the launcher's leak search.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from nodepool.driver.toolkit.cloud_images import get_field, is_snapshot, listing
 from nodepool.zk import locks, paths
 
 DIRECTORY = ".uploads"
-#: Seconds after which a note is given up: its provider has not been in the configuration since.
+#: Seconds after which an entry is discarded, if its provider has not been configured since.
 MAX_AGE = 30 * 24 * 3600.0
 
 log = logging.getLogger("nodepool.builder.uploads")
@@ -58,7 +57,7 @@ class UploadEntry:
         return os.path.exists(self.path)
 
     def end(self) -> None:
-        """Nothing of it can be left in the cloud without a record."""
+        """Delete the entry: the cloud has no image of it without a record."""
         try:
             os.unlink(self.path)
         except FileNotFoundError:
@@ -68,7 +67,10 @@ class UploadEntry:
 
 
 def begin(images_dir: str, key: UploadKey, name: str) -> UploadEntry | None:
-    """Note a call; a file system that is full or broken does not hold up the upload (None)."""
+    """Record a call; return None if the file system is full or fails.
+
+    The upload continues in that case.
+    """
     directory = os.path.join(images_dir, DIRECTORY)
     note = UploadEntry(directory, *key, name, time.time())
     try:
@@ -81,7 +83,7 @@ def begin(images_dir: str, key: UploadKey, name: str) -> UploadEntry | None:
 
 
 def notes(images_dir: str) -> list[UploadEntry]:
-    """All of this image directory; what cannot be read is removed."""
+    """Return all entries of this image directory; unreadable ones are deleted."""
     directory = os.path.join(images_dir, DIRECTORY)
     found = []
     try:
@@ -102,14 +104,14 @@ def notes(images_dir: str) -> list[UploadEntry]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.error("Cannot read %s: %s; removing it", path, error)
+            log.error("Cannot read %s: %s; deleting it", path, error)
             with contextlib.suppress(OSError):
                 os.unlink(path)
     return found
 
 
 def is_of(item: object, key: UploadKey) -> bool:
-    """Whether an image in the cloud was made by this upload."""
+    """Return whether an image in the cloud was created by this upload."""
     if is_snapshot(item):
         return False
     properties = properties_of(item)
@@ -121,14 +123,14 @@ def is_of(item: object, key: UploadKey) -> bool:
 
 
 class CloudLeftoverSweeper:
-    """Removes images of uploads that ended without a known result."""
+    """Deletes images of uploads that ended without a known result."""
 
     def __init__(self, state: BuilderState, lanes: ProviderQueues) -> None:
         self._state = state
         self._lanes = lanes
 
     def sweep(self, config: Config) -> None:
-        """Ask for it, in the lanes of the providers."""
+        """Queue the deletions at the providers."""
         if not self._state.owns_images_dir:
             return
         for note in notes(config.images_dir):
@@ -138,7 +140,7 @@ class CloudLeftoverSweeper:
                 self._lanes.submit(note.provider, ("stray", note.path), lambda note=note: self._look(note))  # type: ignore[misc]
             elif time.time() - note.time > MAX_AGE:
                 log.warning(
-                    "Giving up: upload %s of %s may have left the image %s in %s, which is not configured any more",
+                    "Upload %s of %s may have left the image %s in %s, which is not configured any more; giving up",
                     note.number,
                     note.image,
                     note.name,
@@ -150,7 +152,7 @@ class CloudLeftoverSweeper:
         state = self._state
         if not state.session_usable.is_set() or note.key[:3] in state.upload_claims.running() or not note.kept:
             return
-        # Its lock is older than the note: it is being worked on.
+        # Its lock is older than the entry: the upload is running.
         if locks.names_in_order(state.zk.kazoo_client, f"{paths.uploads(*note.key[:3])}/lock"):
             return
         with state.managers.use(state.config, note.provider) as manager:
@@ -161,7 +163,7 @@ class CloudLeftoverSweeper:
                 found = [item for item in (listing() if listing is not None else ()) if is_of(item, note.key)]
             except Exception as error:
                 log.warning(
-                    "Cannot look for what upload %s of %s left in %s: %r; it is tried again",
+                    "Cannot search for leftovers of upload %s of %s in %s: %r; retrying later",
                     note.number,
                     note.image,
                     note.provider,
@@ -188,20 +190,20 @@ class CloudLeftoverSweeper:
                 try:
                     manager.discardImage(name, external_id)
                 except Exception:  # a driver may raise anything
-                    log.exception("Unable to delete image %s (%s) of %s, it is tried again:", name, external_id, note.provider)
+                    log.exception("Cannot delete image %s (%s) of %s; retrying later:", name, external_id, note.provider)
                     return
         note.end()
 
     def _remove_parts(self, manager: Provider, note: UploadEntry) -> bool:
-        """False: to be tried again."""
-        # Names have a resolution of a second: another provider may get the same image under the same one now.
+        """Delete partial uploads; return False to retry."""
+        # Names have a resolution of one second: another provider may be getting the same image under this name now.
         if any(note.key[:2] == running[:2] for running in self._state.upload_claims.running()):
             return False
         try:
             manager.removeUnfinishedUpload(note.name, note.time)
         except Exception as error:  # a driver may raise anything
             log.warning(
-                "Cannot remove the parts that upload %s of %s left in %s: %r; it is tried again",
+                "Cannot delete the parts that upload %s of %s left in %s: %r; retrying later",
                 note.number,
                 note.image,
                 note.provider,

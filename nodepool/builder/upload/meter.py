@@ -1,4 +1,7 @@
-"""How far an upload is, seen from outside: works with every driver that reads the file in this process."""
+"""Progress of an upload, measured from outside.
+
+Works with every driver that reads the file in this process.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-#: Seconds over which the rate is taken.
+#: Seconds over which the rate is averaged.
 WINDOW = 10.0
 
 _lock = threading.Lock()
-#: Inode -> meters of uploads of this file, oldest first: the same file often goes to several providers at once.
+#: Inode -> meters of uploads of this file, oldest first: a file is often uploaded to several providers concurrently.
 _meters: dict[tuple[int, int], list[UploadMeter]] = {}
 
 
 class UploadMeter:
-    """Follows the reading position of the process that has the file open.
+    """Follows the read position of an open file.
 
     Drivers often read a file twice (checksums, then the upload): a position that falls to less than half starts a new
-    pass, within which :attr:`sent` never decreases.  When one file is uploaded several times at once, each open file
-    counts for one meter; which is which is guessed by age.
+    pass, within which :attr:`sent` never decreases. If one file is uploaded several times concurrently, each open file
+    belongs to one meter; they are matched by age.
     """
 
     def __init__(self, path: str, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self.total: int | None = None
-        #: Bytes read in this pass; None until it was opened.
+        #: Bytes read in this pass; None until the file was opened.
         self.sent: int | None = None
         self._inode: tuple[int, int] | None = None
         self._files: set[int] = set()
@@ -43,7 +46,7 @@ class UploadMeter:
             _meters.setdefault(self._inode, []).append(self)
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         if self._inode is None:
             return
         with _lock:
@@ -56,14 +59,14 @@ class UploadMeter:
 
     @property
     def rate(self) -> float | None:
-        """Bytes per second over the last seconds; None until it can be told."""
+        """Return bytes per second over the last seconds; None if unknown yet."""
         if len(self._samples) < 2:
             return None
         (first, start), (last, end) = self._samples[0], self._samples[-1]
         return (end - start) / (last - first) if last > first else None
 
     def sample(self) -> None:
-        """Look now."""
+        """Read the position now."""
         if self._inode is None:
             return
         positions = self._positions(self._inode)
@@ -96,11 +99,11 @@ class UploadMeter:
 
 
 def _open_files(inode: tuple[int, int]) -> set[int]:
-    """Descriptors of this process that stand for the file."""
+    """Return the descriptors of this process for the file."""
     found = set()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # closed in the meantime
                 stat = os.stat(int(name))
                 if (stat.st_dev, stat.st_ino) == inode:
                     found.add(int(name))

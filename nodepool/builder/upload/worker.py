@@ -15,17 +15,20 @@ from nodepool.builder.upload.job import Result, UploadJob
 from nodepool.builder.worker import Worker
 from nodepool.config.model import Config
 
-#: Seconds between two reports when no cleanup worker makes them.
+#: Seconds between two reports if there is no cleanup worker to send them.
 STATISTICS_INTERVAL = 60.0
 
 
 def subject(candidate: Candidate) -> Hashable:
-    """What a failure counts for: with a new build, or other options of provider or image, it is tried at once."""
+    """Return what a failure is recorded for.
+
+    A new build, or other options of provider or image, are tried immediately.
+    """
     return candidate.build.id, fingerprint(candidate.provider), fingerprint(candidate.provider_image)
 
 
 def fingerprint(config: object) -> str:
-    """Options as they were given; objects of a configuration are new after each reload."""
+    """Return the options as given; objects of a configuration are new after each reload."""
     given = getattr(config, "provider", None)
     if isinstance(given, dict):
         return repr(given)
@@ -34,9 +37,9 @@ def fingerprint(config: object) -> str:
 
 
 class UploadWorker(Worker):
-    """Makes one upload after the other while there are pairs that lack the newest build.
+    """Makes uploads sequentially while there are pairs that lack the newest build.
 
-    :param interval: seconds; a pass is made at least so often.
+    :param interval: longest time between two passes in seconds.
     """
 
     def __init__(self, number: int, state: BuilderState, interval: float) -> None:
@@ -49,7 +52,7 @@ class UploadWorker(Worker):
     def make_pass(self) -> float | None:
         if self._state.cleanup_interval <= 0 and self._first:
             self._emit_statistics()
-        # What did not work is left alone until all others had their turn: a broken provider must not starve them.
+        # Failed pairs are skipped until all others were tried: a broken provider must not starve them.
         tried: set[tuple[str, str, str | None]] = set()
         due: float | None = None
         while self._usable():
@@ -61,7 +64,7 @@ class UploadWorker(Worker):
         return due
 
     def _emit_statistics(self) -> None:
-        """The cleanup worker's task, where there is none."""
+        """Send the statistics if there is no cleanup worker to do it."""
         now = self._state.clock.monotonic()
         if now >= self._statistics_due:
             self._statistics_due = now + STATISTICS_INTERVAL
@@ -71,7 +74,10 @@ class UploadWorker(Worker):
         return self._running and self._state.session_usable.is_set()
 
     def _try_all(self, config: Config, tried: set[tuple[str, str, str | None]]) -> tuple[float | None, bool]:
-        """Seconds until the next retry, and whether something was uploaded (the configuration is looked at again)."""
+        """Upload all candidates.
+
+        Return the seconds until the next retry, and whether something was uploaded (the configuration is then read again).
+        """
         due: float | None = None
         for candidate in self._candidates(config):
             if not self._usable():

@@ -215,7 +215,7 @@ def test_no_temporary_directory(builders: BuilderBench, program: Program, tmp_pa
     program.start(config, *(ORDINARY if os.geteuid() == 0 else []))
     build = builders.wait_build(state=FAILED)
     reason = builders.wait_progress(build.id, FAILED).reason
-    assert f"no temporary directory can be made in {closed}: Permission denied; set TMPDIR" in reason
+    assert f"cannot create a temporary directory in {closed}: Permission denied; set TMPDIR" in reason
     assert "internal" not in reason and "Traceback" not in program.text()
 
 

@@ -223,7 +223,7 @@ def test_file_is_missing(builders: BuilderBench, tmp_path: pathlib.Path) -> None
     builders.wait_upload(provider="qcow2")
     wait_for(lambda: builders.uploads(provider="vhd", state=FAILED), what="failed record")
     wait_for(lambda: failure(builders, "vhd") is not None)
-    assert f"there is no file {builders.images_dir}/{IMAGE}-{build.id}.vhd" in failure(builders, "vhd").reason
+    assert f"file {builders.images_dir}/{IMAGE}-{build.id}.vhd does not exist" in failure(builders, "vhd").reason
     assert vhd.calls("upload") == []
 
 

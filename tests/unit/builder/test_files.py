@@ -329,7 +329,7 @@ def test_check_space(tmp_path: pathlib.Path) -> None:
     sentence = image_files.check_space(str(tmp_path), str(tmp_path / "tmp"), 1 << 60)
     assert sentence is not None
     assert sentence.startswith(f"images-dir {tmp_path} has ")
-    assert f"the build needs about {1 << 40} MiB; make room there" in sentence
+    assert f"the build needs about {1 << 40} MiB; free disk space there" in sentence
 
 
 def test_check_space_of_another_file_system(tmp_path: pathlib.Path) -> None:

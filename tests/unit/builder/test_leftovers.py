@@ -144,7 +144,7 @@ def test_only_trees_of_the_tool_are_noted(journal: BuildJournal, tmp_base: pathl
 
 
 def test_temporary_directory_that_cannot_be_used(journal: BuildJournal, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(BuilderError, match=r"diskimage i: no temporary directory can be made in .*missing: .*set TMPDIR"):
+    with pytest.raises(BuilderError, match=r"diskimage i: cannot create a temporary directory in .*missing: .*set TMPDIR"):
         journal.begin("i", "01", str(tmp_path / "missing"))
     assert journal.entries() == []
 
@@ -159,7 +159,7 @@ def test_broken_files_are_moved_aside(journal: BuildJournal, tmp_base: pathlib.P
     forget()
     assert clean_all(journal.images_dir, log) == [("good", "01")]
     assert sorted(os.listdir(directory)) == [f"bad-{number}.json.broken" for number in range(6)]
-    assert "bad-0.json cannot be understood" in caplog.text
+    assert "bad-0.json is invalid" in caplog.text
     assert not os.path.exists(str(entry.private_tmp))
 
 
@@ -323,7 +323,7 @@ def test_no_tree_is_removed_through_a_mount(tmp_base: pathlib.Path, tmp_path: pa
     mount("--bind", home, tree / "mnt")
     try:
         sentence = mounts.remove_tree(str(tree), deadline())
-        assert sentence == f"{tree} is left alone: {tree}/mnt is mounted there"
+        assert sentence == f"{tree} is not deleted: {tree}/mnt is mounted there"
         assert (home / "precious").exists()
     finally:
         subprocess.run(["umount", str(tree / "mnt")], check=True)
@@ -337,7 +337,7 @@ def test_links_are_not_followed(tmp_base: pathlib.Path, tmp_path: pathlib.Path) 
     (home / "precious").touch()
     link = tmp_base / "dib_build.link"
     link.symlink_to(home)
-    assert mounts.remove_tree(str(link), deadline()) == f"{link} is left alone: it is not a directory"
+    assert mounts.remove_tree(str(link), deadline()) == f"{link} is not deleted: it is not a directory"
     tree = tmp_base / "dib_build.tree"
     tree.mkdir()
     (tree / "link").symlink_to(home)
@@ -358,7 +358,7 @@ def test_what_cannot_be_removed_stays_written_down(
     try:
         forget()
         assert clean_all(journal.images_dir, log) == [("i", "01")]
-        assert f"Remains of build 01 of i: {entry.private_tmp} cannot be removed: rm: cannot remove" in caplog.text
+        assert f"Leftovers of build 01 of i remain: {entry.private_tmp} cannot be removed: rm: cannot remove" in caplog.text
         assert [found.build_id for found in journal.entries()] == ["01"]
     finally:
         subprocess.run(["chattr", "-i", str(stuck)], check=True)
@@ -412,8 +412,8 @@ def test_lock_names_the_other_process(images_dir: pathlib.Path) -> None:
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == (f"images-dir {images_dir} is in use by builder process {os.getpid()}; "
-                           "every builder needs a directory of its own\n")  # fmt: skip
-    assert "its builds are left alone" in done.stderr
+                           "every builder needs a separate directory\n")  # fmt: skip
+    assert "its builds are not cleaned up" in done.stderr
     lock.release()
     lock.release()
     again = acquire_images_dir(str(images_dir))
