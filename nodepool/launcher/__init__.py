@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Seconds after which the lock directory of a vanished request is removed; read at each use.
+#: Seconds after which the lock directory of a deleted request is removed; read at each use.
 LOCK_CLEANUP = 28800
 
 from nodepool.launcher.launcher import NodePool  # noqa: E402

@@ -1,4 +1,4 @@
-"""Periodic cleaning and what a crash has left (LAU-12); tasks are isolated from each other."""
+"""Periodic clean-up, also after crashes (LAU-12); tasks are isolated from each other."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
-#: Seconds after which the lock directory of a request that is gone is removed (``LOCK_CLEANUP``, if that is less).
+#: Seconds after which the lock directory of a deleted request is removed (or after ``LOCK_CLEANUP``, if that is less).
 GONE_FOR = 600.0
 
 
 class LostRequests:
-    """Pending requests that are not locked go back to ``requested``; their nodes are freed.
+    """Resets pending requests that are not locked to ``requested``, and frees their nodes.
 
-    This is how work of a dead launcher goes on.  A request whose lock still stands is looked at again when the
-    lock goes, it alone: other launchers have thousands, and end many each second.
+    This is how work of a dead launcher is continued. A request that is still locked is checked again when its lock is
+    released, and only this request: other launchers have thousands, and end many each second.
     """
 
     log = logging.getLogger("nodepool.CleanupWorker")
@@ -44,7 +44,10 @@ class LostRequests:
         self._others = (-1, False)
 
     def run(self, everything: bool) -> None:
-        """:param everything: look at all, not only at those whose lock has changed."""
+        """Recycle pending requests without a lock.
+
+        :param everything: check all, not only those whose lock has changed.
+        """
         facade = self.state.zk
         with self._lock:
             changed, self._changed = self._changed, set()
@@ -65,7 +68,10 @@ class LostRequests:
                 self._recycle(request_id, exists)
 
     def taken(self, request_id: str) -> None:
-        """Another launcher deals with it now.  One of 11.0.0 may let it go as it is: its lock is watched from now on."""
+        """Watch the lock of a request that another launcher processes now, if necessary.
+
+        A launcher of 11.0.0 may release it unchanged.
+        """
         tree = self.state.zk.component_tree
         if self._others[0] != tree.version:
             ours = get_version_string()
@@ -74,18 +80,21 @@ class LostRequests:
             self.look_at(request_id)
 
     def look_at(self, request_id: str) -> None:
-        """Check soon whether this request is pending without a lock, and watch its lock from then on."""
+        """Check soon whether this request is pending without a lock, then watch its lock."""
         with self._lock:
             self._changed.add(request_id)
         self._look_again()
 
     def _lock_changed(self, event: WatchedEvent) -> None:
-        if event.path is None:  # the session has ended: all are looked at when there is another
+        if event.path is None:  # the session has ended: all are checked in the next session
             return
         self.look_at(event.path.rpartition("/")[2])
 
     def _recycle(self, request_id: str, directory_exists: bool, corrected: dict[str, BaseException] | None = None) -> None:
-        """:param corrected: lock directories of nodes that are not as our copy shows them, with the error that told."""
+        """Reset a lost request and free its nodes.
+
+        :param corrected: lock directories of nodes that differ from our mirror, with the error that showed it.
+        """
         facade, corrected = self.state.zk, corrected or {}
         seen = facade.request_tree.get(request_id)
         if seen is None or seen.state != zk.PENDING:
@@ -102,7 +111,7 @@ class LostRequests:
             directory = paths.node_lock(node_id)
             told = corrected.get(directory)
             if node is None or facade.node_tree.is_locked(node_id) or isinstance(told, NotEmptyError):
-                continue  # it is locked; its holder gives it up some time
+                continue  # it is locked; its holder will release it
             changed = node.copy()
             if changed.state == zk.INIT:
                 changed.state = zk.DELETING
@@ -128,7 +137,7 @@ class LostRequests:
 
 
 class CleanupWorker(threading.Thread):
-    """Runs all tasks every ``cleanup_interval`` seconds, and lost requests whenever a lock has gone."""
+    """Runs all tasks every ``cleanup_interval`` seconds, and lost requests after each unlock."""
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
@@ -139,18 +148,18 @@ class CleanupWorker(threading.Thread):
         self._lock_cleanup = lock_cleanup
         self._event = threading.Event()
         self._stopping = False
-        #: All pending requests are to be looked at, not only those whose lock has changed.
+        #: Check all pending requests, not only those whose lock has changed.
         self._everything = True
         self.lost = LostRequests(state, self._event.set)
         self._ready = ReadyCheck(state, nodes)
-        #: Requests that are gone and have a lock directory still: since when we have seen that.
+        #: Deleted requests that still have a lock directory: when we noticed.
         self._gone_requests: dict[str, float] = {}
         self._last_full = 0.0
-        #: When each provider's leak search ran last; a slow one runs on its own thread.
+        #: The running leak search of each provider; a slow one does not block others.
         self._leak_threads: dict[str, threading.Thread] = {}
 
     def wake(self) -> None:
-        """Look for lost requests soon, among all."""
+        """Search for lost requests soon, among all."""
         self._everything = True
         self._event.set()
 
@@ -170,11 +179,11 @@ class CleanupWorker(threading.Thread):
             if not (facade.connected and facade.synced and self.state.config is not None):
                 self._event.wait(0.2)
                 continue
-            if facade.cluster.due:  # before any node is created on this connection, as far as possible
+            if facade.cluster.due:  # preferably before any node is created on this connection
                 self._task("the history of the tree", facade.cluster.note)
             due = not woken or self.state.clock.monotonic() - self._last_full >= self.state.cleanup_interval
             everything = due
-            if self._everything:  # who sets it from now on wakes this thread again
+            if self._everything:  # setting it again wakes this thread again
                 self._everything, everything = False, True
             self._task("lost requests", functools.partial(self.lost.run, everything))
             if not due:
@@ -194,12 +203,12 @@ class CleanupWorker(threading.Thread):
             self.log.exception("Error cleaning up %s:", what)
 
     def _sweep_request_locks(self) -> None:
-        """Remove the lock directories of requests that have been gone for a while, unless others contend."""
+        """Remove lock directories of requests deleted a while ago, unless clients contend."""
         facade, requests, now = self.state.zk, self.state.zk.request_tree, self.state.clock.monotonic()
         known = self._gone_requests
         self._gone_requests = {i: known.get(i, now) for i in facade.getNodeRequestLockIDs() if requests.get(i) is None}
         patience = min(GONE_FOR, self._lock_cleanup())
-        # Never at first sight: what another launcher has locked just now, our mirror may still be reading.
+        # Never when first seen: our mirror may still be reading a request that another launcher has just locked.
         due = [i for i, since in self._gone_requests.items() if i in known and now - since >= patience]
         for request_id, answer in [(i, facade.kazoo_client.delete_async(paths.request_lock(i))) for i in due]:
             try:
@@ -212,7 +221,7 @@ class CleanupWorker(threading.Thread):
                     facade.deleteNodeRequestLock(request_id)
 
     def _leaks(self) -> None:
-        """One thread per provider, so that a slow cloud holds up no other; never two for one provider."""
+        """Start a leak search per provider in separate threads, unless it is still running."""
         for name, manager in list(self.state.config.provider_managers.items()):
             running = self._leak_threads.get(name)
             if running is not None and running.is_alive():

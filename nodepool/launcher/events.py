@@ -1,6 +1,6 @@
 """LauncherEvents: which part of the launcher a change in ZooKeeper wakes (LAU-1).
 
-All runs on the connection's thread: it only adds keys and sets events, and never waits.
+Everything here runs on the connection's thread: it only adds keys and sets events, and never blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 
 class LauncherEvents:
-    """Listens to the mirror and the connection.  Before :attr:`LauncherState.zk` is set only what needs no mirror is done."""
+    """Listens to the mirror and the connection.
+
+    Before :attr:`LauncherState.zk` is set, only work that needs no mirror is done.
+    """
 
     def __init__(
         self,
@@ -42,11 +45,11 @@ class LauncherEvents:
         self._statistics = statistics
         self._trends, self._feed = watchers
         self._session_was_lost = False
-        #: Of the component tree when declines were last checked again.
+        #: Version of the component tree when declines were last checked again.
         self._offers_version = -1
 
     def attach(self, zk: ZooKeeper) -> None:
-        """Listen from now on; to be called before the connection is made."""
+        """Start to listen; must be called before the connection is established."""
         assert zk.node_tree and zk.request_tree and zk.component_tree and zk.image_tree
         zk.node_tree.listeners.append(self._node_changed)
         self._feed.attach(zk)
@@ -65,7 +68,7 @@ class LauncherEvents:
     # -- everything
 
     def all_synced(self) -> None:
-        """The mirror is complete, again: everything is looked at."""
+        """Check everything, because the mirror is complete (again)."""
         self._feed.begin()
         self._assignment.rebuild()
         self._nodes.look_at_all()
@@ -129,7 +132,7 @@ class LauncherEvents:
             self._capacity(node)
 
     def _capacity(self, node: Node) -> None:
-        """A node became free, or went: waiting requests may go on."""
+        """Let waiting requests continue, because a node became free or was deleted."""
         workers = self._state.getPoolWorkers(node.provider or "")
         if any(worker.pool_name == node.pool for worker in workers):
             for worker in workers:
@@ -152,7 +155,7 @@ class LauncherEvents:
         if new is not None and new._state == PENDING and self._state.zk is not None and (old is None or old._state != PENDING):
             self._cleanup.lost.taken(request_id)
         if self._min_ready.owns(request_id) or (new is None and old is not None and old.requestor == MIN_READY):
-            self._min_ready.wake()  # also when one of another launcher, that has died, is gone
+            self._min_ready.wake()  # also when an entry of a dead launcher is deleted
         if new is None and self._state.zk is not None:
             handler = self._state.handler_of(request_id)
             if handler is not None:
@@ -163,11 +166,11 @@ class LauncherEvents:
     def _component_changed(self, _path: str, gone: bool) -> None:
         tree = self._state.zk.component_tree if self._state.zk is not None else None
         version = tree.offers_version if tree is not None else -1
-        # A pool that is full, or not any more, changes no reason to decline.
+        # A pool that became full, or has capacity again, changes no reason to decline.
         self._assignment.wake(recheck=version != self._offers_version)
         self._offers_version = version
         if gone:
-            self._cleanup.wake()  # a launcher may have died: its requests are ours to go on with
+            self._cleanup.wake()  # a launcher may have died: its requests have to be recovered
 
     def _image_changed(self, _image: str) -> None:
         self._assignment.wake(recheck=True)

@@ -1,4 +1,4 @@
-"""What pools and the assignment of requests know of each other."""
+"""Interfaces between pools and the assignment of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodepool.reasons import Code, Reason
 
 
 class Pool(Protocol):
-    """A pool of ours, for those who look for one that serves a request."""
+    """A pool of this launcher, for code that searches one for a request."""
 
     launcher_id: str
     provider_name: str
@@ -45,7 +45,7 @@ class Pool(Protocol):
 
 
 class Requests(Protocol):
-    """Where pools leave requests, and what they tell of what requests wait for."""
+    """Where pools release requests, and report what requests wait for."""
 
     def wake(self, recheck: bool = False) -> None: ...
 

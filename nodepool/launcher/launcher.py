@@ -1,4 +1,4 @@
-"""NodePool: makes, connects and stops all parts of the launcher (LAU-1 and LAU-15)."""
+"""NodePool: creates, connects and stops all parts of the launcher (LAU-1 and LAU-15)."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds for an orderly stop.
 STOP_TIMEOUT = 9.0
-#: Seconds to wait for a complete mirror before the first work.
+#: Seconds to wait for a complete mirror before work starts.
 SYNC_TIMEOUT = 60.0
 
 
 def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
-    """What in ZooKeeper cannot be used and is set aside until an operator mends or removes it."""
+    """Return unusable records, which are ignored until an operator repairs or deletes them."""
     found: list[Problem] = []
     for tree in trees:
         if isinstance(tree, NodeTree):
@@ -84,7 +84,7 @@ class NodePool(threading.Thread):
     """
 
     log = logging.getLogger("nodepool.NodePool")
-    #: Seconds after which the lock directory of a request that is gone is removed; see ``nodepool.launcher.LOCK_CLEANUP``.
+    #: Seconds after which the lock directory of a deleted request is removed; see ``nodepool.launcher.LOCK_CLEANUP``.
     lock_cleanup: Callable[[], float]
 
     def __init__(self, securefile: str | None, configfile: str, watermark_sleep: float = 1) -> None:
@@ -99,7 +99,7 @@ class NodePool(threading.Thread):
         self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
         self.ready = False
-        #: Where the ZooKeeper session is remembered, so that the next process can end it when we are killed.
+        #: File that stores the ZooKeeper session, so that the next process can end it if we are killed.
         self.session_file: str | None = None
         self.stopped = self.state.stopped
         self.config_state = ConfigFileStatus(
@@ -113,11 +113,11 @@ class NodePool(threading.Thread):
         self._leaving: list[PoolWorker] = []
         #: Replaced and removed providers that finish their launches.
         self._retired: list[Provider] = []
-        #: The connection to ZooKeeper, also while it is being made.
+        #: The connection to ZooKeeper, also while it is being established.
         self._client: ZooKeeperClient | None = None
         self._component: LauncherComponent | None = None
         self._begun = False
-        # Each part with what it depends on; each is a thread, or has some, but for the events.
+        # Each part with its dependencies; each is a thread or has threads, except for the events.
         self.assignment = Assignment(self.state)
         self.node_reconciler = NodeReconciler(self.state)
         self.min_ready = MinReady(self.state)
@@ -137,17 +137,17 @@ class NodePool(threading.Thread):
             self.statistics,
             (self.trends, self.feed),
         )
-        #: Knows the threads without which we serve nothing; who runs us ends the process when one has ended.
+        #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()
         for thread in (self, self.assignment, self.min_ready, self.cleanup, *self.node_reconciler.threads):
             self.watchdog.guard(thread)
         self.watchdog.guard(self.statistics, may_end=lambda: self.statsd is None)
 
-    # -- what others ask
+    # -- queries
 
     @property
     def config(self) -> Config:
-        """The configuration in force; None until there is one."""
+        """Return the configuration in force; None until there is one."""
         return self.state.config
 
     @property
@@ -178,7 +178,7 @@ class NodePool(threading.Thread):
         return self.zk
 
     def getProviderManager(self, name: str) -> Any:
-        """The running provider.
+        """Return the running provider.
 
         :raises KeyError: there is none of this name.
         """
@@ -188,23 +188,23 @@ class NodePool(threading.Thread):
         return self.state.getPoolWorkers(provider_name)
 
     def workers_by_id(self) -> Mapping[str, Pool]:
-        """Running pools by launcher id."""
+        """Return running pools by launcher id."""
         return self.state.workers_by_id()
 
     def pool_workers(self) -> list[Pool]:
         return self.state.pool_workers()
 
     def handler_of(self, request_id: str) -> RequestHandler | None:
-        """The handler of the request in this launcher, if there is one."""
+        """Return the handler of the request in this launcher, or None."""
         return self.state.handler_of(request_id)
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
-        """(request, labels, state, why it is not fulfilled yet) of every request that this launcher deals with."""
+        """Return (request, labels, state, reasons) of each request that this launcher processes."""
         rows = [(i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()]
         for request_id, handler in list(self.state.handlers.items()):
             if handler.paused:
                 reason = because(Code.PAUSED, why=handler.shortage or "no quota")
-            else:  # one that only looks whether it can be served is on its way back to the queue, or soon launching
+            else:  # a handler that only checks is about to return its request, or to launch
                 reason = because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)
             rows.append(
                 (request_id, tuple(handler.request.node_types), str(handler.request.state), (reason.at(handler.pw.label),))
@@ -212,7 +212,7 @@ class NodePool(threading.Thread):
         return sorted(rows, key=lambda row: row[0])
 
     def getReadiness(self) -> tuple[bool, list[str]]:
-        """Whether the launcher can work, and what is not as it should be."""
+        """Return whether the launcher can work, and current problems."""
         details = []
         if not self.ready:
             details.append("starting: the first pass is not complete")
@@ -224,14 +224,14 @@ class NodePool(threading.Thread):
         ready = not details
         details += self.config_state.describe()
         details += [str(problem) for problem in self.problems()]
-        if self.zk is not None:  # the mirror, which answers without ZooKeeper, too
+        if self.zk is not None:  # the mirror, which also answers without ZooKeeper
             details += [str(problem) for problem in image_problems(self.zk.progress_tree.data())]
         if ready:
             details += [str(problem) for problem in derived_problems(Once(self.zk))]
         return ready, details
 
     def problems(self) -> list[Problem]:
-        """What of the configured providers, and which records in ZooKeeper, cannot be used at present, and why."""
+        """Return current problems of configured providers and of records in ZooKeeper."""
         records = bad_records(self.zk.trees) if self.zk is not None else []
         config = self.config
         if config is None:
@@ -242,26 +242,29 @@ class NodePool(threading.Thread):
             for name in config.providers_not_running
         ]
         found += [
-            Problem(f"goes on with its last good configuration: {reason}", name)
+            Problem(f"uses its last valid configuration: {reason}", name)
             for name, reason in config.provider_errors.items()
             if name in config.providers
         ]
         return found + provider_problems(config) + self.state.declines.problems(config) + records
 
     def _config_files(self) -> dict[str, Any]:
-        """Where the configuration is from, and why the files are not in force, for the report."""
+        """Return the paths of the files, and why they are not in force, for the report."""
         state = self.config_state
         return {"file": self.configfile, "secure": self.securefile, "stale_since": state.stale_since, "error": state.error,
                 "warnings": state.warnings}  # fmt: skip
 
     def shown_config(self) -> dict[str, Any] | None:
-        """The configuration in force, without what may be a secret, with its files and what is wrong with them, for the pages."""
+        """Return the configuration in force for the pages, without possible secrets.
+
+        Includes the files and their errors.
+        """
         if self.config is None:
             return None
         return {**self.reporter.config(), **self.reporter.config_files(), "not_running": self.reporter.not_running()}
 
     def publish_problems(self) -> None:
-        """Tell everybody, in our component record; written only when something has changed."""
+        """Publish the problems in our component record if they have changed."""
         if self._component is not None:
             self._component.update(problems=as_record_list(self.problems()))
 
@@ -275,11 +278,11 @@ class NodePool(threading.Thread):
         return self.config_state.load()
 
     def updateConfig(self) -> None:
-        """Read the files again when they have changed; a bad one leaves the running configuration in force."""
+        """Apply changed files; invalid ones leave the running configuration in force."""
         self.config_state.update(self.config, self._apply)
 
     def _apply(self, config: Config) -> None:
-        """Bring a loaded configuration into force."""
+        """Apply a loaded configuration."""
         if self.zk is None:
             self._connect(config)
             if self.stopped.is_set():
@@ -299,16 +302,16 @@ class NodePool(threading.Thread):
             if name not in config.provider_managers:
                 config.providers_not_running.append(name)
                 provider = config.providers.pop(name)
-                with contextlib.suppress(*FOREIGN):  # of a driver's configuration
+                with contextlib.suppress(*FOREIGN):  # raised by a driver's configuration
                     config.not_running_labels[name] = sorted({str(one) for p in provider.pools.values() for one in p.labels})
         for name, reason in config.provider_errors.items():
             if name in config.providers:
-                self.log.error("Provider %s goes on with its last good configuration: %s", name, reason)
+                self.log.error("Provider %s uses its last valid configuration: %s", name, reason)
                 continue
             config.providers_not_running.append(name)
-            self.log.error("Provider %s is left out: %s", name, reason)
+            self.log.error("Provider %s is disabled: %s", name, reason)
         self.state.config = config
-        # Only now: those who find one of them ended find its successor.
+        # Only now: whoever finds that one of them has ended finds its successor.
         for manager in replaced:
             call(manager, "stop")
         self._retired = [manager for manager in [*self._retired, *replaced] if is_stopping(manager)]
@@ -320,20 +323,26 @@ class NodePool(threading.Thread):
             self.node_reconciler.look_at_all()
 
     def _provider_started(self) -> None:
-        """Apply the configuration again: a provider that a reload did not wait for has started, or failed to."""
+        """Apply the configuration again, because a provider has started or failed to start.
+
+        The reload did not wait for it.
+        """
         self.config_state.apply_again()
         self._wake.set()
 
     @classmethod
     def _keep_unusable(cls, old: Config, config: Config) -> None:
-        """Keep the former entry of a running provider when the new one cannot be used (driver or library missing)."""
+        """Keep the previous entry of a running provider whose new one cannot be used.
+
+        For example because a driver or a library is missing.
+        """
         for name in config.provider_errors:
             if name in old.providers and name not in config.providers:
                 cls._keep(old.providers[name], config)
 
     @classmethod
     def _keep_former(cls, old: Config, config: Config) -> None:
-        """Keep the former entry of a running provider while its successor is starting."""
+        """Keep the previous entry of a running provider while its successor is starting."""
         for name, manager in config.provider_managers.items():
             new = config.providers[name]
             if name in config.provider_errors and manager.provider != new:
@@ -352,13 +361,13 @@ class NodePool(threading.Thread):
         wanted = {(p.name, pool) for p in self.config.providers.values() for pool in p.pools}
         for key, worker in list(self._pool_threads.items()):
             if key not in wanted:
-                self.log.info("Pool %s is not configured any more", worker.label)
+                self.log.info("Pool %s is no longer configured", worker.label)
                 worker.leave()
                 worker.stop_when_idle()
                 self._leaving.append(worker)
                 del self._pool_threads[key]
             elif not worker.is_alive() and worker.ident is not None:
-                self.log.error("The worker of pool %s has died; starting another", worker.label)
+                self.log.error("The worker of pool %s has died; restarting it", worker.label)
                 worker.stop()
                 del self._pool_threads[key]
             else:
@@ -387,17 +396,17 @@ class NodePool(threading.Thread):
             client.connect()
             self.state.zk = zk
             if not zk.wait_synced(SYNC_TIMEOUT):
-                self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
+                self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; waiting until it is", SYNC_TIMEOUT)
             try:
                 zk.cluster.note()
-            except (KazooException, RecordError) as error:  # repeated, and reported, by the leak searches
+            except (KazooException, RecordError) as error:  # repeated and reported by the leak searches
                 self.log.warning("Cannot record a point of history in %s: %s", paths.CLUSTER, error)
             self._component = LauncherComponent(client, hostnames.short())
             self._component.register()
         except TimeoutError:
             return
         except Exception:
-            # There will be another client: this one, and what it tells, must end before.
+            # The next start creates another client: this one, and its events, must end first.
             self.state.zk = self._component = None  # type: ignore[assignment]
             client.state_listeners.clear()
             zk.disconnect()
@@ -414,7 +423,7 @@ class NodePool(threading.Thread):
             except Exception:
                 self.log.exception("Error in the main loop:")
                 self._wake.wait(1.0)
-            # The watcher wakes us; a missing file or a failed start is looked at again.
+            # The watcher wakes us; missing files and failed starts are checked again.
             self._wake.wait(30.0 if self.ready and self.config_state.error is None else 1.0)
             self._wake.clear()
 
@@ -433,7 +442,7 @@ class NodePool(threading.Thread):
     # -- stop
 
     def stop(self) -> None:
-        """Stop everything in order, within 10 s; unfinished requests are picked up again from ZooKeeper."""
+        """Stop everything in order, within 10 s; ZooKeeper keeps unfinished requests."""
         began = time.monotonic()
         deadline = began + STOP_TIMEOUT
         self.watchdog.release()
@@ -455,7 +464,7 @@ class NodePool(threading.Thread):
             pool.running = False
         providers = [] if self.config is None else [*self.config.provider_managers.values(), *self._retired]
         if ProviderManager.stop_all(providers, began, deadline - 2.0):
-            # Threads that wait for the answer of a cloud do nothing that is lost; the others are quick.
+            # Threads that wait for a cloud lose nothing; the others are quick.
             deadline = min(deadline, time.monotonic() + SILENT_JOIN)
         for pool in pools:
             pool.stop()

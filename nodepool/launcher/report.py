@@ -1,4 +1,4 @@
-"""The launcher's report of itself and of waiting requests, which commands and the pages of all launchers show."""
+"""The launcher's report of itself and of waiting requests, for commands and pages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nodepool.zk.history import HistoryReader
 INTERVAL = 2.0
 """Seconds between two reports, at least."""
 MOST_GROUPS, MOST_IDS, MOST_HOSTS, MOST_WARNINGS = 500, 5000, 1000, 50
-"""Of waiting requests, and of one provider, in a report."""
+"""Limits of a report: groups of waiting requests, ids in a group, and hosts and warnings of one provider."""
 MOST_GROUPS_IF_LARGE = 20
 """Groups of waiting requests in a report that would otherwise be too large for ZooKeeper."""
 
@@ -37,10 +37,10 @@ Waiting = list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]
 
 
 class Reporter:
-    """Composes and publishes it.
+    """Composes and publishes the report.
 
     :param explain: request, labels, state and reasons of the requests that wait here, in serving order.
-    :param readiness: whether the launcher can work, and what is not as it should be.
+    :param readiness: whether the launcher can work, and current problems.
     """
 
     log = logging.getLogger("nodepool.Reporter")
@@ -69,7 +69,7 @@ class Reporter:
         self._since: dict[tuple[tuple[str, ...], str, str], float] = {}
 
     def recall(self) -> None:
-        """Begin the charts and medians with what the history has.
+        """Initialize charts and medians from the history.
 
         :raises KazooException: ZooKeeper cannot be reached.
         """
@@ -78,16 +78,16 @@ class Reporter:
     # -- publishing; one thread
 
     def seconds_left(self, waiting: bool) -> float:
-        """Return the seconds until `publish` has to be called again; infinite: not before something changes.
+        """Return the seconds until `publish` has to be called; infinite: after a change.
 
-        :param waiting: requests wait; why they do changes without an event.
+        :param waiting: requests wait; their reasons change without an event.
         """
         if not (waiting or self._postponed):
             return math.inf
         return max(0.0, self._due - self._state.clock.monotonic())
 
     def publish(self) -> None:
-        """Write it when something has changed and the last one is old enough.
+        """Write the report if something has changed and the last one is old enough.
 
         :raises KazooException: ZooKeeper cannot be reached.
         """
@@ -106,26 +106,26 @@ class Reporter:
                 reports.write(zk.kazoo_client, reports.path(self._state.identifier), reduced)
                 break
             except ValueError as error:
-                self.log.debug("Publishing less: %s", error)
+                self.log.debug("Publishing a shorter report: %s", error)
         self._published = content
 
     def publish_config(self) -> None:
-        """Write the configuration in force, when it is another one.
+        """Write the configuration in force if it has changed.
 
         :raises KazooException: ZooKeeper cannot be reached.
-        :raises ValueError: it is too large to be shown by others.
+        :raises ValueError: it is too large to be published.
         """
         kazoo = self._state.zk.kazoo_client
         config, session = published = (self._state.config, kazoo.client_id)
         known, in_session = self._published_config
-        # The same object: to compare what is in two of them would take longer, each second.
+        # Identity check: comparing the content of two configurations each second would be too slow.
         if config is None or (config is known and session == in_session):
             return
         try:
             reports.write(kazoo, self._config_path(), self.config())
         except ValueError:
-            self._published_config = published  # it becomes no smaller by trying again
-            reports.remove(kazoo, self._config_path())  # the one before is not in force any more
+            self._published_config = published  # retrying does not make it smaller
+            reports.remove(kazoo, self._config_path())  # the previous one is not in force any more
             raise
         self._published_config = published
 
@@ -133,7 +133,7 @@ class Reporter:
         return reports.path(self._state.identifier, reports.CONFIGS)
 
     def withdraw(self) -> None:
-        """At an orderly stop; else they end with the session."""
+        """Delete report and configuration at an orderly stop; otherwise they end with the session."""
         zk = self._state.zk
         if self._published is not None and zk is not None and zk.connected:
             try:
@@ -167,21 +167,21 @@ class Reporter:
         }
 
     def config(self) -> dict[str, Any]:
-        """What is in force here, without what may be a secret."""
+        """Return the configuration in force here, without possible secrets."""
         return {"hostname": hostnames.short(), "pid": os.getpid(), **shown(self._state.config)}
 
     def config_files(self) -> dict[str, Any]:
-        """Where it is from, and what is wrong there."""
+        """Return the paths of the files and their errors."""
         found = self._config_files()
         return {**found, "warnings": [one_line(text) for text in found["warnings"][:MOST_WARNINGS]]}
 
     def not_running(self) -> dict[str, str]:
-        """Provider -> why."""
+        """Return provider -> why it is not running."""
         config = self._state.config
         return {} if config is None else {name: _why(config, name) for name in sorted(config.providers_not_running)}
 
     def _provider(self, provider: ProviderConfig) -> dict[str, Any]:
-        """What is known without asking the cloud."""
+        """Return what is known without asking the cloud."""
         found: dict[str, Any] = {"driver": provider.driver.name, "max_concurrency": provider.max_concurrency}
         try:
             manager = self._state.config.provider_managers.get(provider.name)
@@ -199,10 +199,10 @@ class Reporter:
                 found["calls"] = manager.cloud_calls.describe()
             if manager is not None:
                 hosts = manager.describeHosts()[:MOST_HOSTS]
-                json.dumps(hosts, allow_nan=False)  # of a driver; it must not keep the whole report from being written
+                json.dumps(hosts, allow_nan=False)  # raised by a driver; it must not block the whole report
                 found["hosts"] = hosts
             found["launching"] = sum(worker.active_launches() for worker in workers)
-        except FOREIGN as error:  # of a driver: it concerns this provider only
+        except FOREIGN as error:  # raised by a driver: it affects this provider only
             found["error"] = one_line(repr(error))
         return found
 
@@ -224,22 +224,22 @@ class Reporter:
     def _images(self, config: Config) -> dict[str, Any]:
         try:
             return _images(config)
-        except FOREIGN as error:  # of a driver's configuration
+        except FOREIGN as error:  # raised by a driver's configuration
             self.log.debug("Cannot list the images of labels: %r", error)
             return {}
 
     def _tenants(self) -> dict[str, Any]:
-        """Limits and use of each tenant, counted as for its next request; omit what is not known yet."""
+        """Return limits and use of each tenant for its next request; omit unknown ones."""
         config, found = self._state.config, {}
         for tenant, limits in sorted(config.tenant_resource_limits.items()) if config is not None else ():
             try:
                 found[tenant] = {"limits": _amounts(limits), "used": _amounts(tenant_usage(self._state, tenant))}
-            except FOREIGN as error:  # of a driver; the limits of its cloud may still be unread
-                self.log.debug("Cannot add up what tenant %s uses: %r", tenant, error)
+            except FOREIGN as error:  # raised by a driver; the limits of its cloud may still be unread
+                self.log.debug("Cannot compute the use of tenant %s: %r", tenant, error)
         return found
 
     def _waiting(self) -> list[dict[str, Any]]:
-        """Requests that wait for the same reason together, in the order of the first of each."""
+        """Return groups of requests that wait for the same reason, ordered by their first one."""
         groups: dict[tuple[tuple[str, ...], str, str], dict[str, Any]] = {}
         #: Thousands of requests share one value.
         texts: dict[int, str] = {}
@@ -272,7 +272,7 @@ class Reporter:
                 ids += 1
                 group["ids"].append(request_id)
         for key, group in groups.items():
-            # A reason is no older than the oldest request that waits for it.
+            # The age of a reason is at most that of the oldest request that waits for it.
             since[key] = max(since[key], oldest.get(key, 0.0))
             group["since"] = round(since[key], 3)
         self._since = since
@@ -280,7 +280,7 @@ class Reporter:
 
 
 def _reduced(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the report, then shorter ones for when it is too large for ZooKeeper; the last one always fits."""
+    """Yield the report, then shorter ones for the size limit of ZooKeeper; the last one fits."""
     yield content
     left_out = "its report is too large for ZooKeeper: hosts, disk images and most waiting requests are not shown"
     providers = {name: {**entry, "hosts": []} for name, entry in content["providers"].items()}
@@ -301,7 +301,7 @@ def _published(reason: Reason) -> dict[str, str]:
 
 
 def _entries(config: Config) -> Iterator[tuple[str, str, Any]]:
-    """Provider, label and its options, of each pool."""
+    """Yield provider, label and its options of each pool."""
     for provider in config.providers.values():
         for pool in provider.pools.values():
             for label, entry in pool.labels.items() if isinstance(pool.labels, dict) else ():
@@ -309,7 +309,7 @@ def _entries(config: Config) -> Iterator[tuple[str, str, Any]]:
 
 
 def _images(config: Config) -> dict[str, dict[str, Any]]:
-    """Disk images that labels use: whether they are paused by the configuration, their labels and providers."""
+    """Return disk images of labels: whether they are paused here, their labels and providers."""
     found: dict[str, dict[str, Any]] = {}
     for name, image in config.diskimages.items():
         found[name] = {"paused": bool(image.pause), "labels": set(), "providers": set()}
@@ -333,5 +333,5 @@ def _finite(number: float) -> float | None:
 
 
 def _amounts(amounts: Mapping[str, Any] | None) -> dict[str, float]:
-    """Those that are limited, without the noise of sums of fractions."""
+    """Return the limited amounts without rounding errors of sums."""
     return {name: round(number, 6) for name, value in (amounts or {}).items() if (number := _finite(value)) is not None}

@@ -1,4 +1,4 @@
-"""What the parts of a launcher share; no threads, and nothing that acts."""
+"""State shared by the parts of a launcher, without threads or actions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 
 class NodeClaims:
-    """Free nodes that some handler of this process is about to take."""
+    """Free nodes that a handler of this process is about to assign."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class NodeClaims:
 
 
 class LauncherState:
-    """The configuration in force, ZooKeeper, the pools, and who deals with which request."""
+    """The configuration in force, ZooKeeper, the pools, and the handlers of requests."""
 
     #: None until one has been applied; most parts of a launcher run only afterwards.
     config: Config
@@ -52,7 +52,7 @@ class LauncherState:
         self.config = None  # type: ignore[assignment]
         self.zk = None  # type: ignore[assignment]
         self.statsd: metrics.Metrics = metrics.shared()
-        #: Set when everything is to end.
+        #: Set when everything has to end.
         self.stopped = threading.Event()
         self.identifier = f"{hostnames.short()}-{os.getpid()}"
         #: Seconds.
@@ -65,14 +65,14 @@ class LauncherState:
         #: The same by launcher id; replaced as a whole.
         self.workers: Mapping[str, Pool] = {}
         self.handlers: dict[str, RequestHandler] = {}
-        #: Called with the id of a request that was left in ZooKeeper as it is, for the clean-up to find.
+        #: Called with the id of a request that remains unchanged in ZooKeeper, for the clean-up.
         self.request_dropped: Callable[[str], object] = lambda _request_id: None
 
     def getPoolWorkers(self, provider_name: str) -> list[Pool]:
         return [w for w in self.pool_workers() if w.provider_name == provider_name]
 
     def workers_by_id(self) -> Mapping[str, Pool]:
-        """Running pools by launcher id."""
+        """Return running pools by launcher id."""
         return self.workers
 
     def pool_workers(self) -> list[Pool]:
@@ -82,17 +82,17 @@ class LauncherState:
         return request_id in self.handlers
 
     def handler_of(self, request_id: str) -> RequestHandler | None:
-        """The handler of the request in this launcher, if there is one."""
+        """Return the handler of the request in this launcher, or None."""
         return self.handlers.get(request_id)
 
     def handler_started(self, handler: RequestHandler) -> None:
         self.handlers[handler.request.id or ""] = handler
 
     def request_fulfilled(self, request: NodeRequest, accepted: float | None = None, trace: str | None = None) -> None:
-        """Record how long it has waited.
+        """Record the waiting time of a fulfilled request.
 
         :param accepted: UNIX seconds.
-        :param trace: id of the trace that shows it.
+        :param trace: id of the trace of the request.
         """
         now = self.clock.time()
         took = None if request.requestor == MIN_READY else seconds_between(request.created_time, now)

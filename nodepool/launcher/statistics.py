@@ -27,17 +27,17 @@ from nodepool.zk.history import HistoryWriter
 from nodepool.zk.records import Node
 
 STATES = sorted(Node.VALID_STATES)
-#: Seconds between two reports at least, and between two complete ones at most.
+#: Minimum seconds between two reports, and maximum seconds between two complete ones.
 INTERVAL, COMPLETE_INTERVAL = 1.0, 60.0
 INTERNAL_INTERVAL = 10.0
 #: Seconds after the start until the history is read for charts.
 RECALL_AFTER = 5.0
-#: A longer queue is warned about, once in so many seconds.
+#: A longer queue is warned about, at most once in this many seconds.
 QUEUE_WARNING, WARNING_INTERVAL = 1024, 60.0
 
 
 class StatsWorker(threading.Thread):
-    """Reports limits and internals of this process and, when elected, the state of the cluster."""
+    """Reports limits and internals of this process and, if elected, cluster statistics."""
 
     log = logging.getLogger("nodepool.StatsWorker")
 
@@ -64,7 +64,7 @@ class StatsWorker(threading.Thread):
         self._sent: dict[str, float] = {}
         self._complete_at = 0.0
         self._warned: dict[str, float] = {}
-        #: What was told last of each part that raises.
+        #: The last logged error of each failing part.
         self._errors: dict[str, str] = {}
 
     def wake(self) -> None:
@@ -77,7 +77,7 @@ class StatsWorker(threading.Thread):
             self._election.cancel()
 
     def session_lost(self) -> None:
-        """The election was held in that session."""
+        """Forget the election, which was held in that session."""
         self.elected = False
         self._step_down.set()
 
@@ -91,7 +91,7 @@ class StatsWorker(threading.Thread):
         if self.state.statsd is None:
             return
         internals_at = 0.0
-        # Not at once: a launcher that starts has better things to do.
+        # Not immediately: a starting launcher has more important work.
         recall_at = self.state.clock.monotonic() + RECALL_AFTER
         while not self._stopping:
             now = self.state.clock.monotonic()
@@ -123,12 +123,12 @@ class StatsWorker(threading.Thread):
             try:
                 self._history.flush(self.state.zk.kazoo_client, self.elected, at_once=True)
             except KazooException as error:
-                self.log.debug("The last events are not written: %r", error)
-        # Not before: the next one that is elected has not seen all of these events.
+                self.log.debug("Cannot write the last events: %r", error)
+        # Not earlier: the next elected launcher has not seen all of these events.
         self._step_down.set()
 
     def _safely(self, what: str, function: Callable[[], Any]) -> None:
-        """Call it, and log an error once, not each second; it keeps no other part from its turn.
+        """Call a function; log its error once, so that other parts run.
 
         :raises KazooException: the connection is broken; no other part can work either.
         """
@@ -152,7 +152,7 @@ class StatsWorker(threading.Thread):
         if self._election_thread is not None and self._election_thread.is_alive():
             return
         self._election = self.state.zk.kazoo_client.Election(f"{paths.ELECTIONS}/stats", f"{hostnames.short()}-{os.getpid()}")
-        # Before the lock is taken: the session may be lost as soon as it is.
+        # Before the lock is acquired: the session may be lost immediately after.
         self._step_down.clear()
         self._election_thread = threading.Thread(target=self._run_election, name="ThreadPoolExecutor-election", daemon=True)
         self._election_thread.start()
@@ -253,7 +253,10 @@ class StatsWorker(threading.Thread):
         self.warn_about_queues(queues, self.state.clock.monotonic())
 
     def _ask_mirror_lag(self, host: str) -> None:
-        """Answers and the events of watches come in one order: this one is as late as they are. Nobody waits for it."""
+        """Measure the delay of the mirror without waiting.
+
+        Answers and watch events arrive in one order: this answer is as late as the events.
+        """
         clock, statsd = self.state.clock, self.state.statsd
         began = clock.monotonic()
 
@@ -263,8 +266,10 @@ class StatsWorker(threading.Thread):
         self.state.zk.kazoo_client.exists_async("/nodepool").rawlink(answered)
 
     def warn_about_queues(self, queues: dict[str, int], now: float) -> None:
-        """A queue that grows tells that we do not keep up: say so, at most once a minute for each."""
+        """Warn about growing queues, at most once a minute each: this launcher is too slow."""
         for name, length in queues.items():
             if length > QUEUE_WARNING and now - self._warned.get(name, -WARNING_INTERVAL) >= WARNING_INTERVAL:
                 self._warned[name] = now
-                self.log.warning("The queue %s has %s entries; this launcher does not keep up with ZooKeeper", name, length)
+                self.log.warning(
+                    "The queue %s has %s entries; this launcher is too slow to process changes of ZooKeeper", name, length
+                )

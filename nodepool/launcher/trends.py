@@ -1,4 +1,4 @@
-"""How long launches and waiting took of late, and how many launches failed: of the whole cluster, as the mirror shows it."""
+"""Recent launch times, waiting times and failed launches of the cluster, as mirrored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUCKET = 300.0
 """Seconds of one point of the charts."""
 BUCKETS = 48
 LATEST = 50
-"""Launches and waits of a label that its median is made of."""
+"""Number of launches and waits of a label in its median."""
 MOST = 2000
 """Durations of one bucket that are kept."""
 
@@ -73,13 +73,13 @@ class Trends:
 
     @property
     def oldest(self) -> float:
-        """UNIX seconds: what was before this process and is older is not shown."""
+        """Return UNIX seconds; earlier events from before this process are not shown."""
         return self._begun - BUCKET * BUCKETS
 
     def recall(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Fill in what was before this process, from the history.
+        """Add events from before this process from the history.
 
-        :param events: by time; as others have written them.
+        :param events: in order of time, as written by launchers.
         """
         begins: dict[str, tuple[float, list[str]]] = {}
         launches: dict[str, list[float]] = {}
@@ -113,14 +113,14 @@ class Trends:
         number = int((self._clock.time() if when is None else when) // BUCKET)
         bucket = self._buckets.get(number)
         if bucket is None:
-            # Also drops the future that a clock showed before it was set back.
+            # Also drops future times of a clock that was set back later.
             last = int(self._clock.time() // BUCKET)
             bucket = self._buckets[number] = _Bucket()
             self._buckets = {each: kept for each, kept in self._buckets.items() if last - BUCKETS < each <= last}
         return bucket
 
     def labels(self) -> dict[str, dict[str, Any]]:
-        """Label -> medians in seconds, and how many requests a minute were served of late; as reports have it."""
+        """Return label -> medians in seconds and requests served per minute, for reports."""
         with self._lock:
             now = self._clock.time()
             found: dict[str, dict[str, Any]] = {}
@@ -132,7 +132,10 @@ class Trends:
             return found
 
     def chart(self) -> list[dict[str, Any]]:
-        """One entry for each :data:`BUCKET` seconds, oldest first; those without anything have zeros and nulls."""
+        """Return one entry for each :data:`BUCKET` seconds, oldest first.
+
+        Entries without events have zeros and nulls.
+        """
         with self._lock:
             last = int(self._clock.time() // BUCKET)
             rows = []
@@ -151,10 +154,10 @@ class Trends:
 
 
 def seconds_between(begin: object, end: object) -> float | None:
-    """None when a clock was wrong, or a record has no times."""
+    """Return the seconds between two times; None if a clock was wrong or a time is missing."""
     if not isinstance(begin, (int, float)) or not isinstance(end, (int, float)):
         return None
-    # Compared first: a number of a record may be too large to be subtracted.
+    # Compared first: a number in a record may be too large for a subtraction.
     return float(end - begin) if abs(begin) < LARGEST and abs(end) < LARGEST and 0 <= end - begin < 1e9 else None
 
 

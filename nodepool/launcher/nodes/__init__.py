@@ -1,1 +1,1 @@
-"""Nodes that exist: deletion, deallocation, ages, checks of ready ones."""
+"""Existing nodes: deletion, deallocation, ages, checks of ready ones."""

@@ -1,6 +1,6 @@
-"""Compares ready nodes with their cloud: one whose instance is gone, stopped or reclaimed is not handed out any more.
+"""Compares ready nodes with their cloud.
 
-11.0.0 does not look, and hands out what it finds recorded.
+A node whose instance is deleted, stopped or reclaimed is not assigned any more. 11.0.0 does not check this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nodepool.zk import zookeeper as zk
 
 
 class ReadyCheck:
-    """One thread per provider while it is asked, so that a slow cloud holds up no other; never two for one provider."""
+    """Checks each provider in a separate thread, so that a slow cloud delays no other."""
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
@@ -28,7 +28,7 @@ class ReadyCheck:
         self._threads: dict[str, threading.Thread] = {}
 
     def run(self) -> None:
-        """Begin to look at the ready nodes of every provider that can tell."""
+        """Start checks of the ready nodes of every provider that supports it."""
         ready: dict[str, list[zk.Node]] = {}
         tree = self._state.zk.node_tree
         with tree.lock:
@@ -47,16 +47,14 @@ class ReadyCheck:
             self._threads[name].start()
 
     def _check(self, name: str, find: Callable[..., Any], nodes: list[zk.Node]) -> None:
-        # Apart, as drivers look ids up: one of an odd kind (a provider that had another driver) must not keep the others back.
+        # Separately, as drivers look ids up: an id of another driver that the provider had must not block the others.
         texts = [node for node in nodes if isinstance(node.external_id, str)]
         for some in (texts, [node for node in nodes if not isinstance(node.external_id, str)]):
             try:
                 missing = find(some) if some else []
             except FOREIGN as error:  # a driver may raise anything; the nodes stay as they are
                 which = "" if some is texts else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
-                self.log.warning(
-                    "Ready nodes of provider %s%s cannot be compared with the cloud: %s", name, which, error_line(error)
-                )
+                self.log.warning("Cannot compare ready nodes of provider %s%s with the cloud: %s", name, which, error_line(error))
                 continue
             for node in missing:
                 self._nodes.discard(node)

@@ -1,6 +1,6 @@
-"""Looks after one node at a time: deletion, deallocation, ages (LAU-11 and LAU-12.4 to LAU-12.6).
+"""Manages one node at a time: deletion, deallocation, ages (LAU-11, LAU-12.4 to LAU-12.6).
 
-Level-triggered: told only *which* node, it looks at the present record and does the one next step.
+Level-triggered: a key only names the node; the reconciler reads the current record and does the one next step.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from nodepool.zk.locks import LockHandle, add_lock, add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
 DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
-#: A ready node that was made to carry others, while the launcher that asked for it has died before taking it: so many seconds
-#: it waits for the next who wants one.
+#: A ready backing node whose requesting launcher has died before it could accept the node waits this many seconds
+#: for another request.
 METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
-#: An init node without a request may belong to a launch that is just being written, for so many seconds while its
-#: launcher lives, and is looked at so often (seconds).
+#: An init node without a request may belong to a launch that is being written. While its launcher lives, it is kept for this
+#: many seconds, and checked at this interval (seconds).
 INIT_AGE, INIT_LOOK = 300.0, 5.0
-#: The longest pause between two tries to delete a node (seconds).
+#: The longest pause between two attempts to delete a node (seconds).
 DELETE_PAUSE_MAX = 60.0
 
 
@@ -41,14 +41,14 @@ class NodeReconciler:
 
     def __init__(self, state: LauncherState) -> None:
         self.state = state
-        #: When a deletion of ours began, and the how many-th it was; the next one has to wait.
+        #: When our deletion started, and its attempt number; the next attempt has to wait.
         self._attempts: dict[str, tuple[float, int]] = {}
         #: Nodes whose first deletion step is being written.
         self._marking: set[str] = set()
         self._worker: Reconciler[str] = Reconciler("DeletedNodeWorker", self.reconcile, self.log)
         self.queue = self._worker.queue
         self.deletions: SimpleQueue[zk.Node | None] = SimpleQueue()
-        #: For providers whose deletions begin with a call that takes its time.
+        #: For providers whose deletions start with a slow call.
         self.delete_thread = threading.Thread(target=self._run_deletions, name="DeletedNodeWorker", daemon=True)
         self.threads = [*self._worker.threads, self.delete_thread]
 
@@ -73,7 +73,7 @@ class NodeReconciler:
         self.queue.add(node_id, urgent)
 
     def look_at_all(self) -> None:
-        """Safety net: every node once, at low priority."""
+        """Check every node once, with low priority, as a safety net."""
         tree = self.state.zk.node_tree
         with tree.lock:
             ids = [*tree.nodes, *tree.empty]
@@ -83,10 +83,10 @@ class NodeReconciler:
     # -- one node
 
     def reconcile(self, node_id: str) -> float | None:
-        """Do the next step for this node; seconds until the next look, or None."""
+        """Do the next step for this node; return the seconds until the next check, or None."""
         facade = self.state.zk
         if not (facade.connected and facade.synced):
-            return None  # everything is looked at again after the synchronisation
+            return None  # everything is checked again after the synchronization
         tree = facade.node_tree
         node = tree.get(node_id)
         if node is None:
@@ -95,7 +95,7 @@ class NodeReconciler:
                 return self._remove_empty(node_id)
             return None
         if tree.is_locked(node_id) or tree.is_changing(node_id):
-            return None  # the unlocking, or the new record, brings us back
+            return None  # the unlock, or the new record, triggers the next check
         if node.provider not in self.state.config.providers:
             return None
         state = node.state
@@ -114,7 +114,7 @@ class NodeReconciler:
             if self._request_missing(node.allocated_to):
                 changed = node.copy()
                 changed.allocated_to = None
-                self._change(node, changed, "Unallocated ready node %s: its request is gone")
+                self._change(node, changed, "Unallocated ready node %s: its request no longer exists")
             return None
         limits = [
             age for label in node.type if (age := getattr(self.state.config.labels.get(label), "max_ready_age", 0) or 0) > 0
@@ -146,21 +146,24 @@ class NodeReconciler:
         return None
 
     def discard(self, node: zk.Node) -> None:
-        """This ready node has no instance any more; nothing happens if its record has changed since it was read."""
+        """Delete a ready node without an instance.
+
+        Does nothing if the record has changed since it was read.
+        """
         changed = node.copy()
         changed.state = zk.DELETING
-        self._change(node, changed, "Ready node %s is deleted: its instance is gone or does not run")
+        self._change(node, changed, "Deleting ready node %s: its instance does not exist or does not run")
 
     def _init(self, node: zk.Node) -> float | None:
         if node.allocated_to is not None and not self._request_missing(node.allocated_to):
             return None
         age = self.state.clock.time() - (node.state_time or 0)
         if age < INIT_AGE and any(pool.id == node.launcher for pool in self.state.zk.getRegisteredPools()):
-            # Its maker is alive; when that ends this node is not announced.
+            # Its creator is alive; no event announces when that ends.
             return float(min(INIT_LOOK, INIT_AGE - age + 0.01))
         changed = node.copy()
         changed.state = zk.DELETING
-        self._change(node, changed, "Node %s was never launched and its request is gone")
+        self._change(node, changed, "Node %s was never launched and its request no longer exists")
         return None
 
     def _request_missing(self, request_id: str) -> bool:
@@ -170,7 +173,10 @@ class NodeReconciler:
         return facade.kazoo_client.exists(paths.request(request_id)) is None
 
     def _change(self, seen: zk.Node, changed: zk.Node, message: str, exists: bool | None = None) -> None:
-        """Write, provided that the node is neither locked nor changed; ``exists``: whether it has a lock directory."""
+        """Write a record, if the node is neither locked nor changed.
+
+        ``exists``: whether it has a lock directory.
+        """
         facade = self.state.zk
         node_id = seen.id or ""
         txn, directory = Txn(facade.kazoo_client), paths.node_lock(node_id)
@@ -183,13 +189,13 @@ class NodeReconciler:
             elif not isinstance(error, TransactionFailed):
                 self.log.warning("Cannot write node %s: %r", node_id, error)
             elif error.path == directory and exists is None and not isinstance(error.cause, NotEmptyError):
-                self._change(seen, changed, message, isinstance(error.cause, NodeExistsError))  # not in our copy yet
-            # When it was refused the record has changed, and that change brings us back.
+                self._change(seen, changed, message, isinstance(error.cause, NodeExistsError))  # not in our mirror yet
+            # If it was refused the record has changed, and that change triggers the next check.
 
         facade.writer.submit(txn, written)
 
     def _remove_empty(self, node_id: str) -> float | None:
-        """A znode without data, left by a client that locked a deleted node."""
+        """Delete a znode without data, left by a client that locked a deleted node."""
         facade = self.state.zk
         txn = Txn(facade.kazoo_client)
         if node_id in facade.node_tree.lock_dirs:
@@ -209,7 +215,7 @@ class NodeReconciler:
         node_id = node.id or ""
         began, tries = self._attempts.get(node_id, (0.0, 0))
         interval = self.state.delete_interval
-        # It doubles with each try: what fails again and again costs little.
+        # The pause doubles with each attempt, so that repeated failures cost little.
         left = began + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries) - self.state.clock.monotonic()
         if tries and left > 0:
             return float(left) + 0.01
@@ -221,7 +227,7 @@ class NodeReconciler:
         self._marking.add(node_id)
         facade = self.state.zk
         changed = node.copy()
-        if node.state not in (zk.DELETED, zk.DELETING):  # state_time tells since when
+        if node.state not in (zk.DELETED, zk.DELETING):  # state_time contains the start
             changed.state = zk.DELETING
         txn = Txn(facade.kazoo_client)
         lock = add_lock(txn, paths.node_lock(node_id), node_id in facade.node_tree.lock_dirs)
@@ -231,7 +237,7 @@ class NodeReconciler:
             self._marking.discard(node_id)
             if error is not None or results is None:
                 if isinstance(error, TransactionFailed):
-                    self.look_at(node_id)  # the record has changed meanwhile, or another launcher was quicker
+                    self.look_at(node_id)  # the record has changed, or another launcher was faster
                 return
             self._attempts[node_id] = self.state.clock.monotonic(), tries + 1
             path = str(results[lock])
@@ -243,7 +249,7 @@ class NodeReconciler:
         return None
 
     def _start_deletion(self, node: zk.Node) -> None:
-        """The node is locked and marked: its provider deletes it."""
+        """Let the provider delete a node that is locked and marked."""
         config = self.state.config
         manager = config.provider_managers.get(node.provider or "") if config is not None else None
         if isinstance(manager, StateMachineProvider) and node.state == zk.DELETING:

@@ -1,1 +1,1 @@
-"""One provider pool: its thread, its room, its helpers."""
+"""One provider pool: its thread, its capacity, its helper threads."""

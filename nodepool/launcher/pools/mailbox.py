@@ -1,4 +1,4 @@
-"""Mailbox: the steps of one handler, one after the other, on helper threads."""
+"""Mailbox: runs the steps of one handler sequentially on helper threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Helping(Protocol):
-    """Runs functions beside its own thread."""
+    """Runs functions on helper threads."""
 
     def help(self, function: Callable[[], None]) -> None: ...
 

@@ -1,4 +1,4 @@
-"""PoolRoom: whether a pool can take a request, and if not, why (LAU-2 and LAU-4)."""
+"""PoolRoom: whether a pool can accept a request, and if not, why (LAU-2 and LAU-4)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Requests handed to a pool that it has not looked at yet; more wait in serving order.
+#: Requests handed to a pool that it has not considered yet; more wait in serving order.
 BACKLOG = 48
 
 
 class PoolRoom:
-    """The part of a :class:`~nodepool.launcher.pools.worker.PoolWorker` that the assignment asks."""
+    """The part of :class:`~nodepool.launcher.pools.worker.PoolWorker` for the assignment."""
 
-    #: Drivers know it by this name.
+    #: Drivers use this name.
     nodepool: LauncherState
     assignment: Requests
     provider_name: str
@@ -62,7 +62,7 @@ class PoolRoom:
         return bool(self.paused_handlers)
 
     def _paused_for(self) -> list[RequestHandler]:
-        """The handlers that the pool is paused for, the most urgent first."""
+        """Return the handlers that the pool is paused for, the most urgent first."""
         return sorted(self.paused_handlers, key=lambda handler: handler.request.priority)
 
     def paused_reason(self) -> Reason:
@@ -78,11 +78,11 @@ class PoolRoom:
         return len(self.request_handlers) + self.backlog
 
     def has(self, request_id: str) -> bool:
-        """Whether the request is being dealt with here."""
+        """Return whether this pool processes the request."""
         return request_id in self._offered or getattr(self.nodepool.handler_of(request_id), "pw", None) is self
 
     def view(self, cls: RequestClass) -> PoolView:
-        """What a request of this class sees of the pool at this moment."""
+        """Return the current state of the pool for requests of this class."""
         pool = self.getPoolConfig()
         if pool is not None and not cls.labels.issubset(pool.labels):
             return PoolView(self.label, paused=self.paused)  # it will not be asked
@@ -99,11 +99,14 @@ class PoolRoom:
         )
 
     def _guarded(self, ask: Callable[[RequestClass], Reason | None], cls: RequestClass) -> Reason | None:
-        """A driver or an option that raises closes this pool only, and says so where people look for the reason."""
+        """Return the reason, or an error reason if the driver or an option raises.
+
+        The error closes only this pool, and is shown as the reason of waiting requests.
+        """
         try:
             return ask(cls)
         except FOREIGN as error:
-            self._log_once("Cannot tell whether the pool takes a request:", error)
+            self._log_once("Cannot decide whether the pool accepts a request:", error)
             return because(Code.ERROR, error=repr(error))
 
     def _admission(self, cls: RequestClass) -> Reason | None:
@@ -111,7 +114,7 @@ class PoolRoom:
             return because(Code.BUSY)
         manager = self.getProviderManager()
         if self._counts_labels(manager):
-            # Else each free node would be promised to all who wait: the quickest would have it, and not the first.
+            # Otherwise each free node would be promised to all waiting requests, and the fastest would get it, not the first.
             free, wanted = manager.getLabelQuota(), self._about_to_be_taken()
             short = [label for label in cls.labels if free.get(label, 0) <= wanted[label]]
             if short:
@@ -124,8 +127,8 @@ class PoolRoom:
         return None
 
     def _about_to_be_taken(self) -> Counter[str]:
-        """Free nodes by label that requests here may still take: they do not know yet whether they can."""
-        # A handler that has accepted its request has nodes or makes new ones.
+        """Return the free nodes, by label, that undecided requests here may still take."""
+        # A handler that has accepted its request has nodes or creates new ones.
         ids = {*self._offered, *(h.request.id for h in list(self.request_handlers) if not (h.accepted or h.done))}
         requests = map(self.nodepool.zk.request_tree.get, ids)
         return Counter(label for request in requests if request is not None for label in request.node_types)
@@ -156,24 +159,27 @@ class PoolRoom:
         return isinstance(manager, QuotaSupport) and type(manager).getLabelQuota is not QuotaSupport.getLabelQuota
 
     def _has_none(self, label: str) -> bool:
-        """Whether it is certain that there is no node of the label, and a request waits for one."""
+        """Return whether a request waits for the label, and certainly no node of it is free."""
         manager = self.getProviderManager()
         return self._counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0 and self.assignment.is_wanted(label)
 
     def note_full(self, labels: list[str], reason: Reason) -> None:
-        """There is no room for these labels: until that changes we are asked for them last, and say so to all launchers."""
+        """Record that there is no capacity for these labels, and publish it.
+
+        Until that changes this pool is asked last for them.
+        """
         if self._full.reason(labels) is None:
             self._full.note(labels, reason)
             self._publish_soon()
 
     def _room(self, age: float = -math.inf) -> None:
-        """There may be room again."""
+        """Wake waiting requests, because there may be capacity again."""
         if self._full and self._full.forget(self._has_none, age):
             self._publish_soon()
             self.assignment.wake()
 
     def _publish_soon(self) -> None:
-        """Tell other launchers whether we take requests."""
+        """Publish to other launchers whether we accept requests."""
         raise NotImplementedError
 
     def active_launches(self) -> int:
@@ -183,14 +189,17 @@ class PoolRoom:
         try:
             alive = int(handler.alive_thread_count)
         except FOREIGN as error:
-            self._log_once("The driver cannot tell how many launches are under way; all of the request count:", error)
+            self._log_once("The driver does not report its number of running launches; counting all nodes of the request:", error)
             return len(handler.request.node_types)
         if alive or handler.nodeset or handler.paused or handler.done:
             return alive
-        return len(handler.request.node_types)  # just taken on: its launches are about to begin
+        return len(handler.request.node_types)  # just accepted: its launches are about to start
 
     def _launches_ended(self) -> None:
-        """What counted as launches to come, or as about to take free nodes, does so no more."""
+        """Recheck requests that wait for running launches or assigned nodes.
+
+        The launches that capacity was reserved for have ended.
+        """
         provider = self.getProviderConfig()
         if provider is not None and provider.max_concurrency != -1:
             self.assignment.recheck(Code.MAX_CONCURRENCY)

@@ -27,7 +27,7 @@ from nodepool.reasons import Code, Reason, because
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.records import REQUESTED, NodeRequest
 
-#: Seconds between two looks at handlers that no event announces.
+#: Seconds between two checks for changes that no event announces.
 TICK = 1.0
 #: Threads for the steps of drivers that may block.
 HELPERS = 8
@@ -36,7 +36,7 @@ PUBLISH_DELAY = 0.05
 
 
 class PoolWorker(threading.Thread, PoolRoom):
-    """The thread of one pool.  Drivers see it as ``pw`` (DRV-5.1)."""
+    """The thread of one pool. Drivers know it as ``pw`` (DRV-5.1)."""
 
     def __init__(self, state: LauncherState, assignment: Requests, provider_name: str, pool_name: str) -> None:
         super().__init__(name=f"PoolWorker.{provider_name}-{pool_name}", daemon=True)
@@ -52,7 +52,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.paused_handlers: set[RequestHandler] = set()
         self.request_handlers: list[RequestHandler] = []
         self.component: PoolComponent | None = None
-        #: Requests that were handed to us and not looked at yet.
+        #: Requests that were handed to us and not considered yet.
         self._offered: set[str] = set()
         self._door = threading.Lock()
         self._closed = False
@@ -75,11 +75,11 @@ class PoolWorker(threading.Thread, PoolRoom):
         if not handler.BLOCKING:
             self._tasks.put((function, args))
             return
-        # It belongs to the handler, so that it goes with it; steps may come after the handler's end.
+        # It is stored in the handler and deleted with it; steps may follow the end of the handler.
         handler.__dict__.setdefault("_mailbox", Mailbox(self)).put((function, args))
 
     def progress(self, handler: RequestHandler) -> None:
-        """A launch of this handler has ended."""
+        """Let the handler check its launches, because one has ended."""
         self.post(handler, handler.poll)
         self._launches_ended()
 
@@ -90,10 +90,10 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.nodepool.claims.release(node_id)
 
     def begin_creation(self, handler: RequestHandler) -> bool:
-        """Whether the handler may make new nodes now; else ``run`` is called when it may.
+        """Return whether the handler may create nodes now; otherwise ``run`` is called later.
 
-        Handlers that run on helper threads fill their node sets one after the other: several of them, each with some
-        of its nodes, would wait for each other for ever.
+        Handlers on helper threads fill their node sets sequentially: several with a part of their nodes each would wait
+        for each other forever.
         """
         with self._creation_lock:
             if self._creator is None or self._creator is handler:
@@ -104,7 +104,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             return False
 
     def end_creation(self, handler: RequestHandler) -> None:
-        """The new nodes are recorded, or will not be."""
+        """Let the next handler create nodes: those of this one are recorded, or will not be."""
         with self._creation_lock:
             if handler in self._creation_queue:
                 self._creation_queue.remove(handler)
@@ -136,7 +136,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
 
     def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
-        """Nodes of the handler are in the mirror now: the tenant's promise shrinks to the labels still missing."""
+        """Reduce the tenant's promise to the missing labels; the other nodes are in the mirror."""
         tenant = handler.request.tenant_name
         if (
             not tenant
@@ -152,17 +152,17 @@ class PoolWorker(threading.Thread, PoolRoom):
             reservations.reserve(key, None, None, tenant, needed.get_resources())
         else:
             reservations.release(key)
-        # Between the mirror's change and this they were counted twice.
+        # Between the change of the mirror and this call they were counted twice.
         self.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
 
     def make_room(self, handler: RequestHandler) -> None:
-        """No quota: an idle node of this pool may have to go."""
+        """Delete an idle node of this pool if needed, because there is no quota."""
         manager = self.getProviderManager()
         if manager is not None and manager.PAUSE_AT_QUOTA:
             self.getZK().make_room(self.provider_name, self.pool_name)
 
     def request_released(self, handler: RequestHandler) -> None:
-        """The request is open again while launches of this handler still run."""
+        """Release the request, while launches of this handler still run."""
         handler.released = True
         self.assignment.release(handler.request.id or "", hand_to=handler.destination)
 
@@ -173,15 +173,18 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.nodepool.declines.driver_failed(self, request, error)
 
     def decline(self, request: NodeRequest, reasons: list[Reason]) -> str | None:
-        """Note why it is declined; when every pool has declined it the result is why, in words."""
+        """Record why a request is declined.
+
+        Return all reasons as a text if every pool has declined it.
+        """
         declines = self.nodepool.declines
         declines.note(request, self.launcher_id, self.label, reasons)
-        # Those of ours that are only being registered count, too.
+        # Our pools that are just being registered count, too.
         pools = {pool.id for pool in self.getZK().getRegisteredPools()} | self.nodepool.workers_by_id().keys()
         return declines.known(request) if pools <= set(request.declined_by) else None
 
     def ended(self, handler: RequestHandler, outcome: Outcome) -> None:
-        """The handler has come to its end; what becomes of the request depends on how."""
+        """Clean up after a handler; the outcome decides what happens to the request."""
         self.end_creation(handler)
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
@@ -196,13 +199,13 @@ class PoolWorker(threading.Thread, PoolRoom):
         if outcome.retry_after or outcome.how in (How.WITHDRAWN, How.REFUSED):
             self._launches_ended()
         if handler.promised:
-            # What the tenant was promised for this request may be what others of it wait for.
+            # Other requests of the tenant may wait for the quota promised to this one.
             self.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
 
     def _release_claim(self, handler: RequestHandler, outcome: Outcome) -> None:
         request_id, reason = handler.request.id or "", outcome.wait_for
         if handler.released:
-            self.assignment.wake()  # another pool may have the request by now: its claim stays
+            self.assignment.wake()  # another pool may have the request by now: its claim remains
         elif outcome.how is How.WITHDRAWN:
             self.assignment.release(
                 request_id, wait_for=reason, checked_by=self.launcher_id if outcome.checked else None, refused_by=self.launcher_id
@@ -222,7 +225,10 @@ class PoolWorker(threading.Thread, PoolRoom):
     # -- what the assignment uses
 
     def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
-        """Take on a request; ``gives_way``: another pool is open, if we have no room."""
+        """Queue a request for this pool.
+
+        ``gives_way``: another pool is open, if this one has no capacity.
+        """
         with self._door:
             if not self._closed:
                 self._offered.add(request_id)
@@ -236,7 +242,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         try:
             self._take_on(request_id, check_only, gives_way)
         finally:
-            self._offered.discard(request_id)  # also when something has failed
+            self._offered.discard(request_id)  # also after a failure
             if self.backlog == BACKLOG // 2:
                 self.assignment.recheck(Code.BUSY)
 
@@ -267,11 +273,11 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._offered.discard(request_id)
         if handler.BLOCKING:
             self.post(handler, self._begin, handler, manager, check_only)
-        else:  # we are on its thread
+        else:  # this is its thread
             self._begin(handler, manager, check_only)
 
     def _begin(self, handler: RequestHandler, manager: Provider, check_only: bool) -> None:
-        """First step of a handler: only look while the pool is paused, else serve it."""
+        """Run the first step of a handler: only check while the pool is paused, else serve."""
         try:
             if isinstance(manager, QuotaSupport):
                 shortage = self._tenant_shortage(handler, manager)
@@ -300,12 +306,12 @@ class PoolWorker(threading.Thread, PoolRoom):
         return shortage
 
     def make_way(self) -> None:
-        """A more urgent request comes: those that we are paused for go back to the queue."""
+        """Return the requests we are paused for to the queue: a more urgent one is coming."""
         for handler in list(self.paused_handlers):
             self.post(handler, handler.make_way)
 
     def ask(self, waiting: RequestHandler, others: list[Pool]) -> None:
-        """Request a move of what waits at another pool of ours if this pool has capacity for all of its nodes.
+        """Request a move of what waits at another pool of ours if this pool has capacity for all.
 
         :param others: pools to ask next, in this order, if this one has none.
         """
@@ -335,15 +341,15 @@ class PoolWorker(threading.Thread, PoolRoom):
                 waiting.pw.post(waiting, waiting.move, 0.0, False, self.launcher_id)
                 return
         except LimitsPending as error:
-            self.log.debug("Not sending for request %s: %s", waiting.request.id, error)
+            self.log.debug("Not requesting a move of request %s: %s", waiting.request.id, error)
         except FOREIGN as error:
-            self._log_once("Cannot tell whether there is room for a request that waits at another pool:", error)
+            self._log_once("Cannot decide whether there is capacity for a request that waits at another pool:", error)
         self._say_no(waiting, others)
 
     # -- events
 
     def capacity_changed(self) -> None:
-        """Quota may have become free: paused handlers try again, in request order."""
+        """Retry paused handlers in request order, because quota may have become free."""
         self._room()
         self._retry()
 
@@ -353,17 +359,17 @@ class PoolWorker(threading.Thread, PoolRoom):
             self._tasks.put((self._retry_paused, ()))
 
     def promise_released(self) -> None:
-        """Quota that was promised to nodes which did not come into being is free again."""
+        """Retry paused handlers, because quota promised to nodes that failed is free again."""
         for worker in self.nodepool.getPoolWorkers(self.provider_name):
             worker.capacity_changed()
 
     def limits_known(self) -> None:
-        """The limits of the provider have been asked for again; from any thread."""
+        """Retry after the limits of the provider were read again; callable from any thread."""
         self.capacity_changed()
         self.assignment.wake()
 
     def _look_at_limits(self) -> None:
-        """There is no event when they grow."""
+        """Poll the limits: no event announces that they grow."""
         manager = self.getProviderManager()
         if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider is not False for h in list(self.paused_handlers)):
             manager.limits_are_waited_for(self.limits_known)
@@ -374,12 +380,12 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.post(handler, handler.run)
 
     def session_lost(self) -> None:
-        """All our locks are gone: drop every handler, others (or we) start anew."""
+        """Drop every handler, because our locks are lost; this or another launcher restarts them."""
         for handler in list(self.request_handlers):
             self.post(handler, handler.drop)
 
     def refresh(self) -> None:
-        """The configuration has changed: publish labels and priority, look at everything again."""
+        """Publish labels and priority and check everything again after a configuration change."""
         self._tasks.put((self._publish, ()))
         self.capacity_changed()
 
@@ -393,9 +399,9 @@ class PoolWorker(threading.Thread, PoolRoom):
         full = self._full.labels & set(pool.labels)
         self.component.update(
             supported_labels=sorted(pool.labels),
-            # A label without capacity says nothing about the others: launchers of 11.0.0 read ``paused`` only.
+            # A label without capacity does not affect the others: launchers of 11.0.0 read ``paused`` only.
             paused=self.paused or (bool(full) and full == set(pool.labels)),
-            # A key of ours, only where it says something.
+            # An additional key of ours, only written if not empty.
             **({"full_labels": sorted(full)} if full or self.component.content.get("full_labels") else {}),
             priority=100 if priority is None else priority,
         )
@@ -427,7 +433,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._close_door()
 
     def _close_door(self) -> None:
-        """What came at the last moment goes back: it would not be looked at."""
+        """Release requests that arrived last, since nobody would process them."""
         with self._door:
             self._closed = True
         for request_id in list(self._offered):
@@ -440,7 +446,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         return max(0.0, min(due) - self.clock.monotonic()) if due else None
 
     def _tick(self) -> None:
-        """What no event announces: external quota, threads of classic drivers."""
+        """Check what no event announces: external quota, threads of classic drivers."""
         if self.component is None and self.running and self.nodepool.zk.connected:
             self.guard(self._register, ())
         self._room(FORGET)
@@ -452,10 +458,10 @@ class PoolWorker(threading.Thread, PoolRoom):
         for handler in polled:
             self.post(handler, handler.poll)
         if polled:
-            self._launches_ended()  # of threads of theirs
+            self._launches_ended()  # launches in threads of the driver
 
     def guard(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Run a step; whatever it raises concerns that step only."""
+        """Run a step; its exceptions affect only that step."""
         try:
             function(*args)
         except FOREIGN:
@@ -487,13 +493,13 @@ class PoolWorker(threading.Thread, PoolRoom):
     # -- stopping
 
     def leave(self) -> None:
-        """The pool is not configured any more: hand every request back, then stop."""
+        """Release all requests, then stop: the pool is no longer configured."""
         self.running = False
         for handler in list(self.request_handlers):
             self.post(handler, handler.hand_back)
 
     def stop_when_idle(self) -> None:
-        """Unregister now; end when the last handler has come to its end."""
+        """Unregister now; end when the last handler has ended."""
         component, self.component = self.component, None
         if component is not None:
             component.unregister()

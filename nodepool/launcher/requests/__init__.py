@@ -1,1 +1,1 @@
-"""Node requests: which is next, which pool takes it, who waits and why."""
+"""Node requests: which is next, which pool serves it, which ones wait and why."""

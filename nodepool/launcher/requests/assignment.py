@@ -1,8 +1,8 @@
-"""Which request next, and which of our pools takes it (LAU-2 to LAU-4).
+"""Select the next request and the pool that serves it (LAU-2 to LAU-4).
 
-Requests that are alike in all that matters (labels, provider wish, tenant, who declined) form a class, kept in
-serving order.  Only the head of a class is looked at; when it has to wait, the whole class waits, with the reason,
-until something changes.  So thousands of waiting requests cost nothing.
+Requests that agree in labels, provider preference, tenant and declining pools form a class, kept in serving order. Only
+the head of a class is considered; if it has to wait, the whole class waits, with the reason, until something changes.
+Thousands of waiting requests thus cost nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from nodepool.zk.components import RegisteredPool
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import REQUESTED, NodeRequest
 
-#: After so many decisions newcomers are sorted in, so that an urgent one overtakes a flood.
+#: After this many decisions new requests are sorted in, so that an urgent one overtakes a flood.
 ROUND = 32
-#: Further decisions of a round, about the classes that were longest without one: each wake-up starts again at the most urgent.
+#: Further decisions of a round, for the classes that waited longest: each wake-up starts with the most urgent class.
 OVERDUE = 8
-#: Seconds that other launchers get to register again after a lost session; counted from the reconnect.
+#: Seconds for other launchers to register again after a lost session; counted from the reconnect.
 REGISTRATION_GRACE = 5.0
 
 
@@ -47,20 +47,20 @@ class Assignment(threading.Thread):
         self._dirty: dict[str, None] = {}
         self._wake_all = True
         self._stopping = False
-        #: When requests that are left alone are queued again.
+        #: When resting requests are queued again.
         self._resting: list[tuple[float, str]] = []
         self._classes: dict[tuple[Any, ...], RequestClass] = {}
         self._where: dict[str, tuple[RequestClass, SortKey]] = {}
-        #: Handed out, with the pool that has it; None: left alone for a moment, or being declined.
+        #: Handed out, with the pool that has it; None: resting for a moment, or being declined.
         self._claimed: dict[str, Pool | None] = {}
-        #: Counts what waiting requests may wait for; when everything was last to be looked at, or what waits for a reason.
+        #: Counts events; their number at the last wake-up of everything, and of each rechecked reason.
         self._events = 0
         self._woken = 0
         self._rechecked: dict[Reason, int] = {}
         self._claimed_at: dict[str, int] = {}
         #: Requests that were left to other launchers: how often, and since when (monotonic seconds).
         self._left_to_others: dict[str, tuple[int, float]] = {}
-        #: Grows whenever a decline check may come out differently.
+        #: Increases whenever a decline check may have another result.
         self.version = 0
         self.decisions = 0
         #: Nothing is declined before this moment (monotonic seconds).
@@ -72,13 +72,13 @@ class Assignment(threading.Thread):
         self._look_at_moves = True
 
     def session_lost(self) -> None:
-        """ZooKeeper may have been gone for everybody: give other launchers time to register again."""
+        """Delay declines after a lost session, so that other launchers can register again."""
         self.others_return_until = self.state.clock.monotonic() + REGISTRATION_GRACE
 
     # -- input, from any thread
 
     def request_changed(self, request_id: str, request: NodeRequest | None) -> None:
-        """A request appeared, changed or vanished; most changes of requests in work do not concern us."""
+        """Process a new, changed or deleted request; most changes of running ones are irrelevant."""
         open_still = request is not None and request._state == REQUESTED
         offered = self._net.offered.get(request_id)
         if offered is not None and not open_still:
@@ -91,7 +91,7 @@ class Assignment(threading.Thread):
             self._condition.notify()
 
     def wake(self, recheck: bool = False) -> None:
-        """Something that waiting requests may wait for has changed."""
+        """Recheck all waiting requests, because something they may wait for has changed."""
         with self._condition:
             self._events += 1
             self._woken = self._events
@@ -100,10 +100,10 @@ class Assignment(threading.Thread):
             if not self._wake_all:
                 self._wake_all = self._look_at_moves = True
                 if self._where or any(worker.paused for worker in self.state.workers_by_id().values()):
-                    self._condition.notify()  # else the next event brings it about
+                    self._condition.notify()  # else the next event triggers it
 
     def recheck(self, code: Code, **parameters: object) -> None:
-        """Look again at the classes that wait for this reason, and only at them; who refused for another one is not asked."""
+        """Recheck only the classes that wait for this reason."""
         with self._condition:
             self._events += 1
             self._rechecked[because(code, **parameters)] = self._events
@@ -115,7 +115,7 @@ class Assignment(threading.Thread):
             self._condition.notify()
 
     def _changed_since(self, moment: int, *reasons: Reason) -> bool:
-        """Whether what is waited for may have happened after that moment (condition held)."""
+        """Return whether the awaited event may have happened since then (condition held)."""
         return self._woken > moment or any(
             at > moment and reason.matches(what.code, **dict(what.parameters))
             for what, at in self._rechecked.items()
@@ -132,11 +132,11 @@ class Assignment(threading.Thread):
         full: bool = False,
         hand_to: str | None = None,
     ) -> None:
-        """A pool is through with the request; when it is still open it is queued again.
+        """Release a request of a pool; if it is still open, it is queued again.
 
         :param wait_for: the reason why its class has to wait for a change; only for this pool with ``refused_by``.
-        :param retry_after: seconds to leave it alone.
-        :param full: the pool has no room: another one may serve it, also of worse priority.
+        :param retry_after: seconds for which the request rests.
+        :param full: the pool has no capacity: another one may serve it, also of worse priority.
         :param hand_to: launcher id of our pool that has requested it and considers it next.
         """
         worker = self.state.workers_by_id().get(hand_to) if hand_to is not None else None
@@ -153,16 +153,16 @@ class Assignment(threading.Thread):
             if entry is None:
                 self._condition.notify()
                 return
-            # Still open: our pool could not take it. If another launcher does, nothing was missed here.
+            # Still open: our pool could not serve it. If another launcher does, nothing was missed here.
             self._net.offered.pop(request_id, None)
             self._dirty.setdefault(request_id, None)
             if worker is not None:
-                # In the queue its former pool, which the nodes that it gave back make look open, would take it again.
+                # Its former pool looks open because of the nodes that it returned, and would take the request again.
                 self._claim(request_id, worker, self._events)
-            # What happened since it was handed out may have taken the reason to wait away.
+            # Events since it was handed out may have removed the reason to wait.
             unchanged = wait_for is not None and not self._changed_since(claimed_at, wait_for)
             if checked_by is not None:
-                entry[0].checked[checked_by] = self.version  # another pool may still take it
+                entry[0].checked[checked_by] = self.version  # another pool may still serve it
             elif wait_for is not None and refused_by is not None:
                 if unchanged:
                     (entry[0].full if full else entry[0].refused)[refused_by] = wait_for
@@ -175,7 +175,7 @@ class Assignment(threading.Thread):
             worker.offer(request_id, check_only=False, gives_way=True)
 
     def leave_to_others(self, request_id: str) -> None:
-        """Other launchers may take the request now, for :data:`OTHERS_TURN` seconds."""
+        """Let other launchers accept the request for :data:`OTHERS_TURN` seconds."""
         with self._condition:
             now = self.state.clock.monotonic()
             self._left_to_others[request_id] = (self.times_left(request_id) + 1, now)
@@ -183,7 +183,7 @@ class Assignment(threading.Thread):
                 entry[0].again_at = min(entry[0].again_at, now + OTHERS_TURN)
 
     def times_left(self, request_id: str) -> int:
-        """How often the request was left to others."""
+        """Return how often the request was left to others."""
         return self._left_to_others.get(request_id, (0, 0.0))[0]
 
     def stop(self) -> None:
@@ -192,13 +192,13 @@ class Assignment(threading.Thread):
             self._condition.notify()
 
     def reason_for(self, request_id: str) -> str | None:
-        """Why an open request has not been taken; None when it is not waiting here."""
+        """Return why an open request waits; None if it is not waiting here."""
         with self._condition:
             entry = self._where.get(request_id)
             return render(entry[0].reasons) or None if entry is not None else None
 
     def explain(self) -> list[tuple[str, tuple[str, ...], tuple[Reason, ...]]]:
-        """(request, labels, why it has not been taken) of all requests waiting here, in serving order."""
+        """Return (request, labels, reasons) of all requests waiting here, in serving order."""
         with self._condition:
             entries = [(key, request_id, cls) for request_id, (cls, key) in self._where.items()]
         return [
@@ -207,7 +207,7 @@ class Assignment(threading.Thread):
         ]
 
     def is_wanted(self, label: str) -> bool:
-        """Whether a request that waits here wants such a node."""
+        """Return whether a request that waits here needs such a node."""
         with self._condition:
             return any(cls.queue and label in cls.labels for cls in self._classes.values())
 
@@ -216,7 +216,7 @@ class Assignment(threading.Thread):
             return len(self._where)
 
     def waiting_for(self) -> Counter[Code | Declined]:
-        """How many requests wait for each reason; for several of them they count for each."""
+        """Return the number of requests per reason; a request counts for each of its reasons."""
         found: Counter[Code | Declined] = Counter()
         with self._condition:
             for cls in self._classes.values():
@@ -236,20 +236,23 @@ class Assignment(threading.Thread):
             del cls.queue[index]
 
     def _claim(self, request_id: str, worker: Pool | None, events: int) -> None:
-        """It is in the hands of this pool (None: being declined); ``events``: what was known when that was decided."""
+        """Mark a request as handed to this pool; None: it is being declined.
+
+        ``events``: the event count on which that decision was based.
+        """
         self._claimed[request_id] = worker
         self._claimed_at[request_id] = events
         self._remove(request_id)
 
     def _queue_again(self, request_id: str) -> None:
-        """:meth:`_refresh`; whatever goes wrong concerns this request only."""
+        """Call :meth:`_refresh`; errors affect this request only."""
         try:
             self._refresh(request_id)
         except Exception as error:
             self._remove(request_id)
             if self._unusable.get(request_id) != repr(error):
                 self._unusable[request_id] = repr(error)
-                self.log.exception("Request %s is left out:", request_id)
+                self.log.exception("Request %s is ignored because of an error:", request_id)
         else:
             self._unusable.pop(request_id, None)
 
@@ -286,7 +289,7 @@ class Assignment(threading.Thread):
         self._where[request_id] = (cls, sort_key)
 
     def rebuild(self) -> None:
-        """Look at every request again (after a synchronisation)."""
+        """Read every request again (after a synchronization)."""
         with self._condition:
             for request_id in list(self._where):
                 self._dirty[request_id] = None
@@ -352,7 +355,7 @@ class Assignment(threading.Thread):
         if heads:
             self._decide_overdue(sorted(heads), pools, workers)
             with self._condition:
-                # More to do: go round again, after newcomers have been sorted in.
+                # More to do: start another round, after new requests have been sorted in.
                 self._dirty.setdefault(heads[0][0][1], None)
 
     def _decide_overdue(
@@ -361,7 +364,10 @@ class Assignment(threading.Thread):
         pools: list[RegisteredPool],
         workers: Mapping[str, Pool],
     ) -> None:
-        """Decide about the classes that were longest without a decision, where no better one may want the same pools."""
+        """Decide about the classes that waited longest for a decision.
+
+        Pools that a more urgent class may want are excluded.
+        """
         overdue = sorted(undecided, key=lambda entry: entry[2].decided)[:OVERDUE]
         for entry in sorted(overdue):
             head, _ident, cls = entry
@@ -380,13 +386,13 @@ class Assignment(threading.Thread):
         try:
             self._decide(cls, request_id, pools, workers, contested)
         except Exception as error:
-            # An error concerns only this class, which is rechecked like any that waits.
+            # An error affects only this class, which is rechecked like any waiting one.
             self._log_once(cls, request_id, error)
             with self._condition:
                 cls.reasons = (because(Code.ERROR, error=repr(error)),)
 
     def _run_timers(self, ready: bool) -> None:
-        """What no event announces (condition held)."""
+        """Process what no event announces (condition held)."""
         now = self.state.clock.monotonic()
         while self._resting and self._resting[0][0] <= now:
             _due, request_id = heapq.heappop(self._resting)
@@ -403,7 +409,7 @@ class Assignment(threading.Thread):
                 self._look_at_everything(now)
 
     def _look_at_everything(self, now: float) -> None:
-        """Safety net: the books are compared with the mirror, and all that wait are looked at again (condition held)."""
+        """Compare our state with the mirror and recheck all that wait (condition held)."""
         snapshot = self.state.zk.request_tree.snapshot()
         alive = {request.id for request in snapshot}
         for book in (self._unusable, self._left_to_others):
@@ -411,7 +417,7 @@ class Assignment(threading.Thread):
                 del book[request_id]
         moments = [*self._claimed_at.values(), *(moment for moment, _why in self._net.offered.values())]
         moments += [cls.netted for cls in self._classes.values() if cls.netted is not None]
-        oldest = min(moments, default=self._events)  # what happened before is not asked for any more
+        oldest = min(moments, default=self._events)  # earlier events are not asked for any more
         self._rechecked = {reason: at for reason, at in self._rechecked.items() if at > oldest}
         self._dirty.update(dict.fromkeys(self._unusable))
         adrift = {r.id or "" for r in snapshot if r._state == REQUESTED and not self._is_known(r.id or "")}
@@ -446,7 +452,10 @@ class Assignment(threading.Thread):
         workers: Mapping[str, Pool],
         contested: Collection[str] = (),
     ) -> None:
-        """:param contested: pools that more urgent classes may want, about which nothing is decided yet."""
+        """Decide about the head of a class.
+
+        :param contested: pools that more urgent classes may want, which are not decided yet.
+        """
         self.decisions += 1
         cls.decided = self.decisions
         with self._condition:
@@ -458,12 +467,12 @@ class Assignment(threading.Thread):
         if decision.pool in contested:
             return
         if decision.overtakes and decision.pool is not None:
-            workers[decision.pool].make_way()  # the pool wakes us when it is not paused any more
+            workers[decision.pool].make_way()  # the pool wakes us when it is no longer paused
             decision = Decision(reasons=decision.reasons)
         worker = workers[decision.pool] if decision.pool is not None else None
         again_at = math.inf if left is None or insist else left[1] + OTHERS_TURN
         if decision.decline_by and now < self.others_return_until:
-            # Everybody's registration went with the session: who can serve it may not be back yet.
+            # All registrations were lost with the session: pools that can serve it may not be registered yet.
             decision = Decision(reasons=(because(Code.AFTER_SESSION_LOSS),))
             again_at = self.others_return_until
         with self._condition:
@@ -485,7 +494,7 @@ class Assignment(threading.Thread):
                 self._decline(request_id, decision.decline_by)
         except Exception as error:
             self._log_once(cls, request_id, error)
-            self.release(request_id, retry_after=1.0)  # else it would be claimed for ever
+            self.release(request_id, retry_after=1.0)  # else it would remain claimed forever
 
     def _decline(self, request_id: str, launcher_ids: tuple[str, ...]) -> None:
         decline_for_all(self.state, request_id, launcher_ids, self.release)

@@ -1,4 +1,4 @@
-"""Which of our pools takes a request: the pure decision (LAU-2 to LAU-4)."""
+"""Which of our pools serves a request: the pure decision (LAU-2 to LAU-4)."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class RequestClass:
     tenant: str | None
     declined: frozenset[str]
     queue: list[tuple[SortKey, str]] = field(default_factory=list)
-    #: Why its head has to wait; empty when it has not been looked at since something changed.
+    #: Why its head has to wait; empty if it was not considered since the last change.
     reasons: tuple[Reason, ...] = ()
-    #: Launcher ids of paused pools that found nothing to decline, and for which state of affairs.
+    #: Launcher ids of paused pools that found no reason to decline, with the version of the check.
     checked: dict[str, int] = field(default_factory=dict)
-    #: Launcher ids of pools that have looked and cannot serve it now, with the reason; until something changes.
+    #: Launcher ids of pools that cannot serve it now, with the reason; until something changes.
     refused: dict[str, Reason] = field(default_factory=dict)
-    #: So, because they have no room: pools of worse priority may take it.
+    #: The same for lack of capacity: pools of worse priority may serve it.
     full: dict[str, Reason] = field(default_factory=dict)
-    #: When its head is decided about again although nothing has happened (monotonic seconds).
+    #: When its head is decided about again without an event (monotonic seconds).
     again_at: float = math.inf
     #: The error that was logged last.
     logged: str | None = None
-    #: The moment at which the safety net looked at it again, although nothing had happened.
+    #: The event count when the safety net rechecked it without an event.
     netted: int | None = None
-    #: Why it had waited until then.
+    #: Why it had been waiting until then.
     netted_for: tuple[Reason, ...] = ()
-    #: When its head was last decided about, counted in decisions.
+    #: Number of the decision in which its head was last decided about.
     decided: int = 0
     #: Whether its requests may wait in a full pool; those of min-ready are declined there.
     may_wait: bool = True
@@ -46,7 +46,7 @@ class RequestClass:
         return any(reason.matches(code, **parameters) for reason in (*self.reasons, *self.refused.values()))
 
     def look_again(self, code: Code | None = None, **parameters: object) -> None:
-        """What it waits for, for that reason, has changed; without one: something has."""
+        """Recheck the class, because what it waits for (for that reason, if given) has changed."""
         self.reasons = ()
         self.again_at = math.inf
         self.netted = None
@@ -60,21 +60,21 @@ class RequestClass:
 
 @dataclass(frozen=True)
 class PoolView:
-    """One of our own pools, as a request of some class sees it at one moment."""
+    """The state of one of our pools at one moment, for requests of some class."""
 
     label: str
     load: int = 0
     paused: bool = False
-    #: Why it can serve no request of the class now.
+    #: Why it cannot serve any request of the class now.
     closed: Reason | None = None
-    #: Why it has no room for one.
+    #: Why it has no capacity for one.
     full: Reason | None = None
-    #: Why it takes no more at this moment.
+    #: Why it accepts no more requests at this moment.
     refuses: Reason | None = None
-    #: The request that comes first in a paused pool.
+    #: The request that blocks a paused pool.
     blocker: str = ""
-    #: Requests that come before this one (by precedence and relative priority) may overtake all that wait in the pool;
-    #: None: one of those holds nodes already.
+    #: Requests with a smaller key (precedence and relative priority) may overtake all that wait in the pool;
+    #: None: one of those already holds nodes.
     overtakable: SortKey | None = None
 
 
@@ -82,21 +82,24 @@ class PoolView:
 class Decision:
     """What to do with the head of a class."""
 
-    #: Launcher id of the pool that is to have it.
+    #: Launcher id of the selected pool.
     pool: str | None = None
     check_only: bool = False
-    #: When the pool turns out to be full the request is not kept: another one is open.
+    #: If the pool turns out to be full, it releases the request: another pool is open.
     gives_way: bool = False
     decline_by: tuple[str, ...] = ()
-    #: It could wait here, pending, and is left to other launchers instead.
+    #: It could wait here, pending, but is left to other launchers.
     left_to_others: bool = False
     reasons: tuple[Reason, ...] = ()
-    #: The requests that the pool is paused for hold nothing and are less urgent: they go back to the queue first.
+    #: The requests that the pool is paused for hold nothing and are less urgent: they return to the queue first.
     overtakes: bool = False
 
 
 def eligible_pools(cls: RequestClass, pools: list[RegisteredPool]) -> list[RegisteredPool]:
-    """Those that offer it all and have not declined it; only those of the wished provider when there are any."""
+    """Return the pools that offer all labels and have not declined the request.
+
+    Only those of the preferred provider, if there are any.
+    """
     eligible = [p for p in pools if cls.labels <= p.labels and p.id not in cls.declined]
     if cls.provider and any(p.provider_name == cls.provider for p in eligible):
         return [p for p in eligible if p.provider_name == cls.provider]
@@ -106,10 +109,10 @@ def eligible_pools(cls: RequestClass, pools: list[RegisteredPool]) -> list[Regis
 def choose(
     cls: RequestClass, pools: list[RegisteredPool], views: Mapping[str, PoolView], version: int, insist: bool = False
 ) -> Decision:
-    """Decide about the head of the class from a snapshot; no effects.
+    """Decide about the head of the class from a snapshot, without effects.
 
     :param views: our own pools by launcher id; at least those that are eligible.
-    :param insist: other launchers have had time to take it; it is not left to them any longer.
+    :param insist: other launchers have had time to accept the request; it is no longer left to them.
     """
     eligible = eligible_pools(cls, pools)
     if not eligible:
@@ -158,7 +161,7 @@ def choose(
         gives_way = others_open or sum(p.id in views for p in peers) > 1
         return Decision(pool=least_busy(usable), gives_way=gives_way)
     if waitable and not others_open:
-        return Decision(pool=least_busy(waitable))  # no pool has room: it waits there
+        return Decision(pool=least_busy(waitable))  # no pool has capacity: it waits there
     if others_open:
         reasons.append(because(Code.OTHER_LAUNCHER))
     elif overtaking:
@@ -167,12 +170,12 @@ def choose(
 
 
 def _nobody(cls: RequestClass, pools: list[RegisteredPool], views: Mapping[str, PoolView]) -> Decision:
-    """No pool at all is left that could serve it."""
+    """Decide about a request that no remaining pool can serve."""
     if not views.keys() <= {p.id for p in pools}:
         return Decision(reasons=(because(Code.REGISTERING),))
     ours = tuple(i for i in views if i not in cls.declined and any(p.id == i for p in pools))
     if ours:
         return Decision(decline_by=ours)
     if views and pools and all(p.id in cls.declined for p in pools):
-        return Decision(decline_by=(next(iter(views)),))  # its last hope has gone: re-evaluate
+        return Decision(decline_by=(next(iter(views)),))  # the last candidate was deleted: re-evaluate
     return Decision(reasons=(because(Code.OTHERS_DECLINE),))

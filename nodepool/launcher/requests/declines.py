@@ -1,4 +1,4 @@
-"""Tells people why our pools decline requests, see :mod:`nodepool.zk.declines`."""
+"""Publishes why our pools decline requests, see :mod:`nodepool.zk.declines`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 
 class Declines:
-    """Writes the reasons, and removes them when their request is gone; never waits, never fails.
+    """Writes reasons and deletes those of deleted requests, without blocking or failing.
 
-    ZooKeeper keeps the order of one session: a client that sees the request declined finds the reason, which was sent before.
+    ZooKeeper preserves the order of one session: a client that sees a decline finds its reason, which was sent before.
     """
 
     log = logging.getLogger("nodepool.Declines")
@@ -43,7 +43,10 @@ class Declines:
         self._parent_made: object = None
 
     def note(self, request: NodeRequest, launcher_id: str, pool: str, reasons: list[Reason]) -> None:
-        """To be called before the decline is written.  No user waits for requests for ``min-ready``: these are left out."""
+        """Publish the reasons; call it before the decline is written.
+
+        Requests for ``min-ready`` are omitted: no user waits for them.
+        """
         request_id = request.id or ""
         if request.requestor == MIN_READY:
             if telling := tuple(reason for reason in reasons if reason.code is not Declined.NOT_OFFERED):
@@ -62,18 +65,18 @@ class Declines:
             kazoo.create_async(declines.path(request_id, launcher_id), declines.serialize(pool, reasons), ephemeral=True).rawlink(
                 self._written
             )
-        except Exception as error:  # the decline itself counts
-            self.log.debug("Cannot tell why request %s was declined: %r", request_id, error)
+        except Exception as error:  # the decline itself matters
+            self.log.debug("Cannot publish why request %s was declined: %r", request_id, error)
         if self._zk().request_tree.get(request_id) is None:
-            self._forget(request_id)  # it went meanwhile
+            self._forget(request_id)  # it was deleted in the meantime
 
     def known(self, request: NodeRequest) -> str:
-        """Why it was declined, as far as our pools did it; one line for the log."""
+        """Return the reasons of our pools in one line for the log."""
         with self._lock:
             noted = dict(self._noted.get(request.id or "", {}))
         return "; ".join(noted.get(one) or f"{declines.pool_of(one)}: declined" for one in request.declined_by)
 
-    # -- drivers that raise where they should answer; told until a request for the labels is fulfilled
+    # -- drivers that raise exceptions; published until a request for the labels is fulfilled
 
     def driver_failed(self, worker: Pool, request: NodeRequest, error: BaseException) -> None:
         problems = self._failing.setdefault(worker.provider_name, LabelProblems(worker.provider_name))
@@ -87,7 +90,7 @@ class Declines:
                 problems.clear(label, worker.pool_name)
 
     def problems(self, config: Config) -> list[Problem]:
-        """Of the labels and providers that are configured still."""
+        """Return the problems of labels and providers that are still configured."""
         return [
             problem
             for name, problems in sorted(self._failing.items())
@@ -99,7 +102,7 @@ class Declines:
     # -- the end of a request
 
     def request_changed(self, request_id: str, _old: NodeRequest | None, new: NodeRequest | None) -> None:
-        """Listener of the mirror; on the connection thread."""
+        """Listen to the mirror; on the connection thread."""
         if new is None and request_id in self._noted:
             self._forget(request_id)
 
@@ -110,11 +113,11 @@ class Declines:
             try:
                 self._zk().kazoo_client.delete_async(declines.path(request_id, launcher_id)).rawlink(self._written)
             except Exception as error:  # it ends with the session
-                self.log.debug("Cannot remove the reason of request %s now: %r", request_id, error)
+                self.log.debug("Cannot delete the decline reasons of request %s now: %r", request_id, error)
 
     def _written(self, answer: AsyncResult) -> None:
         error = answer.exception
         if isinstance(error, NoNodeError):
-            self._parent_made = None  # it was removed by others, or there was nothing to remove
+            self._parent_made = None  # others deleted it, or there was nothing to delete
         elif error is not None and not isinstance(error, NodeExistsError):
-            self.log.debug("A reason was not written: %r", error)
+            self.log.debug("Cannot write a decline reason: %r", error)

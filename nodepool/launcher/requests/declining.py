@@ -1,4 +1,4 @@
-"""Decline a request for all of our pools at once, because none of them can serve it (LAU-2.6)."""
+"""Decline a request for all of our pools, because none can serve it (LAU-2.6)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Release(Protocol):
 
 
 def decline_for_all(state: LauncherState, request_id: str, launcher_ids: tuple[str, ...], release: Release) -> None:
-    """Write that these pools of ours decline the request; it fails when no registered pool is left.
+    """Write that our pools decline the request; it fails if no registered pool is left.
 
-    :param release: called when the answer is known; with ``retry_after`` if the request has to be considered again.
+    :param release: called with the result; with ``retry_after`` if the request has to be considered again.
     """
     zk = state.zk
     seen = zk.request_tree.get(request_id)
@@ -58,7 +58,7 @@ def _write(state: LauncherState, request: NodeRequest, lock_directory_exists: bo
         if error is None:
             if request.state == FAILED:
                 reason = why_not_offered(request.node_types, zk.getRegisteredPools()) or state.declines.known(request)
-                # Labels are chosen by others.
+                # Labels are chosen by clients.
                 log.info("Failed request %s: %s", request_id, printable(one_line(reason)))
             release(request_id)
         elif isinstance(error, TransactionFailed) and error.path == directory and error.index == 0 and not lock_directory_exists:

@@ -1,4 +1,7 @@
-"""Asks clouds whether labels can be made, beside the thread that wants to know: a slow cloud holds up no other's labels."""
+"""Asks clouds in separate threads whether labels can be created.
+
+A slow cloud thus delays no label of others.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from typing import Any
 
 from nodepool.exceptions import FOREIGN
 
-#: Seconds for which an answer is good.
+#: Seconds for which an answer is valid.
 FRESH = 4.5
 
 Answer = tuple[float, Any, "bool | Exception"]
 
 
 class LabelCheck:
-    """One thread per provider while there is something to ask it.
+    """One thread per provider while there are questions for it.
 
-    :param answered: called on such a thread whenever an answer has come.
+    :param answered: called on such a thread after each answer.
     """
 
     def __init__(self, answered: Callable[[], Any], now: Callable[[], float] = time.monotonic) -> None:
@@ -31,10 +34,10 @@ class LabelCheck:
         self._stopped = False
 
     def ready(self, provider: str, label: str, what: object, ask: Callable[[], Any]) -> bool:
-        """The answer to ``ask()``; False as long as it has not come.
+        """Return the answer of ``ask()``; False until there is one.
 
-        :param what: the object that is asked about; an answer about an earlier one is not used.
-        :raises Exception: what ``ask`` has raised.
+        :param what: the object of the question; answers about an earlier one are ignored.
+        :raises Exception: raised by ``ask``.
         """
         with self._lock:
             found = self._answers.get((provider, label))
@@ -64,18 +67,18 @@ class LabelCheck:
             answer: bool | Exception
             try:
                 answer = bool(ask())
-            except FOREIGN as error:  # told in the list of problems
+            except FOREIGN as error:  # shown in the list of problems
                 answer = error if isinstance(error, Exception) else RuntimeError(repr(error))
             with self._lock:
                 self._answers[provider, label] = (self._now(), what, answer)
             self._answered()
 
     def stop(self) -> None:
-        """Ask nothing more."""
+        """Ask no more questions."""
         self._stopped = True
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait up to ``timeout`` seconds in all for clouds that are being asked."""
+        """Wait up to ``timeout`` seconds in total for running calls to clouds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             threads = list(self._threads.values())

@@ -1,7 +1,7 @@
 """Keeping min-ready nodes of each label (LAU-14).
 
-Several launchers together keep exactly the number: before any of them adds requests it takes a short-lived mark
-under the elections path, so that each sees what the other has just asked for.
+Several launchers together keep exactly the number: before one of them adds requests it creates a short-lived mark under
+the elections path, so that each sees the latest requests of the others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from nodepool.zk.writer import TransactionFailed, Txn
 PRIORITY = "900"
 #: Of a label whose requests failed.
 RETRY = Backoff(1.0, 30.0)
-#: Seconds between two looks without any event.
+#: Seconds between two checks without any event.
 RESYNC = 30.0
-#: Seconds until a label that no pool can serve, or whose look has raised, is looked at again.
+#: Seconds until a label that no pool can serve, or whose check failed, is checked again.
 LOOK_AGAIN = 5.0
 
 
@@ -47,7 +47,7 @@ class MinReady(threading.Thread):
         self._adopt = False
         self._failed = KeyedBackoff(RETRY)
         self._labels = LabelCheck(self._event.set)
-        #: What was logged last of a label, or a pool of it.
+        #: The last log message per label or pool.
         self._logged: dict[str, str] = {}
 
     def wake(self) -> None:
@@ -64,7 +64,10 @@ class MinReady(threading.Thread):
         self._labels.join(timeout)
 
     def session_lost(self) -> None:
-        """Our requests were ephemeral: they are gone.  The synchronisation that follows wakes us."""
+        """Forget our requests, which were ephemeral.
+
+        The following synchronization wakes this thread.
+        """
         self._requests.clear()
 
     def owns(self, request_id: str) -> bool:
@@ -95,14 +98,14 @@ class MinReady(threading.Thread):
                 wait = min(wait, self._keep(label))
                 self._logged.pop(label.name, None)
             except (KazooException, TimeoutError):
-                raise  # the connection: it concerns all
+                raise  # the connection: it affects all
             except Exception as error:
                 self._log_once(label.name, f"Cannot keep min-ready nodes of label {label.name}:", error)
                 wait = min(wait, LOOK_AGAIN)
         return wait
 
     def _keep(self, label: Label) -> float:
-        """Ask for what is missing of one label; seconds until it has to be looked at again."""
+        """Request the missing nodes of one label; return the seconds until the next check."""
         if label.min_ready <= 0:
             return RESYNC
         if self._need(label) <= 0:
@@ -121,15 +124,16 @@ class MinReady(threading.Thread):
     def _need(self, label: Label) -> int:
         zk = self.state.zk
         with zk.request_tree.lock:
-            # The node of a fulfilled one is still allocated and therefore not among the ready ones.
+            # The node of a fulfilled one is still allocated and therefore does not count as ready.
             wanted = zk.request_tree.min_ready_open[label.name] + zk.request_tree.min_ready_done[label.name]
         return int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted) - self._arriving(label)
 
     def _arriving(self, label: Label) -> int:
-        """Nodes made for min-ready requests that are gone already; they are free in a moment.
+        """Return the number of nodes of min-ready requests that are about to become free.
 
-        A launcher frees the node and removes its request in one transaction: we see the removal at once, the free
-        node only when it has been read.  When a launcher has died, its requests are gone before their nodes are freed.
+        A launcher frees the node and deletes its request in one transaction: we see the deletion immediately, the free
+        node only once it has been read. After the death of a launcher, its requests are deleted before their nodes are
+        freed.
         """
         zk = self.state.zk
         tree = zk.node_tree
@@ -145,7 +149,7 @@ class MinReady(threading.Thread):
             )
 
     def _servable(self, label: Label) -> bool:
-        """Whether some pool of ours could serve it, quota aside."""
+        """Return whether some pool of ours could serve it, regardless of quota."""
         for pool in label.pools:
             provider = getattr(pool, "provider", None)
             key = f"{label.name} of {getattr(provider, 'name', None)}"
@@ -157,7 +161,7 @@ class MinReady(threading.Thread):
                 raise
             except Exception as error:  # another pool may serve it
                 self._log_once(
-                    key, f"Cannot tell whether provider {getattr(provider, 'name', None)} can serve label {label.name}:", error
+                    key, f"Cannot check whether provider {getattr(provider, 'name', None)} can serve label {label.name}:", error
                 )
         return False
 
@@ -175,7 +179,7 @@ class MinReady(threading.Thread):
         return self._labels.ready(provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(asked))
 
     def _create(self, label: Label) -> bool:
-        """Ask for what is missing; False when another launcher is at it just now."""
+        """Request the missing nodes; return False if another launcher is doing so."""
         zk = self.state.zk
         kazoo = zk.kazoo_client
         mark = TurnLock(kazoo, self.state.identifier, "min-ready", label.name)
@@ -210,7 +214,7 @@ class MinReady(threading.Thread):
             try:
                 results = zk.writer.run(txn)
             except (KazooException, TimeoutError):
-                self._adopt = True  # they may be there
+                self._adopt = True  # they may exist
                 raise
             for index in indexes:
                 self._requests[str(results[index]).rsplit("/", 1)[1]] = label.name
@@ -222,7 +226,7 @@ class MinReady(threading.Thread):
                 mark.drop()
 
     def _follow(self) -> None:
-        """Finish our requests: fulfilled ones free their nodes, failed ones are tried again later."""
+        """Process our requests: free nodes of fulfilled ones, retry failed ones later."""
         zk = self.state.zk
         if self._adopt:
             self._adopt_own()
@@ -238,13 +242,13 @@ class MinReady(threading.Thread):
             elif request.state == FAILED:
                 self._failed.failed(label)
                 self.log.info(
-                    "Min-ready request %s for %s failed; next try in %.0f s", request_id, label, self._failed.wait(label)
+                    "Min-ready request %s for %s failed; next attempt in %.0f s", request_id, label, self._failed.wait(label)
                 )
                 zk.deleteNodeRequest(request)
                 self._requests.pop(request_id, None)
 
     def _adopt_own(self) -> None:
-        """The answer to a creation got lost: find what our session has created."""
+        """Find the requests that our session has created, after the answer was lost."""
         zk = self.state.zk
         session = zk.client.session_id
         found = [
@@ -271,5 +275,5 @@ class MinReady(threading.Thread):
         try:
             zk.writer.run(txn)
         except TransactionFailed:
-            zk.deleteNodeRequest(request)  # the node is freed as its request is gone
+            zk.deleteNodeRequest(request)  # the node is freed when its request is deleted
         self._requests.pop(request.id or "", None)

@@ -1,4 +1,4 @@
-"""Requests that wait at a full pool: another pool may serve them, or they may keep each other waiting (LAU-6)."""
+"""Move waiting requests from full pools to others, and resolve deadlocks (LAU-6)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from nodepool.launcher.state import LauncherState
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import PENDING, READY
 
-#: Seconds that a request waits for its pool before one of worse priority may have it.
+#: Seconds that a request waits for its pool before one of worse priority may serve it.
 PATIENCE = 10.0
-#: So, before another launcher may have it; and seconds that the other one has to take it.
+#: The same before another launcher may serve it; and seconds for the other one to accept it.
 OTHERS_TURN = 2.0
 #: Seconds between two questions to a pool whether it could serve a request that waits elsewhere.
 ASK_AGAIN = 1.0
-#: Seconds after which requests that wait with nodes in hand are taken to wait for each other.
+#: Seconds after which requests that wait with assigned nodes count as waiting for each other.
 STANDSTILL = 5.0
-#: Seconds for which a request rests whose nodes were deleted for another pool's sake.
+#: Seconds for which a request rests whose nodes were deleted in favor of another pool.
 LONG_REST = 60.0
 
 
 class Moves:
-    """Finds another pool for paused requests; used by the assignment's thread only.
+    """Finds another pool for paused requests; only for the assignment's thread.
 
     :param times_left: how often the request was left to other launchers.
     :param leave_to_others: leaves it to them now.
@@ -36,7 +36,7 @@ class Moves:
         self._state = state
         self._times_left = times_left
         self._leave_to_others = leave_to_others
-        #: When to look although no event has come (monotonic seconds).
+        #: When to check without an event (monotonic seconds).
         self.due = math.inf
 
     def look(self) -> None:
@@ -64,7 +64,7 @@ class Moves:
                 continue
             patience = PATIENCE if pool.priority > mine.priority else 0.0
             if worker is None:
-                # They cannot be asked: less and less often, and not with nodes that it has already.
+                # They cannot be asked: wait longer each time, and not if it already has nodes.
                 turns = 1 + self._times_left(request.id or "")
                 patience = max(patience, Backoff(OTHERS_TURN, 256 * OTHERS_TURN).pause(turns))
             if self._state.clock.monotonic() < handler.paused_since + patience:
@@ -79,7 +79,7 @@ class Moves:
             self._ask(able, handler)
 
     def _ask(self, workers: list[Pool], handler: RequestHandler) -> None:
-        """Ask the first one; each that says no asks the next.  One that still owes an answer holds nobody up."""
+        """Ask the first pool without a pending question; a pool that refuses asks the next one."""
         now = self._state.clock.monotonic()
         if now >= handler.ask_after:
             handler.ask_after = now + ASK_AGAIN
@@ -95,10 +95,11 @@ def _is_open(worker: Pool, cls: RequestClass) -> bool:
 
 
 def end_standstill(state: LauncherState, worker: RequestHost) -> None:
-    """The worst paused request of the provider gives its nodes back when a better one has waited for them for long.
+    """Release the nodes of the last paused request of a provider after a long standstill.
 
-    Else each could keep what the other needs, for ever.  Nodes of the same pool are left for the better one; those of
-    another pool are deleted, for they occupy the quota of the provider.
+    An earlier request has waited for them for long; otherwise each could hold what the other needs, forever. Nodes of
+    the same pool are kept for the earlier request; those of another pool are deleted, because they occupy the quota of
+    the provider.
     """
     waiting = [h for w in state.getPoolWorkers(worker.provider_name) for h in list(w.paused_handlers)]
     worst = max((h for h in waiting if h.nodeset), key=lambda h: h.request.priority, default=None)
@@ -118,13 +119,17 @@ def end_standstill(state: LauncherState, worker: RequestHost) -> None:
     there = [h.request.id for h in better if h.wants_more_of_provider]
     if here or there:
         worst.log.info(
-            "Giving request and nodes back: request %s, which is first, waits for room in the same provider", (here or there)[0]
+            "Releasing request and nodes: request %s, which comes first, waits for capacity of the same provider",
+            (here or there)[0],
         )
         worker.post(worst, worst.move, STANDSTILL if here else LONG_REST, not here)
 
 
 def _stuck_elsewhere(state: LauncherState, worker: RequestHost, worst: RequestHandler) -> list[str]:
-    """Pending requests of other launchers that come first and for long have had ready nodes of our pool, and no others."""
+    """Return earlier pending requests of other launchers that are stuck with our nodes.
+
+    All of their nodes belong to our pool and have been ready for long.
+    """
     zk, now = state.zk, state.clock.time()
     tree = zk.node_tree
     with tree.lock:

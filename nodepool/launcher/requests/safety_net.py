@@ -1,4 +1,4 @@
-"""SafetyNet: when events were lost it finds out, and tells that it has."""
+"""SafetyNet: finds requests that no event announced, and counts them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.metrics import Metrics
 
-#: Seconds between two looks.
+#: Seconds between two checks.
 RESYNC = 30.0
-#: Seconds after which what looks lost has to look so still.
+#: Seconds for which a request must look lost.
 CONFIRM = 1.0
 
 
 class SafetyNet:
-    """The clock of the net, and the count of what it found.  All under the lock of the assignment.
+    """The schedule and the counter of the safety net, guarded by the assignment's lock.
 
-    Whatever it finds is a defect: a request that was in no list, or one that was taken although nothing had
-    happened since it was last found to have to wait.  The counter is ``nodepool.launcher.HOST.found_by_resync``.
+    Each finding is a defect: a request that was in no list, or one that was served although no event happened since it
+    was last found to have to wait. The counter is ``nodepool.launcher.HOST.found_by_resync``.
     """
 
     log = logging.getLogger("nodepool.SafetyNet")
 
     def __init__(self, statsd: Metrics, now: float) -> None:
         self._statsd = statsd
-        statsd.incr(self._name(), 0)  # there from the beginning
+        statsd.incr(self._name(), 0)  # exported from the start
         self.due = now + RESYNC
-        #: Requests handed out because of the net, with the moment of its look, and why they had waited.
+        #: Requests handed out by the safety net, with the event count of its check, and why they had waited.
         self.offered: dict[str, tuple[int, str]] = {}
         self._adrift: set[Any] = set()
 
@@ -36,7 +36,7 @@ class SafetyNet:
         self.due = now + RESYNC
 
     def confirmed(self, adrift: set[Any], now: float) -> set[Any]:
-        """Of the requests in no list those that were in none a moment ago; they are counted."""
+        """Return and count the requests in no list that were already in none at the last check."""
         found = adrift & self._adrift
         self._adrift = adrift - found
         if self._adrift:
@@ -46,10 +46,10 @@ class SafetyNet:
         return found
 
     def taken(self, request_id: str, nothing_happened: bool) -> None:
-        """A request that was handed out because of the net has been taken."""
+        """Count a request that was handed out because of the safety net and was served."""
         offered = self.offered.pop(request_id, None)
         if offered is not None and nothing_happened:
-            self._count(request_id, f"it could go on, but no event had told so ({offered[1]})")
+            self._count(request_id, f"it could proceed, but no event announced that ({offered[1]})")
 
     def _count(self, request_id: str, why: str) -> None:
         self.log.warning(

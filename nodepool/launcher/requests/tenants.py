@@ -1,4 +1,4 @@
-"""Tenant limits (LAU-8.4): over all providers, promises included."""
+"""Tenant limits (LAU-8.4): over all providers, including promises."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nodepool.zk.records import NodeRequest
 
 log = logging.getLogger("nodepool.Tenants")
 
-# From looking at the sums until the promise is booked; two pools must not spend the same rest.
+# Held from reading the sums until the promise is recorded; two pools must not use the same quota.
 _lock = threading.Lock()
 
 
@@ -30,7 +30,7 @@ def tenant_shortage(
     manager: QuotaSupport,
     key: RequestHandler,
 ) -> Reason | None:
-    """None when the tenant may have the nodes of this request (they are then promised), else what is short."""
+    """Return None after promising the nodes of this request to the tenant, or the shortage."""
     needed = QuotaInformation()
     for label in request.node_types:
         needed.add(manager.quotaNeededByLabel(label, pool))
@@ -47,11 +47,11 @@ def tenant_shortage(
 
 
 def tenant_usage(state: LauncherState, tenant: str | None) -> dict[str, float]:
-    """Return what the nodes of the tenant use at all launchers, and what this one is about to use."""
+    """Return what nodes of the tenant use at all launchers, including promises of this one."""
     if tenant is None:
         return {}
     tree = state.zk.node_tree
-    # First, as a promise is released once its node is in the mirror: it may count twice, but never not at all.
+    # Read first, because a promise is released after its node is in the mirror: counting twice is safe, missing it is not.
     promised = state.zk.reservations.tenant(tenant)
     with tree.lock:
         used: dict[str, float] = dict(tree.tenant_usage.get(tenant, ()))
@@ -69,12 +69,14 @@ def _estimate(state: LauncherState, provider: str | None, pool_name: str | None,
     manager = state.config.provider_managers.get(provider or "")
     pool = config.pools.get(pool_name or "") if config is not None else None
     if pool is None or label not in pool.labels or not isinstance(manager, QuotaSupport):
-        # Launchers without this provider cannot know more; all of them have to come to the same number.
+        # Launchers without this provider cannot know more, and all launchers have to compute the same number.
         return {"instances": 1}
     try:
         return manager.quotaNeededByLabel(label, pool).get_resources()
     except LimitsPending:
         raise  # known in a moment
-    except Exception as error:  # of another provider, perhaps: no reason to fail this request
-        log.warning("Provider %s cannot tell what label %s needs; its nodes count as instances: %r", provider, label, error)
+    except Exception as error:  # perhaps of another provider: no reason to fail this request
+        log.warning(
+            "Provider %s does not report the resources of label %s; its nodes count as instances only: %r", provider, label, error
+        )
         return {"instances": 1}

@@ -447,7 +447,7 @@ def test_a_malformed_request_among_others(caplog: pytest.LogCaptureFixture) -> N
     assert log == [f"200-{number:010}" for number in range(4)]
     assignment.rebuild()
     assignment._pass()
-    assert sum(f"Request {bad} is left out" in r.message for r in caplog.records) == 1
+    assert sum(f"Request {bad} is ignored" in r.message for r in caplog.records) == 1
     tree.requests[bad] = request(bad)
     assignment.request_changed(bad, tree.get(bad))
     assignment._pass()

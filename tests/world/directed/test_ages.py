@@ -154,7 +154,9 @@ def test_a_cloud_that_cannot_be_asked_loses_no_ready_node(
     bench.adapter("fake-provider").findMissingInstances = fail
     wait_for(lambda: len(calls) >= 2, what="two questions")
     stays(bench, node.id, "ready")
-    (line,) = {r.message for r in caplog.records if "Ready nodes of provider fake-provider cannot be compared" in r.message}
+    (line,) = {
+        r.message for r in caplog.records if "Cannot compare ready nodes of provider fake-provider with the cloud" in r.message
+    }
     assert text in line
 
 
@@ -167,4 +169,4 @@ def test_an_odd_external_id_beside_others(bench: LauncherBench, caplog: pytest.L
         bench.cloud("fake-provider")._server_list.clear()
     bench.wait_gone(node.id)
     stays(bench, odd.id, "ready")
-    assert f"Ready nodes of provider fake-provider with an odd external_id ({odd.id}) cannot be compared" in caplog.text
+    assert f"Cannot compare ready nodes of provider fake-provider with an odd external_id ({odd.id})" in caplog.text

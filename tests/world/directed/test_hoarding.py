@@ -299,7 +299,7 @@ def test_a_request_gives_way_to_one_of_another_launcher(
     bench.wait_nodes(2)
     ours = bench.submit("fake-label", "fake-label")
     bench.wait_request(ours, "pending")
-    wait_for(lambda: f"Giving request and nodes back: request {theirs}, which is first" in caplog.text)
+    wait_for(lambda: f"Releasing request and nodes: request {theirs}, which comes first" in caplog.text)
     bench.wait_request(ours, "requested", "pending")
     bench.zuul.give_back(*list(bench.zuul.locks))
     bench.zuul.cancel(theirs)

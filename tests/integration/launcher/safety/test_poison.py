@@ -199,7 +199,7 @@ def test_a_wrong_option_concerns_one_provider(bench: LauncherBench, caplog: pyte
         entry.max_concurrency = 5
         pool.assignment.wake()
         bench.wait_request(waiting, "fulfilled")
-    assert sum("whether the pool takes a request" in r.message for r in caplog.records) == 2
+    assert sum("whether the pool accepts a request" in r.message for r in caplog.records) == 2
 
 
 @pytest.mark.spec("issue 11, A1: a handler that raises stops no other")

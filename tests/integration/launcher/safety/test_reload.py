@@ -348,7 +348,7 @@ def test_changed_provider_that_is_slow_to_start_goes_on_as_it_was(bench: Launche
     wait_for(lambda: limit(pool) == 7)
     assert pool.getProviderManager("fake-slow") is before and not slow.may_start.is_set()
     assert [str(problem) for problem in pool.problems()] == [
-        f"provider fake-slow: goes on with its last good configuration: {lifecycle.STARTING}"
+        f"provider fake-slow: uses its last valid configuration: {lifecycle.STARTING}"
     ]
     bench.fulfilled("fake-label")
     slow.may_start.set()
