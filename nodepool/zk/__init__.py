@@ -1,4 +1,4 @@
-"""Everything that talks to ZooKeeper."""
+"""All communication with ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which history of the tree a cloud resource belongs to, so that a restored tree deletes nothing.
+"""Which history of the tree a cloud resource belongs to; a restore deletes nothing.
 
-``/nodepool/cluster`` (ignored by 11.0.0 and Zuul) holds the id of the cluster, *points* and
-*skipped ids*. A point ``[counter, time]`` states that no node id from ``counter`` on had been given
-at ``time``; one is recorded after each (re)connection of a launcher. A machine with such an id
-whose record was created before that time comes from a history that a restore has undone.
+``/nodepool/cluster`` (ignored by 11.0.0 and Zuul) contains the id of the cluster, *points* and *skipped ids*. A point
+``[counter, time]`` states that no node id from ``counter`` on had been assigned at ``time``; one is recorded after each
+(re)connection of a launcher. A machine with such an id whose record was created before that time belongs to a history
+that a restore has undone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_POINTS = 50
 MOST_SKIPPED = 50
 """Ranges of skipped ids that are kept, the newest ones."""
 MOST_IDS = 5_000_000
-"""Ids that are skipped at once."""
+"""Maximum number of ids that one call skips."""
 SKIPPED_TOGETHER = 500
 """Ids that are skipped in one transaction."""
 TIMEOUT = 30.0
@@ -53,7 +53,7 @@ class Cluster:
     id: str
     #: (next node id, server time in ms) in the order of recording.
     points: tuple[Pair, ...] = ()
-    #: (first, last) node ids that this tree has never given to a launch.
+    #: (first, last) node ids that this tree has never assigned to a launch.
     skipped: tuple[Pair, ...] = ()
 
     @classmethod
@@ -96,10 +96,10 @@ def _pairs(values: Mapping[str, Any], key: str) -> tuple[Pair, ...]:
 
 @dataclass(frozen=True)
 class View:
-    """The cluster record and the counter of node ids, read after the resources that are judged by them."""
+    """The cluster record and the node id counter, read after the resources to be judged."""
 
     cluster: Cluster
-    #: The next node id that the tree will give.
+    #: The next node id that the tree will assign.
     counter: int
     #: The connection that this was read on.
     connection: int = 0
@@ -132,21 +132,21 @@ class View:
 
 
 def same_owner(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether a machine was created for the node with the wanted metadata.
+    """Return whether a machine was created for the node with the expected metadata.
 
-    The id alone does not identify a node: a restored ZooKeeper gives ids again.
+    The id alone does not identify a node: a restored ZooKeeper assigns ids again.
     """
     return all(found.get(key) == wanted.get(key) for key in _OWNER)
 
 
 def number_of(text: object) -> int | None:
-    """Return the number of an id or a time stamp in metadata, or None if the text is none."""
+    """Return the number of an id or a time stamp in metadata, or None if it is not a number."""
     value = str(text)
     return int(value) if value.isascii() and value.isdecimal() and len(value) <= 15 else None
 
 
 def created_times(node: Node) -> set[int]:
-    """Return the times in ms that the machine of this node may be stamped with.
+    """Return the times in ms with which the machine of this node may be stamped.
 
     A record that was re-created for a machine has the time of the first one in ``created_time``.
     """
@@ -177,7 +177,7 @@ class ClusterHistory:
 
     @property
     def due(self) -> bool:
-        """Whether no point was recorded on the present connection yet."""
+        """Return whether no point was recorded on the present connection yet."""
         return self._noted != self._connection
 
     def note(self, force: bool = False) -> Cluster:
@@ -203,7 +203,10 @@ class ClusterHistory:
             return cluster
 
     def view(self) -> View:
-        """Return what resources listed before this call are judged by; raises what :meth:`note` raises."""
+        """Return the view for resources listed before this call.
+
+        Raises what :meth:`note` raises.
+        """
         connection = self._connection
         cluster = self.note()
         return View(cluster, self.counter(), connection)
@@ -218,7 +221,7 @@ class ClusterHistory:
         return View(cluster, self.counter(), self._connection)
 
     def skip_to(self, highest: int, most: int = MOST_IDS) -> None:
-        """Never give an id up to the highest one; a repetition after a failure completes it.
+        """Skip ids up to the highest one; a repetition after a failure completes it.
 
         :raises ValueError: this would skip more than *most* ids.
         """
@@ -227,7 +230,7 @@ class ClusterHistory:
             return
         if highest - counter >= most:
             raise ValueError(f"node id {highest:010} is implausible: the next one is {counter:010}; delete its resource first")
-        # Before the effect: machines whose ids have not been given yet would look leaked after it.
+        # Before the effect: otherwise machines whose ids are not assigned yet would look leaked after it.
         # The point covers those with a time stamp, the range those without.
         self.note(force=True)
         self.change(lambda known: known.with_skipped(counter, highest))
@@ -277,9 +280,9 @@ class ClusterHistory:
         return self._kazoo().get_async(paths.CLUSTER).get(timeout=TIMEOUT)[1]
 
     def counter(self) -> int:
-        """Return the next node id that the tree will give."""
+        """Return the next node id that the tree will assign."""
         kazoo = self._kazoo()
-        # A server that lags behind would make ids look as if they had not been given.
+        # A server that lags behind would make ids look unassigned.
         kazoo.sync_async(paths.NODES).get(timeout=TIMEOUT)
         stat = kazoo.exists_async(paths.NODES).get(timeout=TIMEOUT)
         if stat is None:

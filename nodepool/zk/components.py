@@ -27,8 +27,8 @@ REGISTER_PAUSE = 2.0
 class Component:
     """One entry of the registry, either ours (``register``) or read from ZooKeeper.
 
-    Changed attributes are written by a thread-safe :meth:`update`; after a lost session the component registers
-    itself again with the same content.
+    :meth:`update` is thread-safe and writes changed attributes; after a lost session the component registers itself
+        again with the same content.
     """
 
     RUNNING = "running"
@@ -52,9 +52,9 @@ class Component:
         self._registered = False
         self._unwritten = False
         self._session: int | None = None
-        #: The entry of which was told last that it is gone, ours or not.
+        #: The last entry whose deletion was reported, ours or not.
         self._gone: str | None = None
-        #: Set while we do not want to be registered.
+        #: Set while we are not to be registered.
         self._unregistered = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -108,9 +108,12 @@ class Component:
             self._start_registration(self.path)
 
     def _adopt(self, kazoo: KazooClient, session: int | None) -> str | None:
-        """Our entry, of whose making we have not heard, brought up to date; None: there is none."""
+        """Adopt our entry if its creation succeeded but was never acknowledged.
+
+        Return None if there is none.
+        """
         parent = f"{paths.COMPONENTS}/{self.kind}"
-        kazoo.sync(parent)  # another server may not know yet what the one before it has done for us
+        kazoo.sync(parent)  # this server may not know yet what the previous one has done for us
         for path, content, stat in _entries(self.client, self.kind):
             if stat.ephemeralOwner == session and content.get("id") == self.content.get("id"):
                 kazoo.set(path, self._serialize())
@@ -118,7 +121,7 @@ class Component:
         return None
 
     def unregister(self) -> None:
-        """Remove our entry."""
+        """Delete our entry."""
         if self._state_changed in self.client.state_listeners:
             self.client.state_listeners.remove(self._state_changed)
         if self._vanished in self.client.component_listeners:
@@ -138,7 +141,7 @@ class Component:
             except NoNodeError:
                 pass
             except KazooException as error:
-                self.log.warning("Cannot remove component %s now: %r", path, error)
+                self.log.warning("Cannot delete component %s now: %r", path, error)
                 kazoo.abandoned.add(path)
 
     def _state_changed(self, state: str) -> None:
@@ -149,8 +152,8 @@ class Component:
         self._start_registration()
 
     def _vanished(self, path: str) -> None:
-        """An entry no longer exists; if it was ours, somebody removed it."""
-        self._gone = path  # first: it may be the one of which the answer to its creation is still to come
+        """Register again if the deleted entry was ours."""
+        self._gone = path  # first: the acknowledgment of its creation may still be on its way
         if path == self.path and self._registered:
             self._start_registration(path)
 
@@ -158,7 +161,7 @@ class Component:
         threading.Thread(target=self._register_again, args=(gone,), name="ThreadPoolExecutor component", daemon=True).start()
 
     def _register_again(self, gone: str | None) -> None:
-        """Bring our entry up to date, or create it; with the next connection if this one is lost.
+        """Update or create our entry; with the next connection if this one is lost.
 
         :param gone: an entry that no longer exists.
         """
@@ -177,7 +180,10 @@ class Component:
             self._unregistered.wait(REGISTER_PAUSE)
 
     def update(self, **values: object) -> None:
-        """Change attributes; written only when something differs, or as soon as there is a connection again."""
+        """Change attributes and write them if something differs.
+
+        Without a connection they are written as soon as there is one.
+        """
         with self._lock:
             changed = {key: value for key, value in values.items() if key not in self.content or self.content[key] != value}
             if not changed:
@@ -200,7 +206,7 @@ class Component:
         try:
             kazoo.set(self.path, self._serialize())  # nobody else writes it
         except NoNodeError:
-            # The session was lost, and registration follows; or somebody removed the entry.
+            # The session was lost, and registration follows; or somebody deleted the entry.
             if self._session == self.client.session_id:
                 self._start_registration(self.path)
         self._unwritten = False
@@ -215,7 +221,7 @@ class BuilderComponent(Component):
 
 
 class PoolComponent(Component):
-    """A provider pool of a launcher; ``id`` is what goes into ``declined_by`` and node records."""
+    """A pool of a launcher; ``id`` is used in ``declined_by`` and in node records."""
 
     kind = "pool"
     ATTRIBUTES: ClassVar[dict[str, Any]] = {
@@ -264,7 +270,7 @@ class RegisteredPool:
 
     @property
     def offer(self) -> tuple[object, ...]:
-        """What decides which requests the pool can serve at all, and which pool is asked first."""
+        """Return what decides which requests the pool can serve, and which pool is asked first."""
         return self.id, self.provider_name, self.labels, self.priority, self.state
 
     def is_open_to(self, labels: frozenset[str]) -> bool:
@@ -279,11 +285,11 @@ class ComponentTree(Tree[Any]):
         super().__init__(client, paths.COMPONENTS)
         self.components: dict[str, dict[str, Any]] = {}
         self.pools: dict[str, RegisteredPool] = {}
-        #: Raised with each change of the pools.
+        #: Increases with each change of the pools.
         self.version = 0
-        #: Raised when pools come, go, or offer something else: not when they merely become full.
+        #: Increases when pools are added, deleted, or offer something else: not when they merely become full.
         self.offers_version = 0
-        #: Called with (path, gone?) on the connection thread.
+        #: Called with (path, whether it was deleted) on the connection thread.
         self.listeners: list[Callable[[str, bool], Any]] = []
 
     def wants_data(self, parts: list[str]) -> bool:
@@ -308,7 +314,7 @@ class ComponentTree(Tree[Any]):
                     self.offers_version += 1
             self.components[path] = content
             if known and parts[0] != "pool":
-                return  # what a daemon tells about itself; that is not urgent
+                return  # details of a daemon, which are not urgent
             self.version += 1
         self.announce(self.listeners, path, False)
 
@@ -316,7 +322,7 @@ class ComponentTree(Tree[Any]):
         raise RecordError("components are not written through the mirror")
 
     def vanished(self, parts: list[str], path: str) -> None:
-        self.announce(self.client.component_listeners, path)  # also of one that has not been read yet
+        self.announce(self.client.component_listeners, path)  # also of a component that has not been read yet
         with self.lock:
             if self.components.pop(path, None) is None:
                 return
@@ -326,7 +332,7 @@ class ComponentTree(Tree[Any]):
         self.announce(self.listeners, path, True)
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Records of the components of this kind (``launcher``, ``builder``, ``pool``), by path."""
+        """Return the components of this kind (``launcher``, ``builder``, ``pool``) by path."""
         with self.lock:
             return [content for _path, content in sorted(self.components.items()) if content.get("kind") == kind]
 
@@ -336,7 +342,7 @@ class ComponentTree(Tree[Any]):
 
 
 def read_pools(client: ZooKeeperClient) -> list[RegisteredPool]:
-    """The registered pools, read at once (for the command line)."""
+    """Read the registered pools (for the command line)."""
     result = []
     for path, content in _read(client, "pool"):
         try:
@@ -347,7 +353,7 @@ def read_pools(client: ZooKeeperClient) -> list[RegisteredPool]:
 
 
 def read_kind(client: ZooKeeperClient, kind: str) -> list[dict[str, Any]]:
-    """Records of the registered components of this kind, read at once (for the command line)."""
+    """Read the registered components of this kind (for the command line)."""
     return [content for _path, content in _read(client, kind)]
 
 
@@ -376,7 +382,7 @@ def _entries(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str
 
 
 class _ComponentRegistry:
-    """Process-wide name that benches know; the entries live with each connection."""
+    """Process-wide name for test benches; each connection holds its own entries."""
 
     log = logging.getLogger("nodepool.ComponentRegistry")
 

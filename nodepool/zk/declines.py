@@ -1,9 +1,9 @@
-"""Why pools have declined requests, for people; beside the tree of release 11.0.0, which has no place for it.
+"""Why pools have declined requests, for users; outside the tree of release 11.0.0.
 
-``/nodepool/request-declines/<request id>@<launcher id>``, both percent-quoted: ephemeral, a JSON object
-with ``pool``, ``reason``, ``help`` and, one word for each reason, ``codes``.  Not in the request itself:
-11.0.0 drops keys that it does not know, and Zuul takes every key as its own.  A launcher removes what it
-has written when the request is gone; what it could not remove ends with its session.
+``/nodepool/request-declines/<request id>@<launcher id>``, both percent-quoted: ephemeral, a JSON object with ``pool``,
+``reason``, ``help`` and, one word for each reason, ``codes``. They are not part of the request: 11.0.0 drops unknown
+keys, and Zuul interprets every key. A launcher deletes its entries when the request is deleted; those it cannot delete
+end with its session.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nodepool.zk.records import RecordError, parse_object
 
 ROOT = "/nodepool/request-declines"
 
-#: Seconds for one answer of the server, and reads under way at once.
+#: Seconds for one answer of the server, and number of concurrent reads.
 TIMEOUT, PIPELINE = 30.0, 500
 
 _LAUNCHER = re.compile(r"(?P<host>.*?)-PoolWorker\.(?P<pool>.*)-[0-9a-f]{32}\Z")
@@ -34,7 +34,7 @@ def path(request_id: str, launcher_id: str) -> str:
 
 
 def serialize(pool: str, reasons: Sequence[Reason]) -> bytes:
-    # Problems of the label come last, and say most.
+    # Problems of the label come last, and are the most informative.
     suggestion = next((text for reason in reversed(reasons) if (text := reason.suggestion)), "")
     record = {"pool": pool, "reason": one_line(render(reasons)), "codes": [reason.code.word for reason in reasons],
               "help": one_line(suggestion)}  # fmt: skip
@@ -42,20 +42,20 @@ def serialize(pool: str, reasons: Sequence[Reason]) -> bytes:
 
 
 class Decline(NamedTuple):
-    """What a pool said; ``help`` is what an operator can do, or empty."""
+    """A pool's reasons; ``help`` is what an operator can do, or empty."""
 
     text: str
     help: str
 
 
 def pool_of(launcher_id: str) -> str:
-    """A launcher id (of ``declined_by``) for people: ``<provider>-<pool> on <host>``."""
+    """Return a launcher id (of ``declined_by``) for users: ``<provider>-<pool> on <host>``."""
     match = _LAUNCHER.match(launcher_id)
     return f"{match['pool']} on {match['host']}" if match else launcher_id
 
 
 def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Decline]:
-    """``pool: reason`` by (request id, launcher id), of those that are known; writes nothing.
+    """Return known ``pool: reason`` by (request id, launcher id); write nothing.
 
     :raises KazooException: ZooKeeper cannot be reached.
     """
@@ -80,7 +80,7 @@ def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[st
 
 
 def reasons(kazoo: KazooClient, requests: Iterable[Any]) -> dict[str, list[str]]:
-    """Request id -> why each pool that is known to have declined it did, in the order of ``declined_by``."""
+    """Return request id -> known reasons of declining pools, in ``declined_by`` order."""
     requests = list(requests)
     found = read(kazoo, ((request.id, launcher_id) for request in requests for launcher_id in request.declined_by))
     return {

@@ -1,10 +1,10 @@
-"""What happened, kept for a day beside the tree of release 11.0.0: ``nodepool explain`` and the pages show it.
+"""Events of the last day, for ``nodepool explain`` and the pages.
 
-``/nodepool/history/<sequence>``: compressed lines of JSON, an event (:mod:`nodepool.zk.mirror.feed`) each, in the order of time.
-The launcher that is elected for statistics writes what the mirror shows, each launcher what only it knows: many events
-in one write, a few seconds late at most, and never on the way of a request. Now and then many writes are made one,
-``/nodepool/history/<first>-<last>``, so that a day is read at once. What was not written when a launcher is killed is
-lost: nothing depends on it.
+Outside the tree of release 11.0.0: ``/nodepool/history/<sequence>`` contains compressed lines of JSON, one event
+(:mod:`nodepool.zk.mirror.feed`) each, in order of time. The launcher that is elected for statistics writes what the
+mirror shows, and each launcher its own events: many events in one write, at most a few seconds late, and never while
+processing a request. Now and then many writes are merged into ``/nodepool/history/<first>-<last>``, so that a day can
+be read quickly. Events not written when a launcher is killed are lost: nothing depends on them.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ ROOT = "/nodepool/history"
 TIMEOUT = 30.0
 """Seconds for one answer of the server."""
 FLUSH_AFTER, FLUSH_AT = 5.0, 1000
-"""Seconds that an event waits, and how many events do: then they are written together."""
+"""Events are written together after this many seconds, or when this many wait."""
 MOST_WAITING = 20000
-"""Events that wait for ZooKeeper; older ones are left out."""
+"""Maximum number of events that wait for ZooKeeper; older ones are dropped."""
 LONGEST, MOST_BYTES = 24 * 3600.0, 8 << 20
-"""What is kept: seconds, and bytes in ZooKeeper."""
+"""Retention: seconds, and bytes in ZooKeeper."""
 LARGEST = 16 << 20
 """Bytes that one write unpacks to, at most."""
 LARGEST_WRITE = 512 << 10
-"""Bytes of one write before compression: ZooKeeper ends the connection of a client that sends more than 1 MiB."""
+"""Bytes of one write before compression: ZooKeeper closes the connection of a client that sends more than 1 MiB."""
 MERGE_AT, MERGED, MERGED_BYTES = 200, 100, 512 << 10
-"""There are so many writes until so many of them become one, which has so many bytes at most."""
+"""Number of writes that starts a merge, number of merged writes, and maximum bytes of the result."""
 TIDY_INTERVAL = 300.0
 
 log = logging.getLogger("nodepool.zk.history")
 
 
 class HistoryWriter:
-    """Collects events of a feed and writes them now and then."""
+    """Collects events of a feed and writes them in intervals."""
 
     def __init__(self, feed: Feed, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class HistoryWriter:
 
     def _heard(self, event: Event) -> None:
         if event["type"] in ("image-changed", "component-changed"):
-            return  # builds have records of their own, and launchers and builders their logs
+            return  # builds have separate records, and launchers and builders have logs
         with self._lock:
             if not self._waiting:
                 self._oldest = self._monotonic()
@@ -65,10 +65,10 @@ class HistoryWriter:
                 del self._waiting[: MOST_WAITING // 2]
 
     def flush(self, kazoo: KazooClient, elected: bool, at_once: bool = False) -> None:
-        """Write what is due, and tidy up what is there.
+        """Write due events, and tidy up.
 
-        :param elected: whether this launcher also writes what all see.
-        :raises KazooException: no connection, or no answer in time; what was due is lost.
+        :param elected: whether this launcher also writes what all launchers see.
+        :raises KazooException: no connection, or no answer in time; the due events are lost.
         """
         now = self._monotonic()
         with self._lock:
@@ -87,13 +87,13 @@ class HistoryWriter:
 
 
 def _packed(events: Iterable[Event]) -> Iterator[bytes]:
-    """Yield the data of each write; an event that does not fit into one write is left out."""
+    """Yield the data of each write; an event that does not fit into one write is dropped."""
     lines: list[bytes] = []
     size = 0
     for event in events:
         line = json.dumps(stored(event)).encode()
         if len(line) > LARGEST_WRITE:
-            log.warning("Event %s is not kept in the history: %d bytes, at most %d are allowed",
+            log.warning("Event %s is not recorded in the history: it has %d bytes, the limit is %d",
                         event["type"], len(line), LARGEST_WRITE)  # fmt: skip
             continue
         if lines and size + len(line) > LARGEST_WRITE:
@@ -150,7 +150,10 @@ def tidy(kazoo: KazooClient) -> None:
 
 
 def _merge(kazoo: KazooClient, names: list[str]) -> None:
-    """As many of these, oldest first, as fit into one; at once, so that none is there twice or not at all."""
+    """Merge as many of these as fit into one write, oldest first.
+
+    This is one transaction, so that no event is duplicated or missing.
+    """
     taken: list[str] = []
     texts: list[bytes] = []
     size = length = 0
@@ -158,7 +161,7 @@ def _merge(kazoo: KazooClient, names: list[str]) -> None:
         try:
             data = answer.get(timeout=TIMEOUT)[0]
         except NoNodeError:
-            return  # another launcher tidies up
+            return  # another launcher is tidying up
         except NoAuthError:
             continue
         text = _unpacked(name, data)
@@ -175,7 +178,7 @@ def _merge(kazoo: KazooClient, names: list[str]) -> None:
         transaction.delete(f"{ROOT}/{name}")
     refused = [result for result in transaction.commit_async().get(timeout=TIMEOUT) if isinstance(result, Exception)]
     if refused:
-        log.debug("%d writes of the history stay as they are: %r", len(taken), refused[0])
+        log.debug("Cannot merge %d writes of the history: %r", len(taken), refused[0])
 
 
 def _names(kazoo: KazooClient) -> list[str]:
@@ -186,15 +189,15 @@ def _names(kazoo: KazooClient) -> list[str]:
 
 
 class HistoryReader:
-    """Reads events of one object; what was read is kept, as it never changes."""
+    """Reads events of one object; data read are cached, as they never change."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Name -> UNIX seconds when it was written, and what.
+        #: Name -> UNIX seconds when it was written, and its data.
         self._segments: dict[str, tuple[float, bytes]] = {}
 
     def read(self, kazoo: KazooClient, key: str, name: str) -> list[Event]:
-        """Events whose field ``key`` is (or has) ``name``, by time.
+        """Return events whose field ``key`` is (or contains) ``name``, by time.
 
         :raises KazooException: no connection, or no answer in time.
         """
@@ -203,17 +206,17 @@ class HistoryReader:
         return sorted(found, key=lambda event: event["time"])
 
     def read_all(self, kazoo: KazooClient, since: float = 0.0) -> list[Event]:
-        """All that are kept, by time.
+        """Return all events, by time.
 
-        :param since: UNIX seconds; what was written before is left out.
+        :param since: UNIX seconds; earlier writes are omitted.
         :raises KazooException: no connection, or no answer in time.
         """
         return sorted(self._all(kazoo, b"", since), key=lambda event: event["time"])
 
     def _all(self, kazoo: KazooClient, wanted: bytes, since: float = 0.0) -> Iterator[Event]:
-        """Those whose text has ``wanted``."""
+        """Yield the events whose text contains ``wanted``."""
         kept: dict[str, tuple[float, bytes]] = {}
-        # Again, when some have become one or have gone meanwhile.
+        # Repeated if some were merged or deleted in the meantime.
         for _ in range(3):
             names = _names(kazoo)
             with self._lock:
@@ -235,7 +238,7 @@ class HistoryReader:
 
 
 def _unpacked(name: str, data: bytes) -> bytes:
-    """Nothing, when it is damaged."""
+    """Return the data, or nothing if they are damaged."""
     try:
         return zlib.decompressobj().decompress(data, LARGEST)
     except zlib.error as error:
@@ -268,7 +271,10 @@ def _parsed(line: bytes) -> list[Any]:
 
 
 def _usable(field: str, value: object) -> bool:
-    """Return whether an event may have this value: a list of texts for the plural fields, else no list or object."""
+    """Return whether an event may have this value.
+
+    Plural fields contain a list of texts, others no list or object.
+    """
     if not isinstance(value, (list, dict)):
         return field not in ("labels", "nodes")
     return field in ("labels", "nodes") and isinstance(value, list) and all(isinstance(each, str) for each in value)

@@ -1,4 +1,4 @@
-"""Where things are in ZooKeeper (ZK-3)."""
+"""Paths in ZooKeeper (ZK-3)."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def upload(image_name: str, build_id: str, provider: str, upload_id: str) -> str
 
 
 def contender_number(name: str) -> int | None:
-    """The sequence number of a lock contender; None when the child is not one (schema section 6)."""
+    """Return the number of a lock contender; None if it is not one (schema section 6)."""
     match = _CONTENDER.search(name)
     return int(match.group(1)) if match else None

@@ -1,9 +1,9 @@
-"""What each launcher tells of itself, of its configuration, and of the requests that it deals with; beside the tree of 11.0.0.
+"""Reports of launchers about themselves, their configuration and their requests.
 
-``/nodepool/launcher-reports/<host>-<process id>``, percent-quoted: ephemeral, a JSON object, written by its launcher every
-other second at most, and only when something has changed. Commands read them; each launcher mirrors them, so that its pages
-tell of the whole cluster. ``/nodepool/launcher-configs/<host>-<process id>`` is of the same kind: the configuration in force
-without what may be a secret, written when it has changed, and read when somebody looks at it.
+Outside the tree of 11.0.0: ``/nodepool/launcher-reports/<host>-<process id>``, percent-quoted: ephemeral, a JSON
+object, written by its launcher every other second at most, and only after changes. Commands read the reports; each
+launcher mirrors them, so that its pages show the whole cluster. ``/nodepool/launcher-configs/<host>-<process id>`` is
+similar: the configuration in force without possible secrets, written after changes, and read when a user requests it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ ROOT, CONFIGS = "/nodepool/launcher-reports", "/nodepool/launcher-configs"
 TIMEOUT = 30.0
 """Seconds for one answer of the server."""
 LARGEST = 512 << 10
-"""Bytes of a report: ZooKeeper takes no more than a mebibyte, and ends the connection of who sends more."""
+"""Bytes of a report: ZooKeeper closes the connection of a client that sends more than 1 MiB."""
 
-#: What every report has.
+#: Required keys of a report.
 _SHAPE = {
     "hostname": str, "config": dict, "details": list, "providers": dict, "not_running": dict, "labels": dict, "lately": dict,
     "tenants": dict, "waiting": list,
 }  # fmt: skip
 
-#: What every configuration has.
+#: Required keys of a configuration.
 _CONFIG_SHAPE = {
     "hostname": str, "labels": dict, "diskimages": dict, "providers": dict, "tenant-resource-limits": dict,
 }  # fmt: skip
@@ -51,7 +51,10 @@ def path(identifier: str, root: str = ROOT) -> str:
 
 
 def parse(data: bytes | None) -> dict[str, Any]:
-    """:raises RecordError: it is none."""
+    """Return a report.
+
+    :raises RecordError: it is invalid.
+    """
     content = _unpack(data, _SHAPE)
     for key in ("providers", "labels", "lately"):
         content[key] = {str(name): value for name, value in content[key].items() if isinstance(value, dict)}
@@ -63,13 +66,16 @@ def parse(data: bytes | None) -> dict[str, Any]:
 
 
 def parse_config(data: bytes | None) -> dict[str, Any]:
-    """:raises RecordError: it is none."""
+    """Return a configuration.
+
+    :raises RecordError: it is invalid.
+    """
     return _unpack(data, _CONFIG_SHAPE)
 
 
 def _unpack(data: bytes | None, shape: Mapping[str, type]) -> dict[str, Any]:
     try:
-        # What a hostile record would unpack to is bounded.
+        # Limits the size to which a malicious record is unpacked.
         text = zlib.decompressobj().decompress(data or b"", 32 * LARGEST)
     except zlib.error as error:
         raise RecordError(f"the report is damaged: {error}") from None
@@ -78,7 +84,7 @@ def _unpack(data: bytes | None, shape: Mapping[str, type]) -> dict[str, Any]:
         raise RecordError("the znode is empty")
     for key, kind in shape.items():
         if not isinstance(content.get(key), kind):
-            raise RecordError(f"{key} is missing or no {kind.__name__}")
+            raise RecordError(f"{key} is missing or not a {kind.__name__}")
     return content
 
 
@@ -115,16 +121,20 @@ def _reasons(value: object) -> list[dict[str, str]]:
 
 
 def serialize(content: dict[str, Any]) -> bytes:
-    """:raises ValueError: it is larger than :data:`LARGEST`."""
+    """Return the data of a report.
+
+    :raises ValueError: it is larger than :data:`LARGEST`.
+    """
     data = zlib.compress(json.dumps(content).encode())
     if len(data) > LARGEST:
-        raise ValueError(f"the report has {len(data)} bytes, {LARGEST} are allowed")
+        raise ValueError(f"the report has {len(data)} bytes, the limit is {LARGEST}")
     return data
 
 
 def write(kazoo: KazooClient, where: str, content: dict[str, Any]) -> None:
-    """
-    :param where: what :func:`path` gives.
+    """Write a report or configuration.
+
+    :param where: result of :func:`path`.
     :raises KazooException: no connection, or no answer in time.
     :raises ValueError: it is larger than :data:`LARGEST`.
     """
@@ -133,7 +143,7 @@ def write(kazoo: KazooClient, where: str, content: dict[str, Any]) -> None:
         stat = kazoo.set_async(where, data).get(timeout=TIMEOUT)
         if stat.ephemeralOwner == kazoo.client_id[0]:
             return
-        # Of an earlier process with this name and id, or of our last session: it would go with that.
+        # From an earlier process with this name and id, or from our last session, with which it would end.
         kazoo.delete_async(where).get(timeout=TIMEOUT)
     except NoNodeError:
         pass
@@ -141,7 +151,10 @@ def write(kazoo: KazooClient, where: str, content: dict[str, Any]) -> None:
 
 
 def remove(kazoo: KazooClient, where: str) -> None:
-    """:raises KazooException: no connection, or no answer in time."""
+    """Delete a report or configuration.
+
+    :raises KazooException: no connection, or no answer in time.
+    """
     try:
         kazoo.delete_async(where).get(timeout=TIMEOUT)
     except NoNodeError:
@@ -149,7 +162,7 @@ def remove(kazoo: KazooClient, where: str) -> None:
 
 
 def read(kazoo: KazooClient) -> list[dict[str, Any]]:
-    """All reports that can be understood, by name; writes nothing.
+    """Return all valid reports by name; write nothing.
 
     :raises KazooException: no connection, or no answer in time.
     """
@@ -157,7 +170,7 @@ def read(kazoo: KazooClient) -> list[dict[str, Any]]:
 
 
 def named(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add ``name``, which distinguishes launchers of one host: ``HOST``, or ``HOST:PID`` where there are several."""
+    """Add ``name``, which distinguishes launchers of one host: ``HOST`` or ``HOST:PID``."""
     hosts = Counter(content["hostname"] for content in found)
     return [
         {
@@ -169,7 +182,7 @@ def named(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_configs(kazoo: KazooClient) -> list[dict[str, Any]]:
-    """All configurations, as :func:`read` does."""
+    """Return all configurations, as :func:`read` does."""
     return _read(kazoo, CONFIGS, parse_config)
 
 
@@ -190,12 +203,12 @@ def _read(kazoo: KazooClient, root: str, understand: Callable[[bytes | None], di
 
 
 class ReportTree(Tree[Any]):
-    """The reports of all launchers by name of their znode."""
+    """The reports of all launchers by the name of their znode."""
 
     def __init__(self, client: ZooKeeperClient) -> None:
         super().__init__(client, ROOT)
         self.reports: dict[str, dict[str, Any]] = {}
-        #: Called when one has come, has changed, or has gone.
+        #: Called when a report was created, changed or deleted.
         self.listeners: list[Callable[[], Any]] = []
 
     def wants_data(self, parts: list[str]) -> bool:

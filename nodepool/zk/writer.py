@@ -1,4 +1,4 @@
-"""Transactions: atomic, asynchronous, merged into few messages when many are under way."""
+"""Transactions: atomic, asynchronous, and merged into few messages under load."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nodepool.zk.Writer")
 
-#: callback(results, error): on the connection thread, must return at once.
+#: callback(results, error): on the connection thread, must not block.
 Callback = Callable[[list[Any] | None, "BaseException | None"], None]
 
 
 class TransactionFailed(Exception):
     """A transaction was refused as a whole.
 
-    :ivar index: which operation did not fit.
+    :ivar index: the failed operation.
     :ivar cause: why (a kazoo exception such as BadVersionError).
-    :ivar path: what it was about.
+    :ivar path: the path of the failed operation.
     """
 
     def __init__(self, index: int, cause: BaseException, path: str) -> None:
@@ -47,7 +47,7 @@ class Txn:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.operations: list[Any] = []
-        #: operation index -> (tree, path or parent, record): what the mirror shows once it is committed.
+        #: operation index -> (tree, path or parent, record): what the mirror shows after the commit.
         self.records: dict[int, tuple[Tree[Any], str, Any]] = {}
         self.callback: Callback | None = None
 
@@ -60,7 +60,7 @@ class Txn:
         tree: Tree[Any] | None = None,
         record: object = None,
     ) -> int:
-        """Add a creation; returns the index of its result (the path)."""
+        """Add a creation; return the index of its result (the path)."""
         if record is not None and tree is not None:
             self.records[len(self.operations)] = (tree, path, record)
         self.operations.append(
@@ -69,7 +69,7 @@ class Txn:
         return len(self.operations) - 1
 
     def set(self, path: str, data: bytes, version: int = -1, tree: Tree[Any] | None = None, record: object = None) -> int:
-        """Add a write; returns the index of its result (the new stat)."""
+        """Add a write; return the index of its result (the new stat)."""
         if record is not None and tree is not None:
             self.records[len(self.operations)] = (tree, path, record)
         self.operations.append(SetData(self.client.full_path(path), data, version))
@@ -81,11 +81,11 @@ class Txn:
 
     @property
     def size(self) -> int:
-        """Bytes of data and paths, about as many as are sent."""
+        """Return the bytes of data and paths, about the number of bytes sent."""
         return sum(len(op.path) + len(getattr(op, "data", b"")) for op in self.operations)
 
     def check(self, path: str, version: int = -1) -> int:
-        """The transaction fails unless the znode exists (with that version)."""
+        """Let the transaction fail unless the znode exists (with that version)."""
         self.operations.append(CheckVersion(self.client.full_path(path), version))
         return len(self.operations) - 1
 
@@ -93,13 +93,13 @@ class Txn:
 class Writer:
     """Sends transactions.
 
-    While :data:`MAX_IN_FLIGHT` are under way further ones are collected and sent together.  When a merged one is
-    refused, its parts are sent one by one: what does not fit then hurts only itself.
+    While :data:`MAX_IN_FLIGHT` are pending, further ones are collected and sent together. If a merged one is refused,
+    its parts are sent one by one, so that only the invalid part fails.
     """
 
     MAX_IN_FLIGHT = 2
     MAX_OPERATIONS = 160
-    #: Of merged ones; servers close a connection that sends more than 1 MiB (jute.maxbuffer) at a time.
+    #: Of merged ones; servers close a connection that sends more than 1 MiB (jute.maxbuffer) in one message.
     MAX_BYTES = 256 * 1024
 
     def __init__(self, client: Client) -> None:
@@ -123,7 +123,7 @@ class Writer:
         """Send and wait.
 
         :raises TransactionFailed: refused as a whole.
-        :raises kazoo.exceptions.KazooException: connection trouble; the outcome is unknown.
+        :raises kazoo.exceptions.KazooException: connection trouble; the result is unknown.
         :raises TimeoutError: no answer in ``timeout`` seconds.
         """
         done = threading.Event()
@@ -196,11 +196,14 @@ class Writer:
     def _guard(function: Callable[..., Any], *args: object) -> None:
         try:
             function(*args)
-        except Exception:  # what waits for its turn behind it must be sent all the same
-            log.exception("Error after a transaction")
+        except Exception:  # transactions that wait behind it must be sent all the same
+            log.exception("Error in the callback of a transaction")
 
     def _abandon(self, txns: list[Txn]) -> None:
-        """The outcome is unknown: no lock that was to be taken or given back may stay; backing nodes' persistent ones do."""
+        """Release locks of a transaction with unknown result.
+
+        This includes locks that it was to acquire or release, except persistent ones of backing nodes.
+        """
         for txn in txns:
             for operation in txn.operations:
                 ephemeral = isinstance(operation, Delete) or (isinstance(operation, Create) and operation.flags & 1)
@@ -208,7 +211,7 @@ class Writer:
                     self._client.abandoned.add(self._client.unchroot(operation.path))
 
     def _next(self, again: list[Txn], one_by_one: bool) -> None:
-        """One answer came: send what was refused only for its company, then what has been waiting."""
+        """Send parts of a refused transaction, then waiting ones: one answer has arrived."""
         if one_by_one:
             with self._lock:
                 self._in_flight += len(again) - 1

@@ -1,4 +1,4 @@
-"""The ZooKeeper facade that drivers, tools and benches use, with the records and state names.
+"""The ZooKeeper facade for drivers, tools and benches, with records and state names.
 
 Names: DRV-8 and PY-2 and PY-3.
 """
@@ -52,11 +52,11 @@ from nodepool.zk.reports import ReportTree
 
 
 class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
-    """Everything Nodepool does in ZooKeeper.
+    """All ZooKeeper operations of Nodepool.
 
     :param client: connected, or connected later by its owner.
     :param enable_cache: keep a live mirror of nodes, requests, images and components.
-    :param only_images: mirror images alone, as builders do, whom nodes and requests do not concern.
+    :param only_images: mirror only images, for builders, which do not use nodes and requests.
     """
 
     def __init__(self, client: ZooKeeperClient, enable_cache: bool = True, only_images: bool = False) -> None:
@@ -67,7 +67,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         self.cluster = ClusterHistory(client, lambda: self.kazoo_client)
         self.node_tree = self.request_tree = self.image_tree = self.component_tree = None  # type: ignore[assignment]
         self.progress_tree = self.report_tree = None  # type: ignore[assignment]
-        #: Events, where somebody listens.
+        #: Events, if there are listeners.
         self.feed: Feed | None = None
         if enable_cache:
             self.image_tree = ImageTree(client)
@@ -96,7 +96,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         return [tree for tree in found if tree is not None]
 
     def start(self) -> None:
-        """Begin to mirror; called by itself once connected."""
+        """Start to mirror; called automatically once connected."""
         if self.kazoo_client.chroot:
             self.kazoo_client.ensure_path("/")
         for path in (
@@ -116,7 +116,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
 
     @property
     def synced(self) -> bool:
-        """Whether the mirror is complete; nothing is placed or deleted before."""
+        """Return whether the mirror is complete; before, nothing is assigned or deleted."""
         return bool(self.trees) and all(tree.synced.is_set() for tree in self.trees)
 
     def wait_synced(self, timeout: float) -> bool:

@@ -38,7 +38,7 @@ Keep = Callable[[int, int, list[list[Any]]], None]
 
 @dataclass(slots=True)
 class Session:
-    """It outlives connections, and ends when nothing was heard of it for its timeout."""
+    """A session outlives connections, and ends if its client is silent for its timeout."""
 
     id: int
     password: bytes
@@ -102,7 +102,8 @@ class Server:
     def connect(
         self, write: Callable[[bytes], None], hang_up: Callable[[], None], identities: set[tuple[str, str]], peer: str = ""
     ) -> Connection:
-        """
+        """Add a connection.
+
         :param write: sends bytes to the client.
         :param hang_up: closes the connection after what was written.
         :param identities: what the transport knows about the client, such as its address.
@@ -227,12 +228,15 @@ class Server:
             connection.hang_up()
 
     def begin(self) -> tuple[int, int]:
-        """Return zxid and time in ms of the next transaction; one that fails uses up its zxid, too."""
+        """Return zxid and time in ms of the next transaction; failed ones also use up a zxid."""
         self.zxid += 1
         return self.zxid, int(self._wall() * 1000)
 
     def commit(self, changes: list[list[Any]], events: list[Event], zxid: int, time: int) -> None:
-        """Keep the changes of a transaction, then notify clients of its events, if they may read the znode."""
+        """Keep the changes of a transaction, then notify clients of its events.
+
+        Only clients that may read the znode are notified.
+        """
         self.keep(zxid, time, changes)
         for what, path, acl in events:
             for client in self.watches.triggered(what, path):

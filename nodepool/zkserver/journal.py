@@ -1,4 +1,4 @@
-"""Transactions and snapshots on disk: a killed server continues with the same tree and sessions.
+"""Transactions and snapshots on disk: a killed server restarts with its tree and sessions.
 
 A directory has a ``snapshot``, and a ``log`` of the transactions since; both begin with the number of
 the snapshot. Each line is a checksum and JSON. A transaction is kept once it was given to the kernel:
@@ -88,7 +88,7 @@ class Journal:
             self._compact()
 
     def _compact(self) -> None:
-        """Take a snapshot and begin a new log. Whenever the process ends meanwhile, nothing is lost."""
+        """Take a snapshot and start a new log. A crash at any time loses nothing."""
         assert self._server is not None
         self._number += 1
         with new_file(str(self._directory / "snapshot")) as file:
@@ -109,8 +109,9 @@ def _line(value: object) -> bytes:
 
 
 def _entries(path: Path, torn_end: bool = False) -> Iterator[Any]:
-    """
-    :param torn_end: the last line may be incomplete: whoever waited for it has had no answer.
+    """Yield the entries of a file.
+
+    :param torn_end: the last line may be incomplete: its client has had no answer.
     """
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for number, line in enumerate(file, 1):

@@ -1,4 +1,4 @@
-"""The operations of the protocol: each reads its request and returns the body of the answer."""
+"""Operations of the protocol: each reads its request and returns the body of the answer."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _remove_watches(server: Server, client: Connection, reader: Reader) -> bytes
 
 
 def _set_watches(with_persistent: bool) -> Operation:
-    """Watches of an earlier connection; what has happened meanwhile is reported at once."""
+    """Add watches of an earlier connection; report changes since then immediately."""
 
     def operation(server: Server, client: Connection, reader: Reader) -> bytes:
         seen = reader.long()

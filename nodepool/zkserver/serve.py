@@ -82,7 +82,7 @@ class ZooKeeperServer:
         self._error: Exception | None = None
 
     async def listen_unix(self, path: Path) -> None:
-        """Accept clients of our own user on a Unix socket, which replaces a file of this name."""
+        """Accept clients of our own user on a Unix socket, which replaces an existing file."""
         path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
         self._listening.append(await loop.create_unix_server(lambda: _Protocol(self), path))
@@ -106,7 +106,10 @@ class ZooKeeperServer:
         return int(listening.sockets[0].getsockname()[1])
 
     def guarded(self, function: Any, *arguments: object) -> Any:
-        """Call the core. If a transaction cannot be kept, the server ends: its memory has what its disk has not."""
+        """Call the core.
+
+        If a transaction cannot be kept, the server ends, because memory and disk differ.
+        """
         if self._error is not None:
             return None
         try:

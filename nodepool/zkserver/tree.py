@@ -1,4 +1,4 @@
-"""The znodes: versions, sequences, access control, and transactions that apply as a whole or not at all."""
+"""The znodes: versions, sequences, access control, and atomic transactions."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _valid(scheme: str, name: str) -> bool:
 
 
 class Tree:
-    """All znodes. Reads and writes raise `Refused`; the caller holds whatever serializes them."""
+    """All znodes. Reads and writes raise `Refused`; the caller serializes them."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Znode] = {"/": Znode()}

@@ -23,7 +23,8 @@ class Watches(Generic[C]):
         self._of: dict[C, dict[tuple[str, str], None]] = {}
 
     def add(self, kind: str, path: str, client: C) -> None:
-        """
+        """Add a watch.
+
         :param kind: ``data`` (also for existence), ``children``, ``persistent`` or ``recursive``.
         """
         # Dictionaries keep an order that does not depend on memory addresses.

@@ -65,6 +65,6 @@ def test_kill_in_the_foreground(bench: Bench) -> None:
     seconds = time.monotonic() - began
     print(f"{REQUESTS} requests served {seconds:.1f} s after the restart")
     assert seconds < SESSION
-    assert "Ended the session of the last process, which was killed" in second.text()
+    assert "Ended the session of the previous process, which was killed" in second.text()
     (state,) = (bench.tmp / "home" / ".local" / "state" / "nodepool").iterdir()
     assert state.stat().st_mode & 0o077 == 0 and state.parent.stat().st_mode & 0o077 == 0

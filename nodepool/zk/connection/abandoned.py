@@ -1,8 +1,8 @@
 """Locks of ours without an owner in this process.
 
-When the connection breaks, the outcome of a write is unknown, but the session (and with it every lock it holds) may
-live on.  A lock that was to be taken or given back at that moment is left here; it is removed as soon as the
-server can be asked again.  What others hold under such a name stays.
+When the connection breaks, the result of a write is unknown, but the session (and with it every lock it holds) may
+continue. A lock that was being acquired or released at that moment is recorded here, and deleted as soon as the server
+can be asked again. Entries of other clients with the same name are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEQUENCE_DIGITS = 10
 
 
 class Asking(Protocol):
-    """The connection, as far as this needs it."""
+    """The parts of the connection that are used here."""
 
     client_id: tuple[int, bytes] | None
 
@@ -41,17 +41,22 @@ class Asking(Protocol):
 
 
 class AbandonedLocks:
-    """Paths of contenders, with or without their sequence number, that are to vanish; thread-safe, one per client."""
+    """Paths of contenders to delete, with or without sequence number.
+
+    Thread-safe; one per client.
+    """
 
     def __init__(self, client: Asking) -> None:
         self._client = client
         self._lock = threading.Lock()
-        #: path -> whether it goes with our session.
+        #: path -> whether it ends with our session.
         self._paths: dict[str, bool] = {}
         client.add_listener(self._state_changed)
 
     def add(self, path: str, ephemeral: bool = True) -> None:
-        """Remove this contender now, or after the next reconnect; without its number: all contenders with this name.
+        """Delete this contender now, or after the next reconnect.
+
+        Without its number: all contenders with this name.
 
         :param ephemeral: False for one that was meant to outlive our session.
         """
@@ -83,7 +88,7 @@ class AbandonedLocks:
                 if not names:
                     self._done(path)
 
-        # Another server may not know yet what the one before it has done for us.
+        # This server may not know yet what the previous one has done for us.
         client.submit(Sync(client.full_path(directory)), None)
         client.submit(GetChildren2(client.full_path(directory), None), Reply(listed))
 
@@ -105,13 +110,13 @@ class AbandonedLocks:
             if stat is None or stat.ephemeralOwner != (client_id[0] if ephemeral else 0):
                 self._done(path)
             else:
-                log.info("Giving back %s, left over from a broken connection", found)
+                log.info("Releasing %s, left over from a broken connection", found)
                 client.submit(Delete(client.full_path(found), -1), Reply(deleted))
 
         client.submit(Exists(client.full_path(found), None), Reply(looked))
 
     def taken(self, path: str) -> None:
-        """It has been taken anew, in good order: what was left behind under this name is gone."""
+        """Forget the path: it was acquired again, so that nothing is left under this name."""
         self._done(path)
 
     def _done(self, path: str) -> None:

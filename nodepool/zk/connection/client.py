@@ -26,13 +26,13 @@ FIRST_MESSAGE_AFTER = 2.0
 
 
 class RepeatFilter(logging.Filter):
-    """Lets a message of kazoo through once in a while: it repeats itself with every attempt to connect."""
+    """Rate-limits messages that kazoo repeats with every attempt to connect."""
 
     def __init__(self, interval: float) -> None:
         super().__init__()
         self._interval = interval
         self._seen: dict[str, float] = {}
-        #: The last complaint, let through or not.
+        #: The last error, logged or not.
         self.last = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -54,11 +54,11 @@ StateListener = Callable[[str], Any]
 
 
 class ZooKeeperClient:
-    """Owns the one session of a process.
+    """Owns the single session of a process.
 
     :param hosts: ``host:port,host:port/chroot``.
     :param timeout: session time-out in seconds.
-    :param insecure: allow a connection without TLS; must be asked for explicitly.
+    :param insecure: allow a connection without TLS; must be requested explicitly.
     :raises ConfigurationError: TLS files missing or unreadable.
     """
 
@@ -97,17 +97,17 @@ class ZooKeeperClient:
         self.read_only = read_only
         self.timeout = float(timeout)
         self.client: Client | None = None
-        #: Where to remember the session for the next process (see ``previous_session``).
+        #: File that stores the session for the next process (see ``previous_session``).
         self.session_file: SessionFile | None = None
         self.on_connect_listeners: list[Callable[[], Any]] = []
         self.on_disconnect_listeners: list[Callable[[], Any]] = []
-        #: (kind, id) of registrations whose outcome we do not know: their entries may be there.
+        #: (kind, id) of registrations whose result is unknown: their entries may exist.
         self.unsure_components: set[tuple[str, str | None]] = set()
-        #: Called with the path of each component that no longer exists, on the connection thread; must return at once.
+        #: Called with the path of each component that no longer exists, on the connection thread; must not block.
         self.component_listeners: list[Callable[[str], Any]] = []
-        #: Called with kazoo's state name on the connection thread; must return at once.
+        #: Called with kazoo's state name on the connection thread; must not block.
         self.state_listeners: list[StateListener] = []
-        #: Called with the error, or None, when the thread of the connection has ended: there will be no other.
+        #: Called with the error, or None, when the thread of the connection has ended and will not be restarted.
         self.on_thread_end: Callable[[BaseException | None], Any] = lambda _error: None
         self._state: str | None = None
         self._closing = False
@@ -115,9 +115,9 @@ class ZooKeeperClient:
 
     @classmethod
     def from_config(cls, config: Config, session_file: str | None = None) -> ZooKeeperClient:
-        """The client that a configuration wants.
+        """Return the client for a configuration.
 
-        :param session_file: where to remember the session for the next process.
+        :param session_file: where to store the session for the next process.
         """
         client = cls(
             config.zookeeper_servers,
@@ -135,15 +135,15 @@ class ZooKeeperClient:
     def _state_changed(self, state: str) -> None:
         before, self._state = self._state, state
         if state == KazooState.CONNECTED:
-            if before in (KazooState.SUSPENDED, KazooState.LOST):  # those who were warned are told of the end, too
-                self.log.warning("ZooKeeper connection: back")
+            if before in (KazooState.SUSPENDED, KazooState.LOST):  # operators who saw the warning are informed of the end, too
+                self.log.warning("ZooKeeper connection: restored")
             else:
                 self.log.debug("ZooKeeper connection: connected")
             self._remember_session()
         elif state == KazooState.SUSPENDED:
-            self.log.warning("ZooKeeper connection: suspended; no new work until it is back")
+            self.log.warning("ZooKeeper connection: suspended; no new work is started until it is restored")
         elif not self._closing:
-            self.log.warning("ZooKeeper connection: lost; locks and registrations of this session are gone")
+            self.log.warning("ZooKeeper connection: session lost, with its locks and registrations")
         for listener in list(self.state_listeners):
             try:
                 listener(state)
@@ -169,7 +169,7 @@ class ZooKeeperClient:
 
     @property
     def session_id(self) -> int | None:
-        """Identifies the present session; locks of another session are gone."""
+        """Return the id of the session; locks of other sessions do not exist any more."""
         if self.client is None or not self.connected:
             return None
         client_id = self.client.client_id
@@ -178,7 +178,7 @@ class ZooKeeperClient:
     # -- life cycle
 
     def connect(self, timeout: float | None = None) -> None:
-        """Connect; tries for ever (or for ``timeout`` seconds), with a message naming the servers every 10 s.
+        """Connect; retry forever (or for ``timeout`` seconds), with a log message every 10 s.
 
         :raises TimeoutError: no server answered in time, or :meth:`disconnect` was called meanwhile.
         """
@@ -207,7 +207,7 @@ class ZooKeeperClient:
         while not live.wait(0.2):
             now = time.monotonic()
             if self.stop_connecting.is_set() or (timeout is not None and now - started > timeout):
-                why = self._why()  # the end is complained about, too
+                why = self._why()  # also log the final error
                 self.disconnect()
                 raise TimeoutError(f"No ZooKeeper server answers at {self.hosts}{why}")
             if now - last >= CONNECT_MESSAGE_INTERVAL:
@@ -228,11 +228,11 @@ class ZooKeeperClient:
 
     @staticmethod
     def _why() -> str:
-        """Why the last attempt to connect failed, as far as it is known."""
+        """Return why the last attempt to connect failed, if known."""
         return f"; the last attempt: {_calm.last}" if _calm.last else ""
 
     def disconnect(self) -> None:
-        """End the session; ephemeral znodes and locks go with it."""
+        """End the session; ephemeral znodes and locks are deleted with it."""
         self.stop_connecting.set()
         for listener in list(self.on_disconnect_listeners):
             listener()
@@ -246,12 +246,12 @@ class ZooKeeperClient:
                 self.session_file.release()
 
     def resetHosts(self, hosts: str) -> None:
-        """Use other servers from the next connection on; not when the chroot differs."""
+        """Use other servers from the next connection on; ignored if the chroot differs."""
         if hosts == self.hosts:
             return
         servers, chroot = split_hosts(hosts)
         if chroot != split_hosts(self.hosts)[1]:
-            self.log.error("zookeeper-servers: a changed chroot needs a restart of the daemon")
+            self.log.error("zookeeper-servers: the changed chroot requires a restart of the daemon")
             return
         if self.client is not None:
             self.client.set_hosts(servers + chroot)

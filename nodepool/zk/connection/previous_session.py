@@ -1,8 +1,8 @@
-"""Ends the session that a killed process has left behind, so that its locks do not outlive it until the time-out.
+"""Ends the session of a killed process, so that its locks end before the time-out.
 
-The session's id and password are kept in a file that only its owner can read.  A lock on the open file, which the
-kernel gives back when the process dies, tells a dead owner from a living one.  Of what ran on another machine, or before
-this one was started anew, that cannot be known (a volume may be mounted elsewhere): such a session is left to its time-out.
+Id and password of the session are stored in a file that only its owner can read. A lock on the open file, which the
+kernel releases when the process dies, distinguishes a dead owner from a running one. For processes on another machine
+or before a reboot this is unknown, since a volume may be mounted elsewhere: such a session ends by its time-out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from nodepool.base.files import lock_file
 
 log = logging.getLogger("nodepool.zk.ZooKeeperClient")
 
-#: Names the running kernel; containers see the same as their machine.
+#: Identifies the running kernel; containers see the same as their machine.
 #: Seconds to reach ZooKeeper for ending the old session.
 TIMEOUT = 5.0
 
 
 class SessionFile:
-    """Remembers the present session for the next process.
+    """Stores the present session for the next process.
 
-    :param path: where; its directory must be writable (the last part of it is made), else nothing is remembered.
+    :param path: file; its directory must be writable (the last part of it is created), otherwise nothing is stored.
     """
 
     def __init__(self, path: str) -> None:
@@ -38,14 +38,14 @@ class SessionFile:
         self._fd: int | None = None
 
     def acquire(self) -> dict[str, Any] | None:
-        """Become the owner; returns what the last owner remembered, if it is dead and has not ended in order."""
+        """Become the owner; return the stored session if its owner was killed."""
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(self.path), 0o700)
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             log.info(
-                "The ZooKeeper session cannot be remembered in %s (%s): when this process is killed, its locks stay until "
+                "Cannot store the ZooKeeper session in %s (%s): if this process is killed, its locks remain until "
                 "the session times out",
                 self.path,
                 error.strerror,
@@ -65,18 +65,16 @@ class SessionFile:
         if not isinstance(value, dict):
             return None
         if not value.get("boot") or value["boot"] != boot_id():
-            log.info(
-                "The last process ran on another machine, or before this one was started anew: its session ends by its time-out"
-            )
+            log.info("The previous process ran on another machine or before a reboot; its session ends by its time-out")
             return None
         return value
 
     def remember(self, hosts: str, client_id: tuple[int, bytes]) -> None:
-        """The session in use now."""
+        """Store the session in use now."""
         self._write(json.dumps({"hosts": hosts, "id": client_id[0], "password": client_id[1].hex(), "boot": boot_id()}).encode())
 
     def release(self) -> None:
-        """The session was ended in order."""
+        """Record that the session was ended in order."""
         self._write(b"")
         if self._fd is not None:
             os.close(self._fd)
@@ -89,11 +87,11 @@ class SessionFile:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, data, 0)
         except OSError as error:
-            log.warning("Cannot remember the session in %s: %s", self.path, error.strerror)
+            log.warning("Cannot store the session in %s: %s", self.path, error.strerror)
 
 
 def end_session(old: dict[str, Any], hosts: str, make_client: Callable[[tuple[int, bytes]], Any]) -> bool:
-    """Close a dead process's session; False when that was not possible (it then ends by its time-out)."""
+    """Close the session of a dead process; return False if it will end by its time-out."""
     try:
         if old["hosts"] != hosts:
             return False
@@ -107,8 +105,8 @@ def end_session(old: dict[str, Any], hosts: str, make_client: Callable[[tuple[in
         client.stop()
         client.close()
     except (KazooException, KazooTimeoutError, OSError) as error:
-        log.warning("Cannot end the session of the last process: %r; it ends by its time-out", error)
+        log.warning("Cannot end the session of the previous process: %r; it ends by its time-out", error)
         return False
     if resumed:
-        log.info("Ended the session of the last process, which was killed")
+        log.info("Ended the session of the previous process, which was killed")
     return bool(resumed)

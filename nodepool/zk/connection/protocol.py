@@ -1,8 +1,8 @@
 """A kazoo client with persistent recursive watches and a leaner connection loop.
 
-kazoo 2.11 has neither the AddWatch request (server 3.6) nor batching: it makes several system calls and a new
-selector for each message.  This one module overrides the private parts needed for both;
-tests/integration/zk/test_protocol.py is the contract test that says whether a new kazoo still fits.
+kazoo 2.11 has neither the AddWatch request (server 3.6) nor batching: it makes several system calls and a new selector
+for each message. This module overrides the private parts needed for both; the contract test
+tests/integration/zk/test_protocol.py checks whether a new kazoo still fits.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _int = struct.Struct("!i")
 _reply = struct.Struct("!iqi")
 _watch = struct.Struct("!iii")
 _RECEIVE_SIZE = 256 * 1024
-#: What has been received is handled once it is more than this.
+#: Received messages are processed once they exceed this size.
 _HANDLE_SIZE = 1024 * 1024
-#: At most this many bytes of requests are put into one send.
+#: Maximum number of bytes of requests in one send.
 _SEND_SIZE = 256 * 1024
 
-#: The connection broke: the outcome is unknown.
+#: The connection broke: the result is unknown.
 BROKEN = (ConnectionLoss, SessionExpiredError, KazooTimeoutError)
 
 EventCallback = Callable[[int, str], None]
@@ -80,14 +80,17 @@ def _error(code: int) -> BaseException:
 
 
 class NoAnswer(KazooTimeoutError, OperationTimeoutError):
-    """``get(timeout=...)`` of an answer took too long. What kazoo raises there is no KazooException, which callers expect."""
+    """``get(timeout=...)`` of an answer timed out.
+
+    kazoo would raise an exception that is not a KazooException, which callers expect.
+    """
 
     def __str__(self) -> str:
         return "ZooKeeper gave no answer in time"
 
 
 class Handler(SequentialThreadingHandler):
-    """kazoo's thread handler with named threads and a select that makes no descriptor per call."""
+    """kazoo's thread handler with named threads and a select without a descriptor per call."""
 
     def __init__(self, name: str = "zookeeper") -> None:
         super().__init__()
@@ -128,7 +131,7 @@ class Handler(SequentialThreadingHandler):
 
 
 class Connection(kazoo_connection.ConnectionHandler):
-    """Reads and writes many messages per system call, and hands out persistent watch events."""
+    """Reads and writes many messages per system call, and dispatches persistent watch events."""
 
     client: Client
     _xid: int
@@ -136,29 +139,29 @@ class Connection(kazoo_connection.ConnectionHandler):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._received = bytearray()
-        #: Since when answers are due of which none has come.
+        #: Since when answers are due and none has arrived.
         self._silent_since = 0.0
         #: Since when no server has accepted our session; None while one does.
         self._refused_since: float | None = None
 
     def _connect_loop(self, retry: object) -> Any:
-        """Whatever goes wrong on this thread, it connects anew with the same session; kazoo would end for ever."""
+        """Reconnect with the same session after any error; kazoo would end forever."""
         try:
             return super()._connect_loop(retry)
         except ForceRetryError:
             raise
         except Exception as error:
-            log.exception("Error on the connection to ZooKeeper; connecting anew:")
+            log.exception("Error on the connection to ZooKeeper; reconnecting:")
             if self.client._state != KeeperState.CONNECTING:
                 self.client._session_callback(KeeperState.CONNECTING)
-            raise ForceRetryError("connecting anew") from error
+            raise ForceRetryError("reconnecting") from error
 
     def zk_loop(self) -> None:
         error: BaseException | None = None
         try:
             super().zk_loop()
         except BaseException as problem:
-            log.exception("The thread of the connection to ZooKeeper ends:")
+            log.exception("The thread of the connection to ZooKeeper has ended:")
             error = problem
         if not self.client._stopped.is_set():
             self.client.on_loop_end(error)
@@ -169,7 +172,7 @@ class Connection(kazoo_connection.ConnectionHandler):
         if self._refused_since is None:
             self._refused_since = now
         if client.last_zxid and now - self._refused_since > client._session_timeout / 1000:
-            # A server refuses a client that has seen more than the server has: for ever, if it was restored from
+            # A server refuses a client that has seen more than the server has: forever, if it was restored from
             # a backup. A server that lags behind has caught up by now.
             log.warning("No server accepted our session for longer than its time-out; accepting restored servers, too")
             client.last_zxid = 0
@@ -178,7 +181,7 @@ class Connection(kazoo_connection.ConnectionHandler):
         return result
 
     def _read_socket(self, read_timeout: float) -> Any:
-        """Take whatever is there; every complete message is handled."""
+        """Read available data; process every complete message."""
         sock = self._socket
         received = self._received
         ended = False
@@ -287,7 +290,7 @@ class Connection(kazoo_connection.ConnectionHandler):
                 try:
                     callback(kind, path)
                 except Exception:
-                    log.exception("Error in the watch of %s for %s", root, path)
+                    log.exception("Error in the watch callback of %s for %s", root, path)
 
     def _one_shot_watches(self, kind: int, path: str) -> None:
         client = self.client
@@ -305,15 +308,15 @@ class Connection(kazoo_connection.ConnectionHandler):
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         """Send everything that waits, in as few system calls as possible."""
         client = self.client
-        # In this order nothing is forgotten: a byte is in the pipe whenever the flag is up, and what was appended
-        # while it was up is sent below.
+        # In this order nothing is lost: a byte is in the pipe whenever the flag is set, and requests appended
+        # while it was set are sent below.
         try:
             self._read_sock.recv(4096)
         except OSError:
             pass
         client.wake_sent = False
         queue, pending = client._queue, client._pending
-        # kazoo sends no heartbeat while it sends requests: their answers must do.
+        # kazoo sends no heartbeat while it sends requests: their answers serve as such.
         now = time.monotonic()
         if not pending:
             self._silent_since = now
@@ -341,7 +344,7 @@ class Connection(kazoo_connection.ConnectionHandler):
             kind = request.type
             header = _int.pack(xid) + (_int.pack(kind) if kind else b"")
             out += _int.pack(len(header) + len(body)) + header + body
-            # Pending before it is sent: a reply can only come afterwards, a loss clears both queues.
+            # Pending before it is sent: a reply can only come afterwards, and a lost connection clears both queues.
             pending.append((request, reply, xid))
             queue.popleft()
             if len(out) >= _SEND_SIZE:
@@ -378,7 +381,7 @@ class Client(KazooClient):
         #: (root, callback) of persistent watches; the server forgets them with each connection.
         self.persistent_watches: list[tuple[str, EventCallback]] = []
         super().__init__(*args, **kwargs)
-        #: Called with the error, or None, when the thread of the connection ends without having been told to.
+        #: Called with the error, or None, when the thread of the connection ends unexpectedly.
         self.on_loop_end: Callable[[BaseException | None], Any] = lambda _error: None
         self.abandoned = AbandonedLocks(self)
         old = self._connection
@@ -410,7 +413,7 @@ class Client(KazooClient):
         return None
 
     def _session_callback(self, state: str) -> None:
-        # A new connection reads its wake socket from the start; a stale flag would keep requests waiting.
+        # A new connection reads its wake socket from the start; a stale flag would block requests.
         self.wake_sent = False
         super()._session_callback(state)
         if self._queue and not self._stopped.is_set():
@@ -420,9 +423,9 @@ class Client(KazooClient):
                 pass
 
     def add_persistent_watch(self, root: str, callback: EventCallback) -> None:
-        """Remember the callback; :meth:`arm_persistent_watch` makes the server send events.
+        """Store the callback; :meth:`arm_persistent_watch` makes the server send events.
 
-        The callback runs on the connection thread with the kind of event and the path without chroot.
+        The callback runs on the connection thread with the type of event and the path without chroot.
         """
         self.persistent_watches.append((root, callback))
 
@@ -433,7 +436,7 @@ class Client(KazooClient):
         self.submit(AddWatch(self.full_path(root)), reply)
 
     def full_path(self, path: str) -> str:
-        """The path with the chroot in front."""
+        """Return the path with the chroot prepended."""
         if not self.chroot:
             return path
         return self.chroot if path == "/" else self.chroot + path

@@ -1,4 +1,4 @@
-"""The answer to one request, taken on the connection thread."""
+"""The answer to one request, processed on the connection thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ log = logging.getLogger("nodepool.zk.protocol")
 class Reply:
     """Receives the answer to one request on the connection thread.
 
-    ``callback(result, error, zxid)`` must return at once: it runs between reading two messages.
-    It has the two methods of kazoo's AsyncResult that the connection uses.
+    ``callback(result, error, zxid)`` must not block: it runs between reading two messages. It has the two methods of
+    kazoo's AsyncResult that the connection uses.
     """
 
     __slots__ = ("_callback", "zxid")
@@ -34,5 +34,5 @@ class Reply:
             return
         try:
             callback(value, error, self.zxid)
-        except Exception:  # it concerns this request only, not the connection
-            log.exception("Error in what follows an answer:")
+        except Exception:  # it affects this request only, not the connection
+            log.exception("Error in the callback of an answer:")

@@ -1,1 +1,1 @@
-"""The methods of `zookeeper.ZooKeeper`, by kind of record."""
+"""The methods of `zookeeper.ZooKeeper`, by type of record."""

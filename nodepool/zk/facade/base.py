@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 #: Seconds for one answer of the server.
 READ_TIMEOUT = 30.0
-#: Reads under way at once in bulk reading.
+#: Concurrent reads in bulk reading.
 PIPELINE = 500
 
 
@@ -37,7 +37,7 @@ class FacadeBase:
     log = logging.getLogger("nodepool.zk.ZooKeeper")
     client: ZooKeeperClient
     enable_cache: bool
-    # Copies of the trees below; None where nothing of the kind is mirrored: with `enable_cache` off, or for builders.
+    # Mirrors of the trees below; None for trees that are not mirrored: with `enable_cache` off, or in builders.
     node_tree: NodeTree
     request_tree: RequestTree
     image_tree: ImageTree
@@ -49,7 +49,7 @@ class FacadeBase:
 
     @property
     def kazoo_client(self) -> Client:
-        """kazoo's client object.
+        """Return kazoo's client object.
 
         :raises RuntimeError: not connected yet.
         """
@@ -60,7 +60,7 @@ class FacadeBase:
 
     @property
     def writer(self) -> Writer:
-        """Sends asynchronous transactions on the present client."""
+        """Return the writer of asynchronous transactions on the present client."""
         client = self.kazoo_client
         if self._writer is None or self._writer._client is not client:
             self._writer = Writer(client)
@@ -80,7 +80,7 @@ class FacadeBase:
         return data, stat
 
     def _get_many(self, wanted: Iterable[str]) -> Iterable[tuple[str, bytes, ZnodeStat]]:
-        """Read many znodes, pipelined; those that are gone are left out."""
+        """Read many znodes, pipelined; deleted ones are omitted."""
         paths = list(wanted)
         for start in range(0, len(paths), PIPELINE):
             portion = paths[start : start + PIPELINE]
@@ -103,7 +103,7 @@ class FacadeBase:
                 yield path, sorted(names), stat
 
     def _parse(self, path: str, make: Callable[[], T | None]) -> T | None:
-        """A record, or None (and one line in the log) when the data cannot be used."""
+        """Return a record; None (and one log line) if the data cannot be used."""
         try:
             return make()
         except Exception as error:

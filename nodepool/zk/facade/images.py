@@ -18,7 +18,7 @@ from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import ProgressData, ProgressStore
 from nodepool.zk.records import READY, ImageBuild, ImageBuildRequest, ImageUpload, parse_object
 
-#: Deletions of a record that other clients contend for.
+#: Attempts to delete a record that other clients contend for.
 DELETE_ATTEMPTS = 10
 
 
@@ -37,21 +37,21 @@ class ImageMethods(FacadeBase):
                 locks.release(self.kazoo_client, handle)
 
     def imageBuildLock(self, image: str, blocking: bool = True, timeout: float | None = None) -> Any:
-        """Held during a whole build of the image."""
+        """Lock held during a whole build of the image."""
         return self._locked(f"{paths.builds(image)}/lock", blocking, timeout)
 
     def imageBuildIdLock(self, image: str, build_id: str, blocking: bool = True, timeout: float | None = None) -> Any:
-        """Held while a build is being removed."""
+        """Lock held while a build is being deleted."""
         return self._locked(f"{paths.build(image, build_id)}/lock", blocking, timeout)
 
     def imageUploadLock(
         self, image: str, build_id: str, provider: str, blocking: bool = True, timeout: float | None = None
     ) -> Any:
-        """Held during a whole upload."""
+        """Lock held during a whole upload."""
         return self._locked(f"{paths.uploads(image, build_id, provider)}/lock", blocking, timeout)
 
     def imageUploadNumberLock(self, image_upload: ImageUpload, blocking: bool = True, timeout: float | None = None) -> Any:
-        """Held while an upload is being deleted."""
+        """Lock held while an upload is being deleted."""
         path = paths.upload(
             image_upload.image_name or "", image_upload.build_id or "", image_upload.provider_name or "", image_upload.id or ""
         )
@@ -86,11 +86,11 @@ class ImageMethods(FacadeBase):
         return [b for b in builds if b is not None and (states is None or b.state in states)]
 
     def getMostRecentBuilds(self, count: int, image: str, state: str | None = None) -> list[ImageBuild]:
-        """Newest first by ``state_time``."""
+        """Return builds, newest first by ``state_time``."""
         return newest_first(self.getBuilds(image, None if state is None else [state]), count)
 
     def storeBuild(self, image: str, build_data: ImageBuild, build_id: str | None = None) -> str:
-        """Create (new id) or write a build; returns its id."""
+        """Create (new id) or write a build; return its id."""
         if build_id is None:
             build_id = uuid.uuid4().hex
             self.kazoo_client.create(paths.build(image, build_id), build_data.serialize(), makepath=True)
@@ -104,7 +104,7 @@ class ImageMethods(FacadeBase):
         return build_id
 
     def deleteBuild(self, image: str, build_id: str) -> bool:
-        """Remove a build; False while it has upload records."""
+        """Delete a build; return False while it has upload records."""
 
         def unused() -> bool:
             providers = self.getBuildProviders(image, build_id)
@@ -115,7 +115,7 @@ class ImageMethods(FacadeBase):
     def _delete(self, path: str, allowed: Callable[[], bool] = lambda: True) -> bool:
         """Delete a record with everything below it; return False if it may not be deleted.
 
-        Other clients may start to contend for its lock meanwhile; the deletion is repeated then.
+        If other clients start to contend for its lock at the same time, the deletion is repeated.
         """
         attempts = 0
         while allowed():
@@ -148,7 +148,10 @@ class ImageMethods(FacadeBase):
             pass
 
     def submitBuildRequest(self, image: str) -> None:
-        """Ask for a build; asking again asks a builder that waits after a failure to try now."""
+        """Request a build.
+
+        Repeating the request lets a builder that waits after a failure try now.
+        """
         path = f"{paths.image(image)}/request-build"
         try:
             self.kazoo_client.create(path, makepath=True)
@@ -210,11 +213,11 @@ class ImageMethods(FacadeBase):
     def getMostRecentBuildImageUploads(
         self, count: int, image: str, build_id: str, provider: str, state: str | None = None
     ) -> list[ImageUpload]:
-        """Newest first by ``state_time``."""
+        """Return ready uploads, newest first by ``state_time``."""
         return newest_first(self.getUploads(image, build_id, provider, None if state is None else [state]), count)
 
     def getMostRecentImageUpload(self, image: str, provider: str, state: str = READY, cached: bool = False) -> ImageUpload | None:
-        """The newest upload of the image to the provider over all builds."""
+        """Return the newest upload of the image to the provider over all builds."""
         tree = self.image_tree
         if cached and state == READY and tree is not None and tree.synced.is_set():
             return tree.newest_ready(image, provider)
@@ -225,7 +228,7 @@ class ImageMethods(FacadeBase):
         return newest[0] if newest else None
 
     def getProviderUploads(self, provider_name: str) -> dict[str, dict[str, list[ImageUpload]]]:
-        """{image: {build: [upload]}} of one provider."""
+        """Return {image: {build: [upload]}} of one provider."""
         result: dict[str, dict[str, list[ImageUpload]]] = {}
         for image in self.getImageNames():
             for build_id in self.getBuildIds(image):
@@ -235,7 +238,7 @@ class ImageMethods(FacadeBase):
         return result
 
     def getCachedImageUploads(self) -> list[ImageUpload]:
-        """All uploads that the mirror knows."""
+        """Return all mirrored uploads."""
         tree = self.image_tree
         if tree is None:
             return self.readImages().uploads
@@ -245,7 +248,7 @@ class ImageMethods(FacadeBase):
     def storeImageUpload(
         self, image: str, build_id: str, provider: str, image_data: ImageUpload, upload_number: str | None = None
     ) -> str:
-        """Create (new number) or write an upload; returns its number.
+        """Create (new number) or write an upload; return its number.
 
         :raises ZKException: the build is missing.
         """
@@ -271,7 +274,7 @@ class ImageMethods(FacadeBase):
     # -- all at once
 
     def readImages(self, cached: bool = True) -> ImageData:
-        """Everything about images; from the mirror when it is complete, else read (pipelined)."""
+        """Return everything about images; from a complete mirror, else read (pipelined)."""
         tree = self.image_tree
         if cached and tree is not None and tree.synced.is_set():
             return tree.data()
@@ -310,18 +313,18 @@ class ImageMethods(FacadeBase):
 
     @property
     def progress(self) -> ProgressStore:
-        """Records about running and failed builds and uploads."""
+        """Return the store of records about running and failed builds and uploads."""
         return ProgressStore(self.kazoo_client)
 
     def readProgress(self, cached: bool = True) -> ProgressData:
-        """All of them; from the mirror when it is complete, else read."""
+        """Return all progress records; from a complete mirror, else read."""
         tree = self.progress_tree
         if cached and tree is not None and tree.synced.is_set():
             return tree.data()
         return self.progress.read_all()
 
     def exportImageData(self) -> dict[str, str]:
-        """Pause markers, builds and uploads: path -> text (ZK-11)."""
+        """Return pause markers, builds and uploads: path -> text (ZK-11)."""
         result: dict[str, str] = {}
         data = self.readImages(cached=False)
         wanted = [f"{paths.image(i)}/pause" for i in sorted(data.paused)]
@@ -332,7 +335,9 @@ class ImageMethods(FacadeBase):
         return result
 
     def importImageData(self, import_data: dict[str, str]) -> None:
-        """Write what :meth:`exportImageData` gave; upload numbers continue after the highest imported one.
+        """Write the result of :meth:`exportImageData`.
+
+        Upload numbers continue after the highest imported one.
 
         :raises ZKException: a path is not one of an image.
         """
@@ -346,7 +351,7 @@ class ImageMethods(FacadeBase):
             if len(parts) == 10 and parts[9].isdigit():
                 parent = path.rsplit("/", 1)[0]
                 highest[parent] = max(highest.get(parent, 0), int(parts[9]))
-        # The counter of a container only grows by creating children: before any record stands in the way.
+        # The counter of a container only grows by creating children: advance it before a record prevents that.
         for parent, number in highest.items():
             self.kazoo_client.ensure_path(parent)
             while True:

@@ -18,9 +18,9 @@ from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
 from nodepool.zk.records import DELETED, DELETING, READY, Node, parse_object
 from nodepool.zk.writer import TransactionFailed, Txn
 
-#: Another idle node is not deleted to make room while one of the pool is being deleted, for so many seconds.
+#: Seconds during which the deletion of a node of the pool prevents the deletion of another idle node.
 DELETION_GUARD = 300
-#: Records that are created in one transaction; servers take 1 MiB at a time.
+#: Records created in one transaction; servers accept 1 MiB at a time.
 CREATED_TOGETHER = 50
 #: Seconds that :meth:`NodeMethods.deleteOldestUnusedNode` waits for an answer.
 ANSWER_TIMEOUT = 30.0
@@ -32,11 +32,11 @@ class NodeMethods(FacadeBase):
     # -- reading
 
     def getNodes(self) -> list[str]:
-        """Ids of all node znodes, sorted; also of empty ones."""
+        """Return the sorted ids of all node znodes, including empty ones."""
         return self._children(paths.NODES)
 
     def getNode(self, node: str, cached: bool = False, only_cached: bool = False) -> Node | None:
-        """The record, or None when it is missing, empty or broken."""
+        """Return the record, or None if it is missing, empty or invalid."""
         if cached and self.node_tree is not None and self.node_tree.synced.is_set():
             found = self.node_tree.get(node)
             if found is not None or only_cached:
@@ -59,11 +59,11 @@ class NodeMethods(FacadeBase):
         return node
 
     def getCachedNode(self, node_id: str) -> Node | None:
-        """What the mirror knows; O(1), None without a mirror."""
+        """Return the mirrored node in O(1); None without a mirror."""
         return self.node_tree.get(node_id) if self.node_tree is not None else None
 
     def nodeIterator(self, cached: bool = True, cached_ids: bool = False) -> Iterator[Node]:
-        """All nodes, from the mirror when it is complete, else read (pipelined)."""
+        """Yield all nodes; from a complete mirror, else read (pipelined)."""
         if (cached or cached_ids) and self.node_tree is not None and self.node_tree.synced.is_set():
             snapshot = self.node_tree.snapshot()
             if cached:
@@ -79,7 +79,7 @@ class NodeMethods(FacadeBase):
                 yield node
 
     def readNodes(self, with_contenders: bool = True) -> list[Node]:
-        """All nodes with their lock contenders; writes nothing."""
+        """Read all nodes with their lock contenders; write nothing."""
         if self.node_tree is not None and self.node_tree.synced.is_set():
             return self.node_tree.snapshot()
         nodes = list(self.nodeIterator(cached=False))
@@ -90,13 +90,13 @@ class NodeMethods(FacadeBase):
         return nodes
 
     def countNodes(self) -> NodeCounts:
-        """How many there are, by what they are; from the mirror at once, else by reading all; writes nothing."""
+        """Return the numbers of nodes; from the mirror, else by reading all; write nothing."""
         if self.node_tree is not None and self.node_tree.synced.is_set():
             return self.node_tree.counts()
         return count_nodes(self.nodeIterator(cached=False))
 
     def getReadyNodesOfTypes(self, labels: list[str], cached: bool = True) -> dict[str, list[Node]]:
-        """Ready, unallocated nodes by label; a node with several labels stands under each."""
+        """Return ready, unallocated nodes by label; nodes with several labels under each."""
         result: dict[str, list[Node]] = {}
         for node in self.nodeIterator(cached=cached):
             if node.state != READY or node.allocated_to:
@@ -117,7 +117,7 @@ class NodeMethods(FacadeBase):
         return [node for node in self.nodeIterator(cached=False) if node.provider == provider_name]
 
     def countFreeReadyNodes(self, provider_name: str) -> dict[str, int]:
-        """Label -> number of ready, unallocated, unlocked nodes of the provider."""
+        """Return label -> number of ready, unallocated, unlocked nodes of the provider."""
         result: dict[str, int] = {}
         tree = self.node_tree
         if tree is not None:
@@ -132,7 +132,7 @@ class NodeMethods(FacadeBase):
         """Call ``callback(node, deleted)`` on each change until it returns False."""
         tree = self.node_tree
         if tree is None:
-            raise ZKException("watching nodes needs the cache")
+            raise ZKException("watching nodes requires the cache")
 
         def changed(node_id: str, _old: Node | None, new: Node | None) -> None:
             if node_id != node.id:
@@ -150,9 +150,9 @@ class NodeMethods(FacadeBase):
     def storeNode(self, node: Node) -> None:
         """Create the record (sets ``id``), or write it.
 
-        A node that we have locked is written only while the lock still stands.
+        A node that we have locked is written only while the lock still exists.
 
-        :raises ZKException: the record, or our lock on it, is gone.
+        :raises ZKException: the record, or our lock on it, no longer exists.
         """
         if node.id is None:
             self.createNodes([node])
@@ -166,11 +166,11 @@ class NodeMethods(FacadeBase):
         except TransactionFailed as error:
             if isinstance(error.cause, NoNodeError):
                 what = "lock on it" if error.index == 0 and node.lock else "record"
-                raise ZKException(f"Node {node.id} cannot be written: the {what} is gone") from error
+                raise ZKException(f"Node {node.id} cannot be written: the {what} no longer exists") from error
             raise
 
     def createNodes(self, nodes: list[Node]) -> None:
-        """Create the records (sets their ``id``), many in one transaction: quicker than one after the other.
+        """Create the records (sets their ``id``), many per transaction, which is faster.
 
         :raises kazoo.exceptions.KazooException: connection trouble; some may have been created.
         """
@@ -192,7 +192,7 @@ class NodeMethods(FacadeBase):
     def updateNode(self, node: Node) -> None:
         """Read the record again.
 
-        :raises NoNodeError: it is gone (or empty).
+        :raises NoNodeError: it no longer exists (or is empty).
         """
         data, stat = self.kazoo_client.get(paths.node(node.id or ""))
         values = parse_object(data)
@@ -202,7 +202,7 @@ class NodeMethods(FacadeBase):
         node.stat = stat
 
     def deleteNode(self, node: Node) -> None:
-        """Mark the record deleted, then remove it with its lock directory."""
+        """Mark the record deleted, then delete it with its lock directory."""
         if node.id is None:
             return
         node.state = DELETED
@@ -214,7 +214,7 @@ class NodeMethods(FacadeBase):
         node.lock = None
 
     def deleteRawNode(self, node_id: str) -> None:
-        """Remove the znode and all below it."""
+        """Delete the znode and everything below it."""
         for _attempt in range(5):
             try:
                 self.kazoo_client.delete(paths.node(node_id), recursive=True)
@@ -225,7 +225,7 @@ class NodeMethods(FacadeBase):
             return
 
     def deleteOldestUnusedNode(self, provider_name: str, pool_name: str) -> bool:
-        """:meth:`make_room`, and wait for the answer.  False when nothing was done."""
+        """Run :meth:`make_room` and wait for the result; return False if no node is deleted."""
         answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.make_room(provider_name, pool_name, answer.put)
         try:
@@ -234,11 +234,11 @@ class NodeMethods(FacadeBase):
             return False
 
     def make_room(self, provider_name: str, pool_name: str, answered: Callable[[bool], object] = bool) -> None:
-        """The free node of the pool that is ready longest goes to ``deleting``; does not wait.
+        """Mark the longest ready free node of the pool for deletion, without waiting.
 
-        Not while a node of the pool is being deleted already.
+        Nothing is done while a node of the pool is being deleted.
 
-        :param answered: called with whether a node goes, here or on the thread of the connection.
+        :param answered: called with whether a node is deleted, here or on the thread of the connection.
         """
         tree = self.node_tree
         oldest = None
@@ -247,16 +247,16 @@ class NodeMethods(FacadeBase):
             with tree.lock:
                 deleting = tree.deleting.get((provider_name, pool_name), {})
                 guarded = any(now - since < DELETION_GUARD for since in deleting.values())
-            oldest = None if guarded else tree.oldest_free(provider_name, pool_name)  # walks over them
+            oldest = None if guarded else tree.oldest_free(provider_name, pool_name)  # iterates over them
         if oldest is None or tree is None:
             answered(False)
             return
 
         def written(error: BaseException | None) -> None:
             if error is None:
-                self.log.info("Deleting idle node %s of %s %s to make room", oldest.id, provider_name, pool_name)
-            elif not isinstance(error, TransactionFailed):  # such a one was locked or changed meanwhile: it is not idle any more
-                self.log.warning("Cannot make room in %s %s now: %r", provider_name, pool_name, error)
+                self.log.info("Deleting idle node %s of %s %s to free capacity", oldest.id, provider_name, pool_name)
+            elif not isinstance(error, TransactionFailed):  # locked or changed in the meantime: it is not idle any more
+                self.log.warning("Cannot free capacity of %s %s now: %r", provider_name, pool_name, error)
             answered(error is None)
 
         self._discard(oldest, (oldest.id or "") in tree.lock_dirs, written)
@@ -264,7 +264,7 @@ class NodeMethods(FacadeBase):
     def _discard(
         self, seen: Node, lock_directory_exists: bool, written: Callable[[BaseException | None], None], again: bool = True
     ) -> None:
-        """Write that an idle node is to be deleted, unless it is locked or changed meanwhile."""
+        """Mark an idle node for deletion, unless it is locked or changed in the meantime."""
         node, directory = seen.copy(), paths.node_lock(seen.id or "")
         node.state = DELETING
         txn = Txn(self.kazoo_client)
@@ -272,7 +272,7 @@ class NodeMethods(FacadeBase):
         txn.set(paths.node(node.id or ""), node.serialize(), seen.version, tree=self.node_tree, record=node)
 
         def done(_results: list[Any] | None, error: BaseException | None) -> None:
-            # Our copy may know of the directory only later.
+            # Our mirror may learn about the directory later.
             late = isinstance(error, TransactionFailed) and error.path == directory and not isinstance(error.cause, NotEmptyError)
             if late and again:
                 assert isinstance(error, TransactionFailed)
@@ -295,7 +295,7 @@ class NodeMethods(FacadeBase):
         """Lock the node and read it again.
 
         :raises TimeoutException: not obtained within ``timeout`` seconds.
-        :raises ZKLockException: held by another client (not blocking), by this very object, or the node is gone.
+        :raises ZKLockException: held by another client (not blocking), by this very object, or the node was deleted.
         """
         if node.lock is not None:
             raise ZKLockException(f"Did not get thread lock on {node.id}")
@@ -307,22 +307,25 @@ class NodeMethods(FacadeBase):
         except BaseException as error:
             locks.release(self.kazoo_client, handle)
             if isinstance(error, NoNodeError):
-                raise ZKLockException(f"Did not get lock on {node.id}: the node is gone") from error
+                raise ZKLockException(f"Did not get lock on {node.id}: the node no longer exists") from error
             raise
         if ephemeral:
             node.lock = handle
 
     def unlockNode(self, node: Node) -> None:
-        """:raises ZKLockException: we do not hold the lock."""
+        """Release the lock of the node.
+
+        :raises ZKLockException: we do not hold the lock.
+        """
         if node.lock is None:
             raise ZKLockException(f"Request to unlock unlocked node {node.id}")
         handle, node.lock = node.lock, None
         locks.release(self.kazoo_client, handle)
 
     def forceUnlockNode(self, node: Node, version: int | None = None) -> None:
-        """Remove the holder of the lock, even if another client holds it.
+        """Delete the holder of the lock, even if another client holds it.
 
-        :param version: remove it only while the record has this version.
+        :param version: delete it only while the record has this version.
         :raises TransactionFailed: the record has another version, or the holder has just left.
         """
         directory = paths.node_lock(node.id or "")
@@ -339,7 +342,7 @@ class NodeMethods(FacadeBase):
                 pass
 
     def getNodeLockContenders(self, node: Node) -> list[str]:
-        """Identifiers of those who contend for the lock, holder first."""
+        """Return the identifiers of the lock's contenders, holder first."""
         directory = paths.node_lock(node.id or "")
         names = locks.names_in_order(self.kazoo_client, directory)
         return [data.decode("utf8", "replace") for _path, data, _stat in self._get_many(f"{directory}/{name}" for name in names)]

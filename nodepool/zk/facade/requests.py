@@ -20,7 +20,7 @@ class RequestMethods(FacadeBase):
     """Requests: reading, writing, locking."""
 
     def getNodeRequests(self) -> list[str]:
-        """Ids of all requests, sorted."""
+        """Return the ids of all requests, sorted."""
         return self._children(paths.REQUESTS)
 
     def getNodeRequest(self, request: str, cached: bool = False) -> NodeRequest | None:
@@ -42,11 +42,11 @@ class RequestMethods(FacadeBase):
         return request
 
     def getCachedRequest(self, request_id: str) -> NodeRequest | None:
-        """What the mirror knows; O(1), None without a mirror."""
+        """Return the mirrored request in O(1); None without a mirror."""
         return self.request_tree.get(request_id) if self.request_tree is not None else None
 
     def nodeRequestIterator(self, cached: bool = True, cached_ids: bool = False) -> Iterator[NodeRequest]:
-        """All requests, from the mirror when it is complete, else read (pipelined)."""
+        """Yield all requests; from a complete mirror, else read (pipelined)."""
         tree = self.request_tree
         if (cached or cached_ids) and tree is not None and tree.synced.is_set():
             snapshot = tree.snapshot()
@@ -63,17 +63,17 @@ class RequestMethods(FacadeBase):
                 yield request
 
     def readRequests(self) -> list[NodeRequest]:
-        """All requests, sorted by id; writes nothing."""
+        """Return all requests, sorted by id; write nothing."""
         return list(self.nodeRequestIterator())
 
     def readDeclines(self, requests: Iterable[NodeRequest]) -> dict[str, list[str]]:
-        """Request id -> why pools have declined it, as far as they told; writes nothing."""
+        """Return request id -> published decline reasons; write nothing."""
         return declines.reasons(self.kazoo_client, [request for request in requests if request.declined_by])
 
     def storeNodeRequest(self, request: NodeRequest, priority: str = "100") -> None:
         """Create the request (ephemeral; sets ``id``), or write it.
 
-        :raises NoNodeError: a request that has an id is gone.
+        :raises NoNodeError: a request that has an id no longer exists.
         """
         if request.id is None:
             if request.event_id is None:
@@ -88,7 +88,7 @@ class RequestMethods(FacadeBase):
     def updateNodeRequest(self, request: NodeRequest) -> None:
         """Read the record again.
 
-        :raises NoNodeError: it is gone.
+        :raises NoNodeError: it no longer exists.
         """
         data, stat = self.kazoo_client.get(paths.request(request.id or ""))
         values = parse_object(data)
@@ -109,7 +109,7 @@ class RequestMethods(FacadeBase):
         """Lock the request and read it again.
 
         :raises TimeoutException: not obtained within ``timeout`` seconds.
-        :raises ZKLockException: held by another client (not blocking), or the request is gone.
+        :raises ZKLockException: held by another client (not blocking), or the request was deleted.
         """
         if request.lock is not None:
             raise ZKLockException(f"Did not get thread lock on {request.id}")
@@ -121,12 +121,15 @@ class RequestMethods(FacadeBase):
         except BaseException as error:
             locks.release(self.kazoo_client, handle)
             if isinstance(error, NoNodeError):
-                raise ZKLockException(f"Did not get lock on {request.id}: the request is gone") from error
+                raise ZKLockException(f"Did not get lock on {request.id}: the request no longer exists") from error
             raise
         request.lock = handle
 
     def unlockNodeRequest(self, request: NodeRequest) -> None:
-        """:raises ZKLockException: we do not hold the lock."""
+        """Release the lock of the request.
+
+        :raises ZKLockException: we do not hold the lock.
+        """
         if request.lock is None:
             raise ZKLockException(f"Request to unlock unlocked request {request.id}")
         handle, request.lock = request.lock, None
@@ -156,7 +159,7 @@ class RequestMethods(FacadeBase):
             yield result
 
     def deleteNodeRequestLock(self, lock_id: str) -> None:
-        """Remove a lock directory with all below it."""
+        """Delete a lock directory with everything below it."""
         try:
             self.kazoo_client.delete(paths.request_lock(lock_id), recursive=True)
         except NoNodeError:
@@ -165,9 +168,9 @@ class RequestMethods(FacadeBase):
     # -- watching
 
     def watchRequest(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
-        """Call back with the record at each change, with None when it is gone; on the event thread."""
+        """Call back with the record at each change, None once deleted; on the event thread."""
         if self.request_tree is None:
-            raise ZKException("watching requests needs the cache")
+            raise ZKException("watching requests requires the cache")
         self.request_tree.watch(request_id, callback)
 
     def unwatchRequest(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
@@ -175,17 +178,20 @@ class RequestMethods(FacadeBase):
             self.request_tree.unwatch(request_id, callback)
 
     def getRegisteredPools(self) -> list[RegisteredPool]:
-        """Pools of all launchers; things with ``id name provider_name supported_labels priority paused``."""
+        """Return the pools of all launchers.
+
+        Objects have ``id name provider_name supported_labels priority paused``.
+        """
         if self.component_tree is not None and self.component_tree.synced.is_set():
             return self.component_tree.registered_pools()
         return read_pools(self.client)
 
     def getLaunchers(self) -> list[dict[str, Any]]:
-        """Component records of all launchers."""
+        """Return the component records of all launchers."""
         return self._components("launcher")
 
     def getBuilders(self) -> list[dict[str, Any]]:
-        """Component records of all builders."""
+        """Return the component records of all builders."""
         return self._components("builder")
 
     def _components(self, kind: str) -> list[dict[str, Any]]:
@@ -194,7 +200,7 @@ class RequestMethods(FacadeBase):
         return read_kind(self.client, kind)
 
     def readReports(self) -> list[dict[str, Any]]:
-        """What each launcher tells of itself and of waiting requests, see :mod:`nodepool.zk.reports`; writes nothing."""
+        """Return the reports of all launchers, see :mod:`nodepool.zk.reports`; write nothing."""
         if self.report_tree is not None and self.report_tree.synced.is_set():
             return self.report_tree.snapshot()
         return reports.read(self.kazoo_client)

@@ -1,4 +1,4 @@
-"""Locks on ZooKeeper records: kazoo's recipe on the wire (ZK-6)."""
+"""Locks on ZooKeeper records: compatible with kazoo's recipe (ZK-6)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("nodepool.zk.locks")
 
 
 class LockHandle:
-    """A lock that we hold: the path of our contender and the session that it lives in."""
+    """A lock that we hold: the path of our contender and its session."""
 
     __slots__ = ("directory", "ephemeral", "path", "session_id")
 
@@ -37,10 +37,9 @@ def contender_prefix(directory: str) -> str:
 
 
 def add_lock(txn: Txn, directory: str, exists: bool) -> int:
-    """Take the lock within a transaction; returns the index of the result that names our contender.
+    """Acquire the lock in a transaction; return the index of the result with our contender.
 
-    The directory is made anew, which ZooKeeper refuses when anybody contends: the transaction succeeds only
-    as the one holder.
+    The directory is created, which ZooKeeper refuses if anybody contends: the transaction succeeds only as the sole holder.
     """
     if exists:
         txn.delete(directory)
@@ -49,7 +48,7 @@ def add_lock(txn: Txn, directory: str, exists: bool) -> int:
 
 
 def add_unlocked_check(txn: Txn, directory: str, exists: bool) -> None:
-    """Let the transaction succeed only when the lock is free at that moment; no directory is left."""
+    """Let the transaction succeed only if the lock is free then; no directory remains."""
     if not exists:
         txn.create(directory)
     txn.delete(directory)
@@ -64,11 +63,11 @@ def acquire(
     ephemeral: bool = True,
     identifier: str | None = None,
 ) -> LockHandle:
-    """Take a lock.
+    """Acquire a lock.
 
-    :param record: the znode that must exist; the lock is not taken (and nothing created) without it.
+    :param record: the znode that must exist; without it the lock is not acquired (and nothing created).
     :param timeout: seconds to wait when blocking; None waits as long as the session lives.
-    :raises ZKLockException: another client holds it (not blocking), or the record is gone.
+    :raises ZKLockException: another client holds it (not blocking), or the record no longer exists.
     :raises TimeoutException: not obtained in time.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -79,7 +78,7 @@ def acquire(
             try:
                 names = client.get_children(directory)
             except NoNodeError:
-                raise ZKLockException(f"Did not get lock on {directory}: it was deleted meanwhile") from None
+                raise ZKLockException(f"Did not get lock on {directory}: it was deleted concurrently") from None
             ahead = sorted((number, other) for other in names if (number := paths.contender_number(other)) is not None)
             if not any(other == name for _, other in ahead):
                 raise ZKLockException(f"Lost our place in the queue for {directory}")
@@ -113,7 +112,7 @@ def _enter(client: Client, directory: str, record: str | None, ephemeral: bool, 
         try:
             results = txn.commit()
         except ConnectionLoss:
-            client.abandoned.add(prefix, ephemeral)  # the contender may be there
+            client.abandoned.add(prefix, ephemeral)  # the contender may exist
             raise
         problem = next((r for r in results if isinstance(r, (NoNodeError, NodeExistsError))), None)
         if isinstance(results[-1], str):
@@ -130,7 +129,7 @@ def _enter(client: Client, directory: str, record: str | None, ephemeral: bool, 
                 make_directory = True
         else:
             raise ZKLockException(f"Did not get lock on {directory}: {results}")
-    raise ZKLockException(f"Did not get lock on {directory}: it changes all the time")
+    raise ZKLockException(f"Did not get lock on {directory}: it keeps changing")
 
 
 def _withdraw(client: Client, path: str, ephemeral: bool) -> None:
@@ -144,7 +143,7 @@ def _withdraw(client: Client, path: str, ephemeral: bool) -> None:
 
 
 def release(client: Client, handle: LockHandle) -> None:
-    """Give a lock back, after the next reconnect at the latest; one that is gone already is no error."""
+    """Release a lock, if it exists; at the latest after the next reconnect."""
     try:
         client.delete(handle.path)
     except NoNodeError:
@@ -154,7 +153,7 @@ def release(client: Client, handle: LockHandle) -> None:
 
 
 def names_in_order(client: Client, directory: str) -> list[str]:
-    """Contenders, holder first."""
+    """Return the contenders, holder first."""
     try:
         names = client.get_children(directory)
     except NoNodeError:

@@ -1,4 +1,4 @@
-"""Locks that are held for hours, over lost sessions if need be (BLD-17)."""
+"""Locks that are held for hours, even over lost sessions (BLD-17)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from nodepool.zk.locks import LockHandle
 #: Seconds.
 REGAIN_TIMEOUT = 5.0
 
-#: Seconds between two looks whether to wait any longer for a session, and attempts to store a result.
+#: Seconds between two checks whether to wait any longer for a session, and between attempts to store a result.
 SESSION_WAIT, STORE_ATTEMPTS = 3.0, 10
 
 log = logging.getLogger("nodepool.zk.locks")
 
 
 class Lost(Exception):
-    """The result cannot be stored: another client has the lock, or ZooKeeper does not come back."""
+    """The result cannot be stored: the lock is lost, or ZooKeeper is not available."""
 
 
 class HeldLock:
-    """A lock of ours, taken without waiting.
+    """A lock of ours, acquired without waiting.
 
-    :param record: the znode that must exist for the lock to be taken; None: parents are made.
-    :raises ZKLockException: another client holds it, or the record is gone.
+    :param record: the znode that must exist for the lock to be acquired; None: parents are created.
+    :raises ZKLockException: another client holds it, or the record no longer exists.
     """
 
     def __init__(self, client: ZooKeeperClient, directory: str, record: str | None = None) -> None:
@@ -41,7 +41,7 @@ class HeldLock:
         self._guard = threading.Lock()
         self._handle: LockHandle | None = None
         self._released = False
-        #: Whether it was without us for a time: what others did meanwhile must be looked at.
+        #: Whether the lock was lost for a while: actions of others in that time must be checked.
         self.regained = False
         self._take(None)
 
@@ -53,22 +53,22 @@ class HeldLock:
 
     @property
     def held(self) -> bool:
-        """Whether our contender lives in the present session; False while there is none."""
+        """Return whether our contender exists in the present session; False without a session."""
         handle = self._handle  # read once: another thread may release the lock
         return handle is not None and handle.session_id == self._client.session_id
 
     def regain(self) -> bool:
-        """Take the lock again after its session was lost; False when another client was faster."""
+        """Acquire the lock after its session was lost; return False if another client was faster."""
         with self._guard:
             if self.held:
                 return True
             if self._released:
                 return False
             try:
-                # A moment's patience: another client may only be looking whether we still hold it.
+                # Wait a moment: another client may only be checking whether we still hold it.
                 self._take(REGAIN_TIMEOUT)
             except (ZKLockException, TimeoutException, KazooException) as error:
-                log.info("Cannot take %s again: %s", self.directory, error)
+                log.info("Cannot acquire %s again: %s", self.directory, error)
                 return False
             self.regained = True
             log.info("Re-acquired lock %s after the ZooKeeper session was lost", self.directory)
@@ -77,9 +77,9 @@ class HeldLock:
     def store(self, write: Callable[[], Any], usable: threading.Event, going_on: Callable[[], bool]) -> None:
         """Write a result with the lock held, as soon as the session allows.
 
-        :param write: looks itself at what others did, when :attr:`regained`.
-        :param usable: set while the session is good.
-        :param going_on: False: no longer than a moment is left to wait for it.
+        :param write: checks itself what others did if :attr:`regained`.
+        :param usable: set while the session is usable.
+        :param going_on: returns False if there is only a moment left to wait.
         :raises Lost: it cannot be written.
         """
         said = False
@@ -90,7 +90,7 @@ class HeldLock:
                 said = True
                 usable.wait(SESSION_WAIT)
                 if not usable.is_set() and not going_on():
-                    raise Lost("ZooKeeper did not come back before the builder stopped")
+                    raise Lost("ZooKeeper did not become available before the builder stopped")
             if self._client.client is None:
                 raise Lost("the builder has stopped")
             try:
@@ -98,7 +98,7 @@ class HeldLock:
                     write()
                     return
                 if usable.is_set():
-                    raise Lost("the ZooKeeper session was lost and the lock cannot be taken again")
+                    raise Lost("the ZooKeeper session was lost and the lock cannot be acquired again")
             except ZKException as error:
                 raise Lost(str(error)) from error
             except KazooException as error:
@@ -106,12 +106,12 @@ class HeldLock:
                     raise Lost(f"ZooKeeper: {error!r}") from error
                 log.warning("Cannot store the result under %s now: %r", self.directory, error)
                 if going_on():
-                    # The connection knows of its trouble a moment later than we do.
+                    # The connection notices its loss a moment later than we do.
                     threading.Event().wait(0.5)
-        raise Lost("the ZooKeeper session was lost again and again")
+        raise Lost("the ZooKeeper session was lost repeatedly")
 
     def release(self) -> None:
-        """Give it back; in a lost session it is gone already."""
+        """Release the lock; in a lost session it does not exist any more."""
         with self._guard:
             self._released = True
             handle, self._handle = self._handle, None
@@ -126,4 +126,4 @@ class HeldLock:
             locks.release(kazoo, handle)
         except KazooException as error:
             kazoo.abandoned.add(handle.path)
-            log.warning("Lock %s is not released yet: %r; it is when the connection is back", self.directory, error)
+            log.warning("Cannot release lock %s now: %r; it is released after the reconnect", self.directory, error)

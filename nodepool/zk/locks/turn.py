@@ -1,4 +1,4 @@
-"""Short-lived marks under the elections path: launchers take turns, so that each sees what the other has just written."""
+"""Short-lived marks: launchers take turns, so that each sees the latest writes of others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from nodepool.zk import paths
 from nodepool.zk.mirror.tree import Tree
 
 CATCH_UP = 5
-"""Looks after which the mirror has read all that was announced, or goes on without."""
+"""Maximum number of checks whether the mirror has read everything that was announced."""
 
 
 class TurnLock:
-    """Held for milliseconds, by one launcher; it goes with its session. 11.0.0 ignores it."""
+    """A mark held for milliseconds by one launcher, under the elections path.
+
+    It ends with its session. 11.0.0 ignores it.
+    """
 
     def __init__(self, kazoo: KazooClient, holder: str, *name: str) -> None:
         self.path = f"{paths.ELECTIONS}/" + "-".join(urllib.parse.quote(part, safe="") for part in name)
@@ -25,7 +28,7 @@ class TurnLock:
         self._holder = holder.encode()
 
     def take(self) -> bool:
-        """False when another launcher has it.
+        """Acquire the mark; return False if another launcher has it.
 
         :raises KazooException: ZooKeeper cannot be reached.
         """
@@ -34,20 +37,23 @@ class TurnLock:
         except NodeExistsError:
             return False
         except KazooException:
-            self._kazoo.abandoned.add(self.path)  # it may be there
+            self._kazoo.abandoned.add(self.path)  # it may exist
             raise
         self._kazoo.abandoned.taken(self.path)
         return True
 
     def catch_up(self, tree: Tree[Any]) -> None:
-        """Have the mirror read what others wrote before the mark: that has been announced to us."""
+        """Let the mirror read what others wrote before the mark.
+
+        These changes have been announced to us.
+        """
         for _ in range(CATCH_UP if tree is not None else 0):
             self._kazoo.exists(self.path)
             if not tree._deferred:
                 break
 
     def when_gone(self, callback: Callable[[], Any]) -> None:
-        """Called once, on any thread: now, when it is free.
+        """Call the function once the mark is free, on any thread.
 
         :raises KazooException: ZooKeeper cannot be reached.
         """
@@ -55,7 +61,7 @@ class TurnLock:
             callback()
 
     def drop(self) -> None:
-        """Let others have it."""
+        """Release the mark."""
         try:
             self._kazoo.delete(self.path)
         except NoNodeError:

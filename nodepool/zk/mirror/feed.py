@@ -1,7 +1,8 @@
-"""What happens in the cluster, as typed events: made of the changes that the mirror sees, and of what a launcher notes itself.
+"""Events in the cluster: changes that the mirror sees, and events of this launcher.
 
-An event is a JSON object with ``number`` (grows by one within a process), ``time`` (UNIX seconds), ``type`` (:data:`TYPES`) and
-the fields of its object. They are kept for a while in memory, for those who watch, and in ZooKeeper (:mod:`nodepool.zk.history`).
+An event is a JSON object with ``number`` (increasing by one within a process), ``time`` (UNIX seconds), ``type``
+(:data:`TYPES`) and the fields of its object. Events are kept for a while in memory, for subscribers, and in ZooKeeper
+(:mod:`nodepool.zk.history`).
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ Event = dict[str, Any]
 Listener = Callable[[Event], Any]
 
 TYPES = {
-    "request-submitted": "a request appeared",
-    "request-changed": "its state is another one",
-    "request-declined": "a pool has declined it",
-    "request-removed": "it is gone: its requestor has accepted or withdrawn it",
-    "node-created": "a node appeared: it is being made",
-    "node-changed": "its state is another one",
-    "node-allocated": "it was given to a request, or taken from one",
-    "node-removed": "it is gone",
-    "node-step": "a launcher tells how far its launch is",
-    "launch-failed": "an attempt to make the node failed",
-    "console-log": "what the console of a machine said last that did not answer",
-    "image-changed": "builds, uploads or the pause of an image",
-    "component-changed": "a launcher, builder or pool registered itself or went",
+    "request-submitted": "a request was created",
+    "request-changed": "the state of a request has changed",
+    "request-declined": "a pool has declined a request",
+    "request-removed": "a request was deleted: its requestor has accepted or withdrawn it",
+    "node-created": "a node record was created: the node is being launched",
+    "node-changed": "the state of a node has changed",
+    "node-allocated": "a node was allocated to a request, or deallocated",
+    "node-removed": "a node was deleted",
+    "node-step": "a launcher reports the progress of a launch",
+    "launch-failed": "an attempt to launch a node failed",
+    "console-log": "the last console lines of a machine that did not respond",
+    "image-changed": "builds, uploads or the pause of an image have changed",
+    "component-changed": "a launcher, builder or pool was registered or unregistered",
 }
 KEPT = 5000
 """Events in memory."""
 
 
 REPORTED: Event = {"number": 0, "time": 0.0, "type": "report-changed"}
-"""No event that is kept or shown: what is made of the reports has to be read again."""
+"""Not a recorded event: it says that data based on the reports have to be read again."""
 
 
 class Mirror(Protocol):
@@ -58,7 +59,10 @@ class Mirror(Protocol):
 
 
 class Feed:
-    """The events of one process; listeners are called on the thread that brings the event, and must not wait."""
+    """The events of one process.
+
+    Listeners are called on the thread that brings the event, and must not block.
+    """
 
     log = logging.getLogger("nodepool.Feed")
 
@@ -68,9 +72,9 @@ class Feed:
         self._events: collections.deque[Event] = collections.deque(maxlen=KEPT)
         self._number = 0
         self._listeners: list[Listener] = []
-        #: Those who are also told of reports.
+        #: Listeners that also get changes of reports.
         self._with_reports: list[Listener] = []
-        #: What the mirror shows at first is no news.
+        #: The initial content of the mirror causes no events.
         self._begun = False
 
     def attach(self, zk: Mirror) -> None:
@@ -82,14 +86,15 @@ class Feed:
         zk.report_tree.listeners.append(self._report_changed)
 
     def begin(self) -> None:
-        """The mirror is complete: from now on changes are events."""
+        """Start to record events: the mirror is complete."""
         self._begun = True
 
-    # -- for those who watch
+    # -- subscribers
 
     def subscribe(self, listener: Listener, reports: bool = False) -> None:
-        """
-        :param reports: it is also told, by :data:`REPORTED`, that a launcher tells anew what it has and why requests wait.
+        """Add a listener.
+
+        :param reports: it also gets :data:`REPORTED` when a launcher updates its report.
         """
         with self._lock:
             self._listeners.append(listener)
@@ -104,13 +109,13 @@ class Feed:
 
     @property
     def number(self) -> int:
-        """Of the last event."""
+        """Return the number of the last event."""
         return self._number
 
     def since(self, number: int) -> tuple[list[Event], bool]:
-        """Those after it that are kept still, and whether that is all of them.
+        """Return the later events that are still kept, and whether these are all.
 
-        A number that is not reached yet is that of another process: all that are kept may be new.
+        A number that was not reached yet is from another process: all kept events may be new.
         """
         with self._lock:
             if number > self._number:
@@ -121,7 +126,7 @@ class Feed:
     # -- sources
 
     def note(self, kind: str, **fields: object) -> None:
-        """What only this process knows; None and empty values are left out."""
+        """Record an event that only this process knows; None and empty values are omitted."""
         self._add(kind, {"noted": True, **fields})
 
     def _add(self, kind: str, fields: dict[str, Any]) -> None:
@@ -137,7 +142,7 @@ class Feed:
         for listener in listeners:
             try:
                 listener(event)
-            except Exception:  # it concerns that listener only
+            except Exception:  # it affects that listener only
                 self.log.exception("A listener failed with event %s:", event["type"])
 
     def _node_changed(self, node_id: str, old: Node | None, new: Node | None) -> None:
@@ -193,7 +198,10 @@ class Feed:
 
 
 def matches(event: Event, filters: Mapping[str, Iterable[str]]) -> bool:
-    """Whether it has, for each of these fields, one of the values; a field that is a list needs one of them in it."""
+    """Return whether the event has, for each field, one of the values.
+
+    A list field must contain one of them.
+    """
     for name, wanted in filters.items():
         value = event.get(name)
         values = value if isinstance(value, list) else [value]
@@ -203,7 +211,7 @@ def matches(event: Event, filters: Mapping[str, Iterable[str]]) -> bool:
 
 
 def describe(event: Event) -> str:
-    """One line for people, without its time."""
+    """Return the event in one line for users, without its time."""
     kind = event["type"]
     subject, _, what = kind.partition("-")
     place = "-".join(str(event[key]) for key in ("provider", "pool") if event.get(key))

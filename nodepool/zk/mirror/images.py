@@ -20,7 +20,7 @@ UploadKey = tuple[str, str, str, str]
 
 @dataclass
 class ImageData:
-    """All about images at one moment, for tables."""
+    """All image data at one point in time, for tables."""
 
     names: set[str] = field(default_factory=set)
     builds: list[ImageBuild] = field(default_factory=list)
@@ -28,19 +28,19 @@ class ImageData:
     #: (image, build) -> providers that have a container there, with or without uploads.
     providers: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
-    #: image -> when a build was asked for (Unix seconds).
+    #: image -> when a build was requested (Unix seconds).
     requests: dict[str, float] = field(default_factory=dict)
-    #: image -> (creation of the lock directory in Unix seconds, a builder builds).
+    #: image -> (creation of the lock directory in Unix seconds, whether a builder builds).
     build_locks: dict[str, tuple[float, bool]] = field(default_factory=dict)
-    # Filled from the mirror only:
-    #: (image, build, provider) whose upload lock is held or waited for.
+    # Set by the mirror only:
+    #: (image, build, provider) whose upload lock is held or contended.
     upload_locks: set[tuple[str, str, str]] = field(default_factory=set)
-    #: Znodes without data where a record should be.
+    #: Znodes without data that should contain a record.
     empty_builds: set[tuple[str, str]] = field(default_factory=set)
     empty_uploads: set[UploadKey] = field(default_factory=set)
-    #: (image, build) whose data are no usable record.
+    #: (image, build) with invalid data.
     bad_builds: set[tuple[str, str]] = field(default_factory=set)
-    #: image -> identity of the request for a build.
+    #: image -> identity of the build request.
     request_marks: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -59,10 +59,10 @@ class ImageTree(Tree[Any]):
         self.build_contenders: dict[str, set[str]] = defaultdict(set)
         #: (image, build, provider) -> contenders for the upload lock.
         self.upload_contenders: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-        #: Znodes without data where a record should be; no such record (BLD-4).
+        #: Znodes without data that should contain a record; they count as missing (BLD-4).
         self.empty_builds: set[tuple[str, str]] = set()
         self.empty_uploads: set[UploadKey] = set()
-        #: image -> (czxid, version) of its build request: tells one request from the next.
+        #: image -> (czxid, version) of its build request: distinguishes requests.
         self.request_marks: dict[str, tuple[int, int]] = {}
         #: (image, provider) -> newest ready upload.
         self._newest: dict[tuple[str, str], ImageUpload] = {}
@@ -196,7 +196,7 @@ class ImageTree(Tree[Any]):
                     self.upload_contenders.pop((name, parts[2], parts[4]), None)
             elif kind == "build":
                 self.empty_builds.discard((name, parts[2]))
-                # Its providers stay: each one is deleted before it, or the record is only damaged.
+                # Its providers are kept: each one is deleted before it, or only the record is damaged.
                 self.builds.pop((name, parts[2]), None)
             elif kind == "provider":
                 providers = self.providers[(name, parts[2])]

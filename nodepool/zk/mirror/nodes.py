@@ -1,4 +1,4 @@
-"""The mirrored nodes and everything the launcher asks about them in O(1)."""
+"""The mirrored nodes and all queries of the launcher, in O(1)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PoolKey = tuple[str | None, str | None]
 
 @dataclass(frozen=True)
 class NodeCounts:
-    """How many nodes there are: by state; by provider, and by label, and state; by provider and pool."""
+    """Node counts: by state; by provider, and by label, and state; by provider and pool."""
 
     states: Counter[str]
     providers: dict[str, Counter[str]]
@@ -36,12 +36,12 @@ class NodeCounts:
 
 
 def _is_free(node: Node) -> bool:
-    """Whether a request could get the node, if it is not locked."""
+    """Return whether a request could get the node, if it is not locked."""
     return node._state == READY and node.allocated_to is None and node.unfit() is None
 
 
 def count_nodes(nodes: Iterable[Node]) -> NodeCounts:
-    """Where there is no mirror."""
+    """Count nodes without a mirror."""
     found = NodeCounts(Counter(), defaultdict(Counter), defaultdict(Counter), Counter())
     for node in nodes:
         state = str(node.state)
@@ -55,7 +55,7 @@ def count_nodes(nodes: Iterable[Node]) -> NodeCounts:
 
 
 class NodeTree(Tree[Node]):
-    """Nodes by id, with indexes.  Records are never changed in place: each change brings a new object."""
+    """Nodes by id, with indexes. Records are never modified: each change is a new object."""
 
     def __init__(self, client: ZooKeeperClient) -> None:
         super().__init__(client, paths.NODES)
@@ -67,12 +67,12 @@ class NodeTree(Tree[Node]):
         self.empty: set[str] = set()
         #: node ids by the request they are allocated to.
         self.by_request: dict[str, set[str]] = defaultdict(set)
-        #: ids of nodes that were made for min-ready and are allocated still.
+        #: ids of nodes that were created for min-ready and are still allocated.
         self.min_ready: set[str] = set()
         self.by_provider: dict[str, set[str]] = defaultdict(set)
         #: (provider, pool) -> label -> {node id: None} of ready, unallocated, unlocked nodes, oldest first.
         self.free: dict[PoolKey, dict[str, dict[str, None]]] = {}
-        #: Ready, unallocated nodes that no request gets, because of what is wrong with their records.
+        #: Ready, unallocated nodes that no request gets, because their records are invalid.
         self.unfit: dict[str, str] = {}
         #: label -> number of ready, unallocated nodes of any provider.
         self.ready_count: Counter[str] = Counter()
@@ -84,7 +84,7 @@ class NodeTree(Tree[Node]):
         self.provider_usage: dict[str, Counter[str]] = defaultdict(Counter)
         self.pool_usage: dict[PoolKey, Counter[str]] = defaultdict(Counter)
         self.tenant_usage: dict[str, Counter[str]] = defaultdict(Counter)
-        #: Nodes without ``resources``: (provider, pool, label) and tenant -> how many.
+        #: Nodes without ``resources``: (provider, pool, label) and tenant -> count.
         self.unmeasured: Counter[tuple[str | None, str | None, str]] = Counter()
         self.unmeasured_tenant: dict[str, Counter[tuple[str | None, str | None, str]]] = defaultdict(Counter)
         #: (provider, pool) -> {node id: since when} of the nodes being deleted.
@@ -175,7 +175,7 @@ class NodeTree(Tree[Node]):
             if before != now:
                 self._index_free(node_id, self.nodes.get(node_id))
         if before != now and (now or not self.is_changing(node_id)):
-            # (When its record is being written by us or read, the answer announces the node, with the new record.)
+            # (If we are writing or reading its record, the answer announces the node with the new record.)
             self.announce(self.lock_listeners, node_id, now)
 
     def _replace(self, node_id: str, node: Node | None) -> None:
@@ -211,7 +211,7 @@ class NodeTree(Tree[Node]):
             self.unfit.pop(node_id, None)
         elif self.unfit.get(node_id) != reason:
             self.unfit[node_id] = reason
-            self.log.error("Node %s is not given to requests: %s", node_id, reason)
+            self.log.error("Node %s is not assigned to requests: %s", node_id, reason)
 
     def _count(self, node: Node, sign: int) -> None:
         state = node._state or ""
@@ -293,19 +293,19 @@ class NodeTree(Tree[Node]):
                 labels.setdefault(label, {})[node_id] = None
             self._free_ids.add(node_id)
 
-    # -- questions
+    # -- queries
 
     def get(self, node_id: str | None) -> Node | None:
         return None if node_id is None else self.nodes.get(node_id)
 
     def snapshot(self) -> list[Node]:
-        """All nodes, sorted by id."""
+        """Return all nodes, sorted by id."""
         with self.lock:
             nodes = self.nodes
             return [nodes[node_id] for node_id in sorted(nodes)]
 
     def counts(self) -> NodeCounts:
-        """How many there are, without looking at each."""
+        """Return the node counts without iterating over the nodes."""
         with self.lock:
             return NodeCounts(
                 +self.state_count,
@@ -315,7 +315,7 @@ class NodeTree(Tree[Node]):
             )
 
     def is_changing(self, node_id: str) -> bool:
-        """Whether the record is being written by us or read: what we show is about to be replaced."""
+        """Return whether we are writing or reading the record, so that it is about to change."""
         path = paths.node(node_id)
         return path in self._own or path in self.reading
 
@@ -323,7 +323,10 @@ class NodeTree(Tree[Node]):
         return node_id in self.contenders
 
     def iter_free(self, provider: str, pool: str, label: str, limit: int = 16) -> Iterator[str]:
-        """Ready, unallocated, unlocked nodes of the label in this pool, oldest first; what is taken meanwhile is not offered."""
+        """Yield free nodes of the label in this pool, oldest first.
+
+        Free nodes are ready, unallocated and unlocked; nodes assigned in the meantime are omitted.
+        """
         seen: set[str] = set()
         while True:
             with self.lock:
@@ -341,16 +344,16 @@ class NodeTree(Tree[Node]):
                 yield node_id
 
     def oldest_free(self, provider: str, pool: str) -> Node | None:
-        """The free node of this pool that has been ready longest, whatever its label."""
+        """Return the free node of this pool that has been ready longest, whatever its label."""
         with self.lock:
-            # Not the order of the dict: a node that was allocated for a while, or was there when we started,
-            # stands behind younger ones.
+            # Not in the order of the dict: a node that was allocated for a while, or existed when we started,
+            # follows younger ones there.
             ids = {i for per_label in self.free.get((provider, pool), {}).values() for i in per_label}
             candidates = [self.nodes[i] for i in ids if i in self.nodes]
             return min(candidates, key=lambda n: (n.state_time or 0, n._id or ""), default=None)
 
     def usage(self, provider: str, pool: str | None = None) -> Mapping[str, float]:
-        """Sum of the stored resources of the provider's (pool's) nodes."""
+        """Return the sum of the stored resources of the provider's (pool's) nodes."""
         with self.lock:
             source = self.provider_usage.get(provider) if pool is None else self.pool_usage.get((provider, pool))
             return dict(source) if source else {}
@@ -358,12 +361,12 @@ class NodeTree(Tree[Node]):
     def usage_and_promises(
         self, provider: str, pool: str | None = None
     ) -> tuple[Mapping[str, float], Mapping[str, float], list[tuple[str | None, str, int]]]:
-        """:meth:`usage`, what is promised besides, and :meth:`unmeasured_nodes`, all of one moment."""
+        """Return :meth:`usage`, promises and :meth:`unmeasured_nodes`, all at one time."""
         with self.lock:
             return self.usage(provider, pool), self.reservations.provider(provider, pool), self.unmeasured_nodes(provider, pool)
 
     def unmeasured_nodes(self, provider: str, pool: str | None = None) -> list[tuple[str | None, str, int]]:
-        """(pool, label, count) of the provider's nodes without stored resources."""
+        """Return (pool, label, count) of the provider's nodes without stored resources."""
         with self.lock:
             return [
                 (p, label, count)

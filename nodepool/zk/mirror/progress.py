@@ -1,7 +1,7 @@
-"""What people see of builds and uploads while they run, and of those that failed.
+"""What users see of running and failed builds and uploads.
 
-The records lie beside the tree of release 11.0.0 (ZK-11), never inside it: older builders and
-launchers walk ``/nodepool/images`` and meet nothing new there.
+The records are outside the tree of release 11.0.0 (ZK-11): older builders and
+launchers iterate over ``/nodepool/images`` and find nothing new there.
 
 ========================================================================== ============================================
 ``/nodepool/image-progress/builds/<build id>``                             persistent
@@ -10,7 +10,7 @@ launchers walk ``/nodepool/images`` and meet nothing new there.
 ========================================================================== ============================================
 
 Names of images and providers are percent-quoted.  Times are UNIX seconds.  No value of an environment variable is ever
-kept here: the builder takes them out of the lines of a build log.
+stored here: the builder removes them from the lines of a build log.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from nodepool.zk.records.progress import (
 
 #: Seconds for one answer of the server.
 TIMEOUT = 30.0
-#: Reads under way at once.
+#: Concurrent reads.
 PIPELINE = 500
 
 log = logging.getLogger("nodepool.zk.progress")
 
 
 class ProgressStore:
-    """Reads and writes the records; a missing tree reads as empty, writers make the parents.
+    """Reads and writes the records; a missing tree counts as empty, writers create parents.
 
     Every call has a deadline.
 
@@ -69,7 +69,7 @@ class ProgressStore:
         self._kazoo = kazoo_client
 
     def _create(self, path: str, data: bytes, ephemeral: bool) -> bool:
-        """False: another client was faster."""
+        """Create a record; return False if another client was faster."""
         try:
             self._kazoo.create_async(path, data, ephemeral=ephemeral, makepath=True).get(timeout=TIMEOUT)
         except NodeExistsError:
@@ -77,7 +77,7 @@ class ProgressStore:
         return True
 
     def _set(self, path: str, data: bytes) -> ZnodeStat | None:
-        """None: there is none."""
+        """Write a record; return None if it does not exist."""
         try:
             return self._kazoo.set_async(path, data).get(timeout=TIMEOUT)
         except NoNodeError:
@@ -128,7 +128,10 @@ class ProgressStore:
         return self._read(BuildProgress, BUILDS)
 
     def read_build(self, build_id: str, watch: Callable[[Any], Any] | None = None) -> BuildProgress | None:
-        """``watch`` is called at the next change, also when there is no record yet."""
+        """Return the record of a build.
+
+        ``watch`` is called at the next change, also if there is no record yet.
+        """
         name = quote(build_id, safe="")
         path = f"{BUILDS}/{name}"
         while True:
@@ -145,7 +148,10 @@ class ProgressStore:
     # -- running uploads
 
     def write_upload(self, progress: UploadProgress) -> None:
-        """Ends with the session of the writer; what a lost session of ours has left is replaced."""
+        """Write the record, which ends with the session of the writer.
+
+        A leftover of a lost session of ours is replaced.
+        """
         path, data = progress.path, progress.serialize()
         stat = self._set(path, data)
         if stat is not None and not self._ours(stat):
@@ -187,7 +193,7 @@ class ProgressStore:
 
 
 class ProgressTree(Tree[Any]):
-    """A live copy; costs nothing while nothing changes."""
+    """A live copy, without cost while nothing changes."""
 
     log = log
 
@@ -250,7 +256,7 @@ class ProgressTree(Tree[Any]):
             return
         with self.lock:
             gone = records.get(key)
-            # Two names may unquote to one key: only the record of this znode is gone.
+            # Two names may unquote to one key: only the record of this znode was deleted.
             if gone is None or gone.path != path:
                 return
             del records[key]

@@ -20,7 +20,7 @@ MIN_READY = "NodePool:min-ready"
 
 
 class RequestTree(Tree[NodeRequest]):
-    """Requests by id.  Records are never changed in place."""
+    """Requests by id. Records are never modified."""
 
     def __init__(self, client: ZooKeeperClient) -> None:
         super().__init__(client, paths.REQUESTS)
@@ -28,11 +28,11 @@ class RequestTree(Tree[NodeRequest]):
         self.listeners: list[RequestListener] = []
         self.watchers: dict[str, list[Callable[[NodeRequest | None], Any]]] = defaultdict(list)
         self.pending: set[str] = set()
-        #: label -> number of min-ready requests of any launcher that are not finished.
+        #: label -> number of unfinished min-ready requests of any launcher.
         self.min_ready_open: Counter[str] = Counter()
         #: label -> number of fulfilled min-ready requests whose nodes are not free yet.
         self.min_ready_done: Counter[str] = Counter()
-        #: number of requests by the set of labels they ask for.
+        #: number of requests by the set of their labels.
         self.label_sets: Counter[frozenset[str]] = Counter()
 
     def wants_data(self, parts: list[str]) -> bool:
@@ -52,7 +52,7 @@ class RequestTree(Tree[NodeRequest]):
         request.updateFromDict(values)
         if request.state is None:
             raise RecordError("the state is missing")
-        _ = request.priority  # a malformed name concerns this request only
+        _ = request.priority  # a malformed name affects this request only
         request.stat = stat
         self._replace(parts[0], request)
 
@@ -109,12 +109,12 @@ class RequestTree(Tree[NodeRequest]):
         return None if request_id is None else self.requests.get(request_id)
 
     def snapshot(self) -> list[NodeRequest]:
-        """All requests, sorted by id."""
+        """Return all requests, sorted by id."""
         with self.lock:
             return [request for _, request in sorted(self.requests.items())]
 
     def watch(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
-        """Call back with the record at each change, with None when it is gone (on the connection thread)."""
+        """Call back with the record at each change, None once deleted (on the connection thread)."""
         with self.lock:
             self.watchers[request_id].append(callback)
 

@@ -1,6 +1,7 @@
-"""Resources of nodes that are about to be stored: promised by this process, not yet in any record.
+"""Promises: resources of nodes that this process is about to store.
 
-Without them two decisions taken between a write and its appearance in the mirror would spend the same quota.
+They are not part of any record yet. Without them, two decisions between a write and its appearance in the mirror would
+use the same quota.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Reservations:
     def reserve(
         self, key: Hashable, provider: str | None, pool: str | None, tenant: str | None, resources: Mapping[str, float]
     ) -> None:
-        """Promise resources under ``key``; an earlier promise under it is replaced."""
+        """Promise resources under ``key``; replaces an earlier promise under it."""
         entry = (provider, pool, tenant, {k: v for k, v in resources.items() if v})
         with self._lock:
             old = self._entries.pop(key, None)

@@ -1,8 +1,7 @@
 """A live copy of a part of the tree, fed by a persistent recursive watch.
 
-Everything here runs on the connection thread, in the order in which the server did it; a watch event always
-comes before the answer to any later request.  What we wrote ourselves is taken over from the answer instead of
-being read back.
+Everything here runs on the connection thread, in the order of the server; a watch event always precedes the answer to
+any later request. Our own writes are adopted from the answer instead of being read.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from nodepool.zk.connection.reply import Reply
 
 R = TypeVar("R")
 
-#: Seconds until a tree that could not be read is read again; a broken connection is not waited for so.
+#: Seconds until a tree that could not be read is read again; not used for broken connections.
 READ_AGAIN = 5.0
 
 
 class Tree(Generic[R]):
-    """Base of the mirrored subtrees.  ``lock`` guards everything a reader may see."""
+    """Base of the mirrored subtrees. ``lock`` guards everything that readers see."""
 
     log = logging.getLogger("nodepool.zk.cache.event")
 
@@ -45,49 +44,49 @@ class Tree(Generic[R]):
         self._generation = 0
         self._outstanding = 0
         self._stale: set[str] = set()
-        #: Paths shown since before the last reconnection: a restored server may show older records.
+        #: Paths shown since before the last reconnect: a restored server may have older records.
         self._unconfirmed: set[str] = set()
         self._syncing = False
         self._stopped = False
         self._again: threading.Timer | None = None
-        # Writes of our own under way: path -> [how many, how many change events came meanwhile].
+        # Our pending writes: path -> [their number, change events seen meanwhile].
         self._own: dict[str, list[int]] = {}
         self._own_creates = 0
         self._deferred: set[str] = set()
-        #: Paths that are being read: what we show of them is about to change.
+        #: Paths that are being read: their records are about to change.
         self.reading: dict[str, int] = {}
         self.reads = 0
 
     # -- to be implemented
 
     def wants_data(self, parts: list[str]) -> bool:
-        """Whether the znode at these path parts (below the root) has data that we show."""
+        """Return whether the znode at these path parts (below the root) has data that we show."""
         raise NotImplementedError
 
     def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
-        """Whether to look below it while synchronising."""
+        """Return whether to read its children while synchronizing."""
         raise NotImplementedError
 
     def known_paths(self) -> set[str]:
-        """All paths shown at present; those in :attr:`bad` need not be among them."""
+        """Return all paths shown at present; those in :attr:`bad` need not be included."""
         raise NotImplementedError
 
     def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
-        """The data of a znode were read."""
+        """Process the data of a znode."""
         raise NotImplementedError
 
     def store_own(self, parts: list[str], path: str, record: R, stat: ZnodeStat) -> None:
-        """We wrote this record."""
+        """Process a record that we wrote."""
         raise NotImplementedError
 
     def appeared(self, parts: list[str], path: str) -> None:
-        """A znode without data of interest exists."""
+        """Process a znode without data of interest."""
 
     def unchanged(self, parts: list[str]) -> None:
-        """A write of ours was refused: what was put off for its sake can be done now."""
+        """Process a refused write of ours: postponed work can be done now."""
 
     def vanished(self, parts: list[str], path: str) -> None:
-        """A znode is gone."""
+        """Process the deletion of a znode."""
         raise NotImplementedError
 
     # -- life
@@ -129,7 +128,7 @@ class Tree(Generic[R]):
                 self._own_creates = 0
                 self._deferred.clear()
 
-    # -- synchronising
+    # -- synchronizing
 
     def _synchronise(self) -> None:
         self._generation += 1
@@ -154,7 +153,7 @@ class Tree(Generic[R]):
         kazoo.arm_persistent_watch(self.root, Reply(armed))
 
     def _failed(self, generation: int, what: str, error: BaseException) -> None:
-        """What could not be read is not gone: what was shown stays as it is, and the tree is read again."""
+        """Keep what is shown after a failed read, and read the tree again."""
         if generation != self._generation:
             return
         self._generation += 1
@@ -162,7 +161,7 @@ class Tree(Generic[R]):
         self.synced.clear()
         if isinstance(error, BROKEN):
             return  # it is read again with the next connection
-        self.log.error("Cannot %s: %r; trying again in %g s", what, error, READ_AGAIN)
+        self.log.error("Cannot %s: %r; retrying in %g s", what, error, READ_AGAIN)
         generation = self._generation
 
         def on_connection(_result: object, _error: BaseException | None, _zxid: int) -> None:
@@ -241,7 +240,7 @@ class Tree(Generic[R]):
                     self._look_below(path, parts, sync_generation)
             elif isinstance(error, NoNodeError):
                 self._gone(parts, path)
-            elif isinstance(error, NoAuthError):  # it concerns this record alone
+            elif isinstance(error, NoAuthError):  # it affects this record only
                 self._set_aside(parts, path, f"we may not read it: {error!r}", 0)
             else:
                 self._failed(generation, f"read {path}", error)
@@ -255,7 +254,7 @@ class Tree(Generic[R]):
             client.submit(GetData(client.full_path(path), None), Reply(answer))
 
     def take(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
-        """Show these data; a record that cannot be used is set aside and logged once per change."""
+        """Show these data; an invalid record is ignored and logged once per change."""
         self._stale.discard(path)
         try:
             self.store(parts, path, data, stat)
@@ -266,7 +265,10 @@ class Tree(Generic[R]):
         self._unconfirmed.discard(path)
 
     def is_older(self, path: str, now: ZnodeStat | None, before: ZnodeStat | None) -> bool:
-        """Whether what was read is older than what is shown, and both are of the same connection."""
+        """Return whether the read data are older than the shown ones.
+
+        Both must be from the same connection.
+        """
         return bool(now and before and now.mzxid < before.mzxid and path not in self._unconfirmed)
 
     def _set_aside(self, parts: list[str], path: str, reason: str, version: int) -> None:
@@ -292,7 +294,7 @@ class Tree(Generic[R]):
             self.log.exception("Cannot forget %s:", path)
 
     def announce(self, listeners: Iterable[Callable[..., Any]], *args: object) -> None:
-        """Call them all: one that raises, or takes itself off the list, keeps nothing from the others."""
+        """Call all listeners, even if one raises an exception or removes itself."""
         for listener in tuple(listeners):
             try:
                 listener(*args)
@@ -327,7 +329,7 @@ class Tree(Generic[R]):
     # -- writes of our own (called by the Writer)
 
     def expect(self, path: str, create: bool) -> None:
-        """A write is about to be sent; its events need no reading."""
+        """Announce a write of ours, whose events require no reading."""
         with self.lock:
             if create:
                 self._own_creates += 1
@@ -339,7 +341,7 @@ class Tree(Generic[R]):
                     own[0] += 1
 
     def settle(self, path: str, record: R | None, result: object, zxid: int) -> None:
-        """The answer to a write came; ``record`` is None when it was refused."""
+        """Process the answer to a write; ``record`` is None if it was refused."""
         with self.lock:
             own = None
             if isinstance(result, ZnodeStat):
@@ -348,7 +350,7 @@ class Tree(Generic[R]):
                 stat = ZnodeStat(zxid, zxid, _now_ms(), _now_ms(), 0, 0, 0, 0, 0, 0, zxid)
             else:
                 stat = None
-            # A refused or lost write does not say which kind it was; the books tell.
+            # A refused or lost write does not contain its type; our state does.
             own = self._own.get(path)
             if own is not None:
                 own[0] -= 1
@@ -380,7 +382,7 @@ class Tree(Generic[R]):
             self._read(path, parts, None)  # another client wrote it, too
 
     def settled(self) -> None:
-        """All parts of an answer are settled: creations that were not ours are read now."""
+        """Read creations that were not ours: all parts of an answer have been processed."""
         if self._deferred:
             paths, self._deferred = self._deferred, set()
             for path in paths:

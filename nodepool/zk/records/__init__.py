@@ -1,4 +1,4 @@
-"""Records kept in ZooKeeper and their JSON form (ZK-1, ZK-5, ZK-7, ZK-11)."""
+"""Records in ZooKeeper and their JSON form (ZK-1, ZK-5, ZK-7, ZK-11)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from nodepool.zk.records.base import (
 
 
 class ImageBuild(BaseModel):
-    """A build of an image; ``formats`` is a list here and a comma-joined text in ZooKeeper."""
+    """A build; ``formats`` is a list here and a comma-separated text in ZooKeeper."""
 
     VALID_STATES = frozenset({BUILDING, READY, DELETING, FAILED})
     KEYS = BaseModel.KEYS | {"builder", "builder_id", "formats", "username", "python_path", "shell_type"}
@@ -80,7 +80,7 @@ class ImageBuild(BaseModel):
 
 
 class ImageUpload(BaseModel):
-    """An image uploaded to a provider; image, build, provider and number come from the path."""
+    """An uploaded image; image, build, provider and number come from the path."""
 
     VALID_STATES = frozenset({UPLOADING, READY, DELETING, FAILED})
     KEYS = BaseModel.KEYS | {"external_id", "external_name", "format", "username", "python_path", "shell_type"}
@@ -139,7 +139,7 @@ class ImageUpload(BaseModel):
 
 
 class ImageBuildRequest:
-    """A manual request to build an image; ``stat.ctime`` is when it was made."""
+    """A manual request to build an image; ``stat.ctime`` is its creation time."""
 
     def __init__(self, image_name: str, pending: bool, stat: ZnodeStat | None = None) -> None:
         self.image_name = image_name
@@ -189,7 +189,7 @@ class NodeRequest(BaseModel):
 
     @property
     def priority(self) -> tuple[str, int, str]:
-        """Sort key, ascending = served first.
+        """Return the sort key, in serving order.
 
         :raises RecordError: the name is not ``<priority>-<sequence>``.
         """
@@ -242,7 +242,7 @@ class NodeRequest(BaseModel):
         return request
 
     def copy(self) -> NodeRequest:
-        """A record of our own to change; lists are copied too."""
+        """Return a separate record that can be changed; lists are copied, too."""
         other = NodeRequest.__new__(NodeRequest)
         other.__dict__.update(self.__dict__)
         other.declined_by = list(self.declined_by)
@@ -252,7 +252,7 @@ class NodeRequest(BaseModel):
         return other
 
     def getSafeAttributes(self) -> Attributes:
-        """What drivers may use in templates (DRV-8)."""
+        """Return the attributes that drivers may use in templates (DRV-8)."""
         return Attributes(
             id=self._id,
             labels=self.node_types,
@@ -265,7 +265,7 @@ class NodeRequest(BaseModel):
         )
 
 
-#: Stored fields of a node whose absence reads as null.
+#: Stored fields of a node that read as null if absent.
 _NODE_PLAIN = (
     "cloud",
     "provider",
@@ -307,7 +307,7 @@ _NODE_TEXTS = (
 
 
 class Node(BaseModel):
-    """A node (ZK-7).  ``lock_contenders`` is kept by the mirror."""
+    """A node (ZK-7). ``lock_contenders`` is set by the mirror."""
 
     VALID_STATES = frozenset({INIT, BUILDING, TESTING, READY, IN_USE, USED, HOLD, DELETING, FAILED, ABORTED, DELETED})
     KEYS = BaseModel.KEYS | {*_NODE_PLAIN, "type", "connection_port", "ssh_port", "username", "host_keys", "hold_expiration"}
@@ -341,7 +341,7 @@ class Node(BaseModel):
     driver_data: object
     requestor: str | None
     node_properties: dict[str, Any] | None
-    #: In memory only: changes that are written together with something else.
+    #: In memory only: changes to be written together with something else.
     unsaved = False
     #: In memory only: the quota promise that this record replaces once it is stored.
     promise: int | None = None
@@ -441,7 +441,10 @@ class Node(BaseModel):
 
     @property
     def tenant(self) -> str | None:
-        """The tenant whose limits it counts for. An idle node counts for none, whoever had it before."""
+        """Return the tenant whose limits the node counts for.
+
+        An idle node counts for none, whoever used it before.
+        """
         return None if self.state == READY and self.allocated_to is None else self.tenant_name
 
     def unfit(self) -> str | None:
@@ -472,7 +475,7 @@ class Node(BaseModel):
         return node
 
     def copy(self) -> Node:
-        """A record of our own to change, not locked."""
+        """Return a separate record that can be changed, not locked."""
         other = Node.__new__(Node)
         other.__dict__.update(self.__dict__)
         other.lock = None

@@ -1,4 +1,4 @@
-"""What all records in ZooKeeper have in common: states, checks of their fields, JSON (ZK-1)."""
+"""Common parts of all records in ZooKeeper: states, checks of fields, JSON (ZK-1)."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ DELETED = "deleted"
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(", ", ": ")).encode
 
 
-#: Seconds; beyond it there is no date.
+#: Seconds of the latest valid date.
 LATEST = 1e11
-#: Numbers beyond it (and Infinity and NaN, which JSON readers let pass) are no amounts.
+#: Larger numbers (and Infinity and NaN, which JSON readers accept) are not valid amounts.
 LARGEST = 1e15
 
 
 class RecordError(ValueError):
-    """Data in ZooKeeper that are not a usable record; the text says why."""
+    """Data in ZooKeeper that are not a valid record; the text says why."""
 
 
 def parse_object(data: bytes | None) -> dict[str, Any] | None:
-    """The JSON object in a znode; None when it is empty.
+    """Return the JSON object in a znode; None if it is empty.
 
     :raises RecordError: not JSON, or not an object.
     """
@@ -56,12 +56,12 @@ def parse_object(data: bytes | None) -> dict[str, Any] | None:
 
 
 class BaseModel:
-    """A record with an id and a checked state; setting the state stamps ``state_time``."""
+    """A record with an id and a checked state; setting the state sets ``state_time``."""
 
     VALID_STATES: ClassVar[frozenset[str]] = frozenset()
     #: Stored keys that we know.
     KEYS: ClassVar[frozenset[str]] = frozenset({"id", "state", "state_time"})
-    #: What others have stored under other keys; it stays when the record is written, and is shown nowhere.
+    #: Values that others stored under other keys; they are written unchanged, and not shown.
     extra: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, o_id: str | None) -> None:
@@ -95,25 +95,25 @@ class BaseModel:
 
     @property
     def version(self) -> int:
-        """Of the znode as it was read, for a conditional write; -1, which is any, when it was not."""
+        """Return the version as read, for a conditional write; -1 (any) if it was not read."""
         return self.stat.version if self.stat is not None else -1
 
     def toDict(self) -> dict[str, Any]:
-        """What is stored: everything but the id."""
+        """Return the stored values: everything but the id."""
         return {"state": self._state, "state_time": self.state_time}
 
     def updateFromDict(self, d: Mapping[str, Any]) -> None:
-        """Take over stored values.
+        """Set stored values.
 
-        :raises RecordError: the state is unknown or its time is no number of seconds.
+        :raises RecordError: the state is unknown, or its time is not a number of seconds.
         """
         state = d.get("state")
         if state is not None and (not isinstance(state, str) or state not in self.VALID_STATES):
             raise RecordError(f"unknown state {state!r}")
         state_time = d.get("state_time")
-        # Everybody sorts by it: one text among the numbers would stop them all. NaN fails the comparison, too.
+        # Everybody sorts by it: a text among the numbers would stop them all. NaN fails the comparison, too.
         if state_time is not None and (not isinstance(state_time, (int, float)) or not abs(state_time) < LATEST):
-            raise RecordError(f"state_time {state_time!r} is no time in seconds")
+            raise RecordError(f"state_time {state_time!r} is not a time in seconds")
         self._state = state
         self.state_time = state_time
         unknown = d.keys() - self.KEYS
@@ -134,7 +134,7 @@ class BaseModel:
             return NotImplemented
         return self._id == other._id and self._comparable() == other._comparable()
 
-    # Records change; they are told apart by identity when they are put into sets.
+    # Records change; sets distinguish them by identity.
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
@@ -142,12 +142,12 @@ class BaseModel:
         return f"<{type(self).__name__} {self._id} {values}>"
 
 
-#: Fields that may hold credentials (Kubernetes-like connection data) and are kept out of logs.
+#: Fields that may contain credentials (Kubernetes-like connection data) and are not logged.
 SECRETS = frozenset({"connection_port", "ssh_port", "driver_data"})
 
 
 def text_of(d: Mapping[str, Any], key: str) -> str | None:
-    """A field that is looked up, compared and sorted by everybody.
+    """Return a field that everybody searches, compares and sorts.
 
     :raises RecordError: it is neither a text nor null.
     """
@@ -158,7 +158,10 @@ def text_of(d: Mapping[str, Any], key: str) -> str | None:
 
 
 def texts_of(d: Mapping[str, Any], key: str) -> list[str]:
-    """:raises RecordError: it is not a list of texts."""
+    """Return a list of texts.
+
+    :raises RecordError: it is not a list of texts.
+    """
     value = d.get(key)
     if not value:
         return []

@@ -1,4 +1,4 @@
-"""The records of progress as they are stored, with tolerant reading; see :mod:`nodepool.zk.mirror.progress`."""
+"""Stored progress records, with tolerant reading; see :mod:`nodepool.zk.mirror.progress`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILURES = f"{ROOT}/failed-uploads"
 
 TAIL_LINES = 20
 TAIL_BYTES = 4096
-#: Characters kept of one line of a log, and of a reason.
+#: Characters stored of one log line, and of a reason.
 LINE_LENGTH = 500
 REASON_LENGTH = 2000
 BUILD_STATES = frozenset({BUILDING, READY, FAILED})
@@ -32,17 +32,17 @@ P = TypeVar("P", "BuildProgress", "UploadProgress", "UploadFailure")
 
 
 def clean_line(text: str, length: int = LINE_LENGTH) -> str:
-    """One line of a log fit for a terminal: no escape sequences, at most ``length`` characters."""
-    # Of a line that was drawn over and over (progress bars) the last state counts.
+    """Return a log line for a terminal: no escape sequences, at most ``length`` characters."""
+    # Of a line that was redrawn (progress bars) the last state counts.
     text = _ESCAPE.sub("", text.rstrip("\r\n").rpartition("\r")[2])
     text = _CONTROL.sub(" ", text).replace("\t", "    ").replace("\n", " ")
-    # What cannot be encoded must not spoil the record.
+    # Characters that cannot be encoded must not invalidate the record.
     text = text.encode("utf-8", "replace").decode("utf-8").rstrip()
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def clip_tail(lines: Iterable[str]) -> list[str]:
-    """The last lines: at most 20, at most 4 KiB in all."""
+    """Return the last lines: at most 20, at most 4 KiB in total."""
     kept: list[str] = []
     room = TAIL_BYTES
     for line in reversed([clean_line(line) for line in lines][-TAIL_LINES:]):
@@ -64,7 +64,7 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     number = float(value)
-    # Infinity and not-a-number are no times and no JSON.
+    # Infinity and NaN are not valid times, and not valid JSON.
     return number if abs(number) < 1e18 else None
 
 
@@ -93,7 +93,10 @@ def _serialize(values: dict[str, Any]) -> bytes:
 
 @dataclass
 class BuildProgress:
-    """A build that runs, was made, or failed.  ``expected`` and ``duration`` in seconds, ``sizes`` in bytes."""
+    """A running, finished or failed build.
+
+    ``expected`` and ``duration`` are in seconds, ``sizes`` in bytes.
+    """
 
     image: str
     build: str
@@ -125,7 +128,10 @@ class BuildProgress:
         return self.state == BUILDING
 
     def fraction(self, now: float) -> float | None:
-        """How much of the expected time has passed: 0 to 0.99 while it runs, 1 when ready; None: unknown."""
+        """Return the elapsed part of the expected time; None: unknown.
+
+        0 to 0.99 while it runs, 1 when ready.
+        """
         if self.state == READY:
             return 1.0
         if self.state != BUILDING or not self.expected or self.expected <= 0 or self.started is None:
@@ -133,7 +139,7 @@ class BuildProgress:
         return min(0.99, max(0.0, (now - self.started) / self.expected))
 
     def elapsed(self, now: float) -> float | None:
-        """Seconds since the start; for an ended build what it took."""
+        """Return the seconds since the start; for an ended build its duration."""
         if self.duration is not None:
             return self.duration
         if self.started is None:
@@ -150,9 +156,9 @@ class BuildProgress:
 
     @classmethod
     def fromDict(cls, values: dict[str, Any], name: str) -> BuildProgress:
-        """Total: what is missing or of another type becomes the default.
+        """Return the record; missing or invalid values become the default.
 
-        :raises RecordError: without a name of an image nothing can be shown.
+        :raises RecordError: the name of the image or a valid state is missing.
         """
         image = _text(values.get("image"))
         state, reason = _text(values.get("state")), values.get("reason")
@@ -173,7 +179,10 @@ class BuildProgress:
 
 @dataclass
 class UploadProgress:
-    """A running upload.  ``rate`` in bytes per second; a total of None is not known."""
+    """A running upload.
+
+    ``rate`` is in bytes per second; a total of None is unknown.
+    """
 
     image: str
     build: str
@@ -189,7 +198,7 @@ class UploadProgress:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Build, provider, upload number."""
+        """Return build, provider and upload number."""
         return self.build, self.provider, self.upload
 
     @property
@@ -201,19 +210,19 @@ class UploadProgress:
 
     @staticmethod
     def keyOf(name: str) -> tuple[str, str, str]:
-        """Build, provider and number out of the znode's name.
+        """Return build, provider and number in the name of the znode.
 
-        :raises RecordError: it is none.
+        :raises RecordError: the name is invalid.
         """
         build, _, rest = name.partition("-")
         provider, _, number = rest.rpartition("-")
         if not (build and provider and number):
-            raise RecordError(f"{name} is no name of an upload")
+            raise RecordError(f"{name} is not a valid name of an upload")
         return unquote(build), unquote(provider), number
 
     @classmethod
     def fromDict(cls, values: dict[str, Any], name: str) -> UploadProgress:
-        """Total, as :meth:`BuildProgress.fromDict`."""
+        """Return the record, tolerant as :meth:`BuildProgress.fromDict`."""
         build, provider, number = cls.keyOf(name)
         image = _text(values.get("image"))
         if not image:
@@ -227,7 +236,7 @@ class UploadProgress:
 
 @dataclass
 class UploadFailure:
-    """The last failed upload of an image to a provider, until one works."""
+    """The last failed upload of an image to a provider, until one succeeds."""
 
     image: str
     provider: str
@@ -240,7 +249,7 @@ class UploadFailure:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Image, provider."""
+        """Return image and provider."""
         return self.image, self.provider
 
     @property
@@ -254,9 +263,9 @@ class UploadFailure:
 
     @staticmethod
     def keyOf(name: str) -> tuple[str, str]:
-        """Image and provider out of the znode's name.
+        """Return image and provider in the name of the znode.
 
-        :raises RecordError: it is none.
+        :raises RecordError: the name is invalid.
         """
         image, _, provider = name.partition("@")
         if not (image and provider):
@@ -265,7 +274,7 @@ class UploadFailure:
 
     @classmethod
     def fromDict(cls, values: dict[str, Any], name: str) -> UploadFailure:
-        """Total, as :meth:`BuildProgress.fromDict`."""
+        """Return the record, tolerant as :meth:`BuildProgress.fromDict`."""
         image, provider = cls.keyOf(name)
         return cls(
             image=image, provider=provider, build=_text(values.get("build")), upload=_text(values.get("upload")),
@@ -279,7 +288,7 @@ def failure_path(image: str, provider: str) -> str:
 
 @dataclass
 class ProgressData:
-    """All of it at one moment."""
+    """All progress records at one time."""
 
     builds: dict[str, BuildProgress] = field(default_factory=dict)
     #: (build, provider, upload number) -> running upload.
@@ -289,7 +298,7 @@ class ProgressData:
 
 
 def parse(kind: type[P], name: str, data: bytes | None) -> P | None:
-    """A record out of a znode; None when there is nothing (yet).
+    """Return the record in a znode; None if there is nothing (yet).
 
     :raises RecordError: the data cannot be used.
     """

@@ -506,7 +506,7 @@ def test_lock_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
         cloud.stop_doing("upload-blocks")
         wait_for(lambda: not cloud.images(), what="image deleted again")
     wait_for(lambda: not builders.uploads(provider="balky", state=None), what="record dropped")
-    wait_for(lambda: "lock cannot be taken again" in getattr(failure(builders, "balky"), "reason", ""), what="reason shown")
+    wait_for(lambda: "lock cannot be acquired again" in getattr(failure(builders, "balky"), "reason", ""), what="reason shown")
 
 
 @pytest.mark.spec("BLD-17: another builder has uploaded the build meanwhile: the image is deleted again")

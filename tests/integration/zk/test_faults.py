@@ -211,7 +211,7 @@ def test_the_lock_of_a_backing_node_is_not_thrown_away(
     assert bench.zuul.client.get_children(directory) == [contender]
     assert bench.node(node.id).state == "ready"
     assert [n.id for n in backing_nodes(bench)] == [backing.id]
-    assert "Giving back" not in caplog.text and "Deleting node" not in caplog.text, "another one was made"
+    assert "Releasing" not in caplog.text and "Deleting node" not in caplog.text, "another one was made"
 
 
 @pytest.mark.spec("issue 11, B12: a persistent contender that was not obtained does not stay")

@@ -75,7 +75,7 @@ def test_locked_node_is_written_only_while_its_lock_stands(zk: Any, other: Other
     zk.lockNode(node)
     node.state = "in-use"
     late = other.before(sets(NODES, state="in-use"), lambda path: other.break_lock(f"{path}/lock"))
-    with pytest.raises(exceptions.ZKException, match="the lock on it is gone"):
+    with pytest.raises(exceptions.ZKException, match="the lock on it no longer exists"):
         zk.storeNode(node)
     assert late.refused().startswith(f"{NODES}{node.id}/lock/")
     assert zk.getNode(node.id).state == "ready"
@@ -88,7 +88,7 @@ def test_node_without_a_lock_of_ours_is_written_unconditionally(zk: Any, other: 
     zk.storeNode(node)
     assert zk.getNode(node.id).state == "hold"
     zk.deleteRawNode(node.id)
-    with pytest.raises(exceptions.ZKException, match="the record is gone"):
+    with pytest.raises(exceptions.ZKException, match="the record no longer exists"):
         zk.storeNode(node)
 
 

@@ -230,7 +230,7 @@ def test_lock_of_a_record_that_is_deleted_meanwhile_is_refused(zk: Any, monkeypa
         return read(path, *arguments, **named)
 
     monkeypatch.setattr(zk.kazoo_client, "get_children", deleted)
-    with pytest.raises(exceptions.ZKLockException, match="deleted meanwhile"), zk.imageBuildIdLock("image", build_id, False):
+    with pytest.raises(exceptions.ZKLockException, match="deleted concurrently"), zk.imageBuildIdLock("image", build_id, False):
         pytest.fail("locked what does not exist")
 
 

@@ -74,7 +74,7 @@ def test_result_is_lost_when_another_client_has_taken_the_lock(
     lose_session(client)
     other = HeldLock(zk_chroot.connect(), DIRECTORY)
     written: list[None] = []
-    with pytest.raises(Lost, match="cannot be taken again"):
+    with pytest.raises(Lost, match="cannot be acquired again"):
         lock.store(lambda: written.append(None), usable(), lambda: True)
     assert written == [] and other.held
 
@@ -95,6 +95,6 @@ def test_result_is_lost_when_there_is_no_session_and_nobody_waits_any_longer(
         asked.append(None)
         return len(asked) < 3
 
-    with pytest.raises(Lost, match="did not come back"):
+    with pytest.raises(Lost, match="did not become available"):
         lock.store(pytest.fail, threading.Event(), going_on)
     assert len(asked) == 3

@@ -185,9 +185,9 @@ def test_small_transactions_are_merged(zk: Any) -> None:
 def test_the_connection_is_back(zk: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     zk.client.client._session_callback(KeeperState.CONNECTING)
-    wait_for(lambda: "suspended; no new work until it is back" in caplog.text)
+    wait_for(lambda: "suspended; no new work is started until it is restored" in caplog.text)
     zk.client.client._session_callback(KeeperState.CONNECTED)
-    wait_for(lambda: "ZooKeeper connection: back" in caplog.text)
+    wait_for(lambda: "ZooKeeper connection: restored" in caplog.text)
 
 
 @pytest.mark.spec("issue 11, B9: min-ready does not look at all nodes in use for each label")

@@ -388,7 +388,7 @@ def test_ready_node_that_zuul_cannot_read_is_not_handed_out(bench: LauncherBench
     _request, nodes = bench.fulfilled("fake-label")
     assert [node.id for node in nodes] == [fit]
     problems = str(pool.getReadiness()[1])
-    assert all(f"Node {node_id} is not given to requests" in problems for node_id in unfit)
+    assert all(f"Node {node_id} is not assigned to requests" in problems for node_id in unfit)
     # A mended one is used, one that was deleted is forgotten.
     bench.zuul.write_node(unfit[0], resources={"cores": 4})
     wait_for(lambda: unfit[0] not in pool.zk.node_tree.unfit)
