@@ -1,1 +1,1 @@
-"""Nodepool: keeps pools of machines ready and hands them out."""
+"""Entry points of the commands and daemons."""

@@ -26,17 +26,17 @@ log = logging.getLogger("nodepool.daemon")
 def _listen(text: str) -> tuple[str, int]:
     address, _, port = text.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{port!r} is no port number")
+        raise argparse.ArgumentTypeError(f"{port!r} is not a valid port number")
     return address.strip("[]") or "127.0.0.1", int(port)
 
 
 def create_parser() -> argparse.ArgumentParser:
     parser = make_daemon_parser(PROG, "Build disk images and upload them to providers.", PID_FILE)
     parser.add_argument(
-        "--build-workers", metavar="N", type=whole_number(0), default=1, help="builds at one time (default: %(default)s)"
+        "--build-workers", metavar="N", type=whole_number(0), default=1, help="concurrent builds (default: %(default)s)"
     )
     parser.add_argument(
-        "--upload-workers", metavar="N", type=whole_number(0), default=4, help="uploads at one time (default: %(default)s)"
+        "--upload-workers", metavar="N", type=whole_number(0), default=4, help="concurrent uploads (default: %(default)s)"
     )
     parser.add_argument(
         "--webapp",
@@ -48,7 +48,7 @@ def create_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--finish-builds",
         action="store_true",
-        help="on SIGTERM or SIGINT finish the running builds first, as on SIGUSR1; the signal given again ends them",
+        help="on SIGTERM or SIGINT finish running builds first, as on SIGUSR1; a second signal ends them",
     )
     return parser
 
@@ -82,7 +82,7 @@ class BuilderService:
             self._repl.start()
 
     def cancel_start(self) -> None:
-        """Wait for ZooKeeper no longer."""
+        """Stop waiting for ZooKeeper."""
         self._builder.cancel_start()
 
     def stop(self) -> None:
@@ -107,7 +107,7 @@ class BuilderService:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the builder; the return value is the exit status."""
+    """Run the builder; return the exit status."""
     args = create_parser().parse_args(arguments(argv))
     return run_daemon(PROG, "nodepool-builder", args, lambda: BuilderService(args), STOP_LIMIT, finish_always=args.finish_builds)
 

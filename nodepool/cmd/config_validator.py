@@ -1,4 +1,4 @@
-"""``nodepool config-validate``: every error of a configuration file in one run (CFG-12)."""
+"""``nodepool config-validate``: all errors of a configuration file in one run (CFG-12)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ log = logging.getLogger("nodepool.cmd.config_validator")
 
 
 class ConfigValidator:
-    """Checks one file; ``config`` holds its data afterwards, ``findings`` what was found: (file, problem).
+    """Checks one file; afterwards ``config`` contains its data and ``findings`` its problems.
+
+    A finding is (file, problem).
 
     ``strict``: warnings are errors, too.
 
-    :param secure_file: with it, the options that it replaces are judged there; one that cannot be read is a warning, as it
-        often is not on the machine of the author.
+    :param secure_file: if given, the options that it replaces are checked there. An unreadable one is only a warning,
+        as it is often missing on the machine of the author.
     """
 
     def __init__(self, config_file: str, secure_file: str | None = None) -> None:
@@ -32,7 +34,7 @@ class ConfigValidator:
         self.findings: list[tuple[str, Problem]] = []
 
     def validate(self, env: Mapping[str, str] = os.environ) -> int:
-        """0 when the file is good, 1 when not; each finding is one log record."""
+        """Return 0 if the file is valid, else 1; each finding is logged."""
         log.info("validating %s", self.config_file)
         self.check(env)
         for path, problem in self.findings:
@@ -41,7 +43,7 @@ class ConfigValidator:
         return 0 if self.good else 1
 
     def count(self, error: bool) -> int:
-        """How many errors, or warnings, were found."""
+        """Return the number of errors or warnings."""
         return sum(1 for _path, problem in self.findings if problem.error is error)
 
     @property
@@ -49,12 +51,12 @@ class ConfigValidator:
         return not (self.count(True) or (self.strict and self.count(False)))
 
     def counts(self) -> dict[str, int]:
-        """How many labels and providers the file has."""
+        """Return the number of labels and providers in the file."""
         data = self.config if isinstance(self.config, dict) else {}
         return {key: len(data[key]) if isinstance(data.get(key), list) else 0 for key in ("labels", "providers")}
 
     def summary(self) -> str:
-        """The last line."""
+        """Return the last line."""
         errors, warnings = self.count(True), self.count(False)
         if self.good:
             counts = ", ".join(f"{number} {key}" for key, number in self.counts().items())
@@ -63,7 +65,7 @@ class ConfigValidator:
         return f"{self.config_file} is not good: {found}" + ("" if errors else " (--strict)")
 
     def report(self) -> dict[str, Any]:
-        """All of it for programs."""
+        """Return everything for programs."""
         return {
             "file": self.config_file, "good": self.good, **self.counts(), "errors": self.count(True),
             "warnings": self.count(False),
@@ -75,7 +77,7 @@ class ConfigValidator:
         }  # fmt: skip
 
     def check(self, env: Mapping[str, str] = os.environ) -> None:
-        """Look for findings; nothing is logged of them."""
+        """Find problems without logging them."""
         self.findings = []
         main, secure = self._read(self.config_file, env), None
         if self.secure_file is not None:

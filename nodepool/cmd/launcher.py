@@ -44,9 +44,9 @@ class LauncherService:
     def start(self) -> None:
         from nodepool.zk.connection.client import ZooKeeperClient
 
-        # A configuration that cannot be used ends the start; ZooKeeper may come later.
+        # An invalid configuration ends the start; ZooKeeper may become available later.
         config = self._pool.loadConfig()
-        # Made for its look at the TLS files only; the pool makes its own in its thread, where an error ends nothing.
+        # Only created to check the TLS files; the pool creates its own in its thread, where errors end nothing.
         ZooKeeperClient.from_config(config)
         if self._args.webapp:
             from nodepool.web.server import WebApp
@@ -74,7 +74,7 @@ class LauncherService:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the launcher; the return value is the exit status."""
+    """Run the launcher; return the exit status."""
     args = create_parser().parse_args(arguments(argv))
     return run_daemon(PROG, "nodepool", args, lambda: LauncherService(args))
 

@@ -46,7 +46,7 @@ TOP_COLUMNS = {
     "loans": "Loans",
 }
 WAIT = 60.0
-#: Fault: no such sliver, or no name of one.
+#: Fault: no such sliver, or an invalid name.
 BAD_ARGUMENT = 102
 
 
@@ -68,7 +68,7 @@ def create_parser() -> argparse.ArgumentParser:
     )
     for name in ("ca", "cert", "key"):
         parser.add_argument(f"--{name}", type=absolute_path, metavar="FILE", help="for https")
-    parser.add_argument("--debug", action="store_true", help="tracebacks of errors")
+    parser.add_argument("--debug", action="store_true", help="print tracebacks of errors")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(
@@ -82,16 +82,16 @@ def create_parser() -> argparse.ArgumentParser:
 
     listing = command("list", list_slivers, "list slivers", False)
     listing.add_argument("--format", choices=status.FORMATS, default="table")
-    command("show", show, "all about a sliver")
+    command("show", show, "show all properties of a sliver")
     create = command(
         "create",
         create_sliver,
-        "make a sliver as the options say; without options, one whose record its authority has sent with plc_instantiated off",
+        "create a sliver; without options, create one whose record its authority has sent with plc_instantiated off",
     )
     create.add_argument("--image", help="host, dir:/path, tar:/path, image:NAME or oci:REFERENCE")
-    create.add_argument("--key", metavar="FILE", type=absolute_path, dest="ssh_key", help="public keys that may log in")
+    create.add_argument("--key", metavar="FILE", type=absolute_path, dest="ssh_key", help="file with public keys that may log in")
     create.add_argument("--network", help="none, nat or bridge:INTERFACE")
-    create.add_argument("--lease", type=whole_number(1), metavar="SECONDS", help="time after which it goes by itself")
+    create.add_argument("--lease", type=whole_number(1), metavar="SECONDS", help="time after which it is deleted automatically")
     create.add_argument(
         "--rspec", nargs="+", default=[], dest="resources", metavar="RESOURCE=AMOUNT", help="for example nm_mem_limit=512"
     )
@@ -103,51 +103,53 @@ def create_parser() -> argparse.ArgumentParser:
     ):
         sub = command(name, act, text)
         sub.set_defaults(method=method)
-    command("console", show_console, "what the sliver printed")
-    lend = command("loans", show_or_set_loans, "show what a sliver lends; with loans, replace all of them")
+    command("console", show_console, "print the console output of a sliver")
+    lend = command("loans", show_or_set_loans, "show the loans of a sliver, or replace all of them")
     lend.add_argument("loans", nargs="*", metavar="RECIPIENT:RESOURCE:AMOUNT", help="'none' for no loans")
     command(
         "capacity",
         lambda client, args: _print(client.call("GetCapacity")),
-        "what the node has: memory in MiB, disk in KiB, CPU in per mille of the host",
+        "print the capacity of the node: memory in MiB, disk in KiB, CPU in per mille of the host",
         False,
     )
-    command("dump", lambda client, args: print(client.call("DumpDatabase")), "the whole database (root)", False)
+    command("dump", lambda client, args: print(client.call("DumpDatabase")), "print the whole database (root only)", False)
     old = command(
-        "import-pickle", import_database, "take over the database of the original; the node manager must not run", False
+        "import-pickle", import_database, "import the database of the original node manager; ours must not be running", False
     )
     old.add_argument("file", type=absolute_path, metavar="FILE", help="such as /root/pl_node_mgr_db.pickle")
     old.add_argument("--database", type=absolute_path, default="/var/lib/nodepool/nodemanager/nodemanager.sqlite", metavar="FILE")
-    command("help", lambda client, args: print(client.call("Help"), end=""), "methods of the API", False)
-    top = command("top", show_top, "live table of slivers", False)
+    command("help", lambda client, args: print(client.call("Help"), end=""), "list the methods of the API", False)
+    top = command("top", show_top, "show a live table of slivers", False)
     top.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS")
-    top.add_argument("--once", action="store_true", help="print one table and end")
+    top.add_argument("--once", action="store_true", help="print one table and exit")
     _ticket(commands)
     return parser
 
 
 def _ticket(commands: Any) -> None:
-    ticket = commands.add_parser("ticket", help="sign, verify or hand in tickets")
+    ticket = commands.add_parser("ticket", help="sign, verify or submit tickets")
     actions = ticket.add_subparsers(dest="action", metavar="ACTION", required=True)
     sign = actions.add_parser("sign", help="sign the records of a JSON file")
     sign.add_argument("records", type=absolute_path, metavar="FILE")
     sign.set_defaults(function=sign_ticket)
-    serve = actions.add_parser("serve", help="demonstration: sign what this user, or root, sends to a port of this machine")
+    serve = actions.add_parser("serve", help="demonstration: sign records that this user or root sends to a local port")
     serve.add_argument("--address", default="127.0.0.1", help="a loopback address (default: %(default)s)")
     serve.add_argument("--port", type=int, default=1813, help="0: any (default: %(default)s)")
     serve.set_defaults(function=serve_tickets)
     for parser in (sign, serve):
         parser.add_argument("--key-file", type=absolute_path, required=True, metavar="PEM", help="private key (Ed25519 or P-256)")
         parser.add_argument("--issuer", required=True)
-        parser.add_argument("--host", required=True, help="name of the node that it is for")
+        parser.add_argument("--host", required=True, help="name of the node that the ticket is for")
         parser.add_argument("--lifetime", type=whole_number(1), default=3600, metavar="SECONDS")
-        parser.add_argument("--xml", type=absolute_path, metavar="CERTIFICATE", help="the XML form, with the key's certificate")
-    verify = actions.add_parser("verify", help="check a ticket without handing it in, and show its records")
+        parser.add_argument(
+            "--xml", type=absolute_path, metavar="CERTIFICATE", help="create the XML form, with the key's certificate"
+        )
+    verify = actions.add_parser("verify", help="check a ticket without submitting it, and show its records")
     verify.add_argument("ticket", type=absolute_path, metavar="FILE")
     verify.add_argument("--public-key", type=absolute_path, required=True, metavar="PEM", help="public key, or certificate")
-    verify.add_argument("--host", required=True, help="name of the node that it is for")
+    verify.add_argument("--host", required=True, help="name of the node that the ticket is for")
     verify.set_defaults(function=verify_ticket)
-    use = actions.add_parser("use", help="hand a ticket in")
+    use = actions.add_parser("use", help="submit a ticket")
     use.add_argument("ticket", type=absolute_path, metavar="FILE")
     use.set_defaults(function=use_ticket)
 
@@ -173,7 +175,7 @@ def list_slivers(client: Client, args: argparse.Namespace) -> None:
                 "guarantee": _percent(effective.get("nm_cpu_guaranteed_share", 0)),
                 "memory": effective.get("nm_mem_limit") or "-",
                 "error": sliver["error"] or "",
-                # Who delivered its record; "driver" are launchers and this program.
+                # Who delivered its record; "driver" means launchers and this program.
                 "source": "API call" if sliver["source"] == "driver" and args.format == "table" else sliver["source"],
                 "expires": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sliver["expiry"])) if sliver["expiry"] else "never",
             }
@@ -187,7 +189,7 @@ def show(client: Client, args: argparse.Namespace) -> None:
 
 def show_console(client: Client, args: argparse.Namespace) -> None:
     text = client.call("GetConsole", args.sliver)
-    # A terminal would obey what was printed inside; a file gets it as it is.
+    # A terminal would interpret control characters; a file gets the text unchanged.
     print("\n".join(map(clean, text.split("\n"))) if sys.stdout.isatty() else text, end="")
 
 
@@ -217,13 +219,13 @@ def create_sliver(client: Client, args: argparse.Namespace) -> int:
             client.call("CreateSliver", args.sliver)
         except RpcFault as fault:
             if fault.code == BAD_ARGUMENT:
-                raise RpcFault(fault.code, f"{fault.text}; to make a new one give options, such as --image host") from None
+                raise RpcFault(fault.code, f"{fault.text}; to create a new one, specify options such as --image host") from None
             raise
     found = client.call("WaitSliver", args.sliver, "ready", WAIT, timeout=WAIT + 10)
     if found.get("state") != "ready":
         print(
             f"{PROG}: error: {args.sliver} is {found.get('state')}: {found.get('error') or 'no reason known'}; "
-            f"it stays for a look (`{PROG} console {args.sliver}`) until `{PROG} delete {args.sliver}`",
+            f"it is kept for inspection (`{PROG} console {args.sliver}`) until `{PROG} delete {args.sliver}`",
             file=sys.stderr,
         )
         return 1
@@ -257,7 +259,7 @@ def sign_ticket(client: Client, args: argparse.Namespace) -> None:
 
 
 def _signer(args: argparse.Namespace) -> Callable[[list[Any]], str]:
-    """Makes tickets of records as the options say."""
+    """Return a signer of tickets for the options."""
     from nodepool.nodemanager.sources import tickets
 
     with open(args.key_file, "rb") as stream:
@@ -289,7 +291,7 @@ def verify_ticket(client: Client, args: argparse.Namespace) -> None:
 
 
 def import_database(client: Client, args: argparse.Namespace) -> None:
-    """Offline: the node manager must not run."""
+    """Import a database offline: the node manager must not be running."""
     from nodepool.nodemanager.records.database import Database
     from nodepool.nodemanager.records.pickle_import import import_pickle
 
@@ -308,7 +310,7 @@ def use_ticket(client: Client, args: argparse.Namespace) -> None:
 
 
 class Top:
-    """Rows of the live table; rates come from two looks."""
+    """Rows of the live table; rates are computed from two samples."""
 
     def __init__(self, client: Client, now: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -323,7 +325,7 @@ class Top:
             try:
                 usage = self._client.call("GetUsage", name) if sliver["state"] == "ready" else {}
                 loans = len(self._client.call("GetLoans", name))
-            except RpcFault:  # gone meanwhile
+            except RpcFault:  # deleted in the meantime
                 continue
             now = self._now()
             then, before = self._before.get(name, (now, usage))
@@ -376,7 +378,7 @@ def show_top(client: Client, args: argparse.Namespace) -> None:
             print(client.url)
         print(status.output(status.Results(top.rows(), TOP_COLUMNS), "table"))
 
-    # The first figures soon.
+    # Show the first rates soon.
     pause = min(args.interval, 0.5)
     if args.once:
         time.sleep(pause)
@@ -390,14 +392,17 @@ def show_top(client: Client, args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status; its exceptions are the caller's."""
+    """Run a command and return the exit status.
+
+    Exceptions are passed to the caller.
+    """
     args = create_parser().parse_args(arguments(argv))
     tls = Tls(args.ca, args.cert, args.key) if args.ca and args.cert and args.key else None
     return args.function(Client(args.url, tls), args) or 0
 
 
 def console() -> int:
-    """The console script: errors in one line (and tracebacks with ``--debug``)."""
+    """Run the console script: errors in one line (and tracebacks with ``--debug``)."""
     return run_console(PROG, main, "--debug" in sys.argv)
 
 

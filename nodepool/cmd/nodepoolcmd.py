@@ -13,7 +13,7 @@ from nodepool.cmd.commands.context import Context
 from nodepool.process.program import arguments, make_parser, run_console, seconds, setup_command_logging
 
 COMMANDS = (nodes, images, aliens, providers, data, configuration, requests, observe, recover, dev, simulate)
-EPILOG = "`nodepool SUBCOMMAND --help` tells more; the manual is doc/operation/ of the source, or its rendered pages."
+EPILOG = "See `nodepool SUBCOMMAND --help` for details; the manual is in doc/operation/ of the source, also as rendered pages."
 WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev", "simulate"})
 
 
@@ -23,11 +23,11 @@ def create_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="debug logging, and tracebacks of errors")
     parser.add_argument(
         "--connect-timeout", metavar="SECONDS", type=seconds, default=None,
-        help="how long to try to reach ZooKeeper (default: for ever)",
+        help="how long to try to reach ZooKeeper (default: no limit)",
     )  # fmt: skip
     parser.add_argument(
         "--strict", action="store_true",
-        help="status 1 when something is not found or refused (without: 0 for those commands that had it in 11.0.0)",
+        help="exit with status 1 if something is not found or refused (default: 0 for commands that did so in 11.0.0)",
     )  # fmt: skip
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND")
     for module in COMMANDS:
@@ -37,7 +37,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _quiet_drivers(debug: bool) -> Iterator[None]:
-    """A driver that cannot be loaded is named for the provider that has it, not for being there."""
+    """Report a driver that cannot be loaded only for providers that use it."""
     log = logging.getLogger("nodepool.driver.Drivers")
     before = log.level
     if not debug:
@@ -49,12 +49,15 @@ def _quiet_drivers(debug: bool) -> Iterator[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return the exit status; its exceptions are the caller's."""
+    """Run a subcommand and return the exit status.
+
+    Exceptions are passed to the caller.
+    """
     parser = create_parser()
     given = arguments(argv)
     args = parser.parse_args(given)
     if getattr(args, "command", None):
-        # argparse takes every "--" away, also those that belong to the command.
+        # argparse removes every "--", even those that belong to the command.
         args.command = given[given.index("--") + 1 :] if "--" in given else args.command
     if args.subcommand is None:
         parser.print_help()
@@ -63,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     context = Context(args)
     try:
         if args.subcommand not in WITHOUT_CONFIGURATION:
-            # Both before any work: mistakes in the configuration and no ZooKeeper show up alike for all commands.
+            # Both before any work: errors in the configuration and a missing ZooKeeper are reported alike by all commands.
             with _quiet_drivers(args.debug):
                 _ = context.config
             _ = context.zk
@@ -75,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console() -> int:
-    """The console script: like :func:`main`, with errors in one line (and tracebacks with ``--debug``)."""
+    """Run :func:`main` with errors in one line (and tracebacks with ``--debug``)."""
     return run_console("nodepool", main, "--debug" in sys.argv)
 
 

@@ -1,4 +1,4 @@
-"""Shows the same thing again and again: in one place of a terminal, elsewhere one after the other."""
+"""Shows a repeatedly updated text: in place on a terminal, otherwise line by line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 
 class _Picture(io.StringIO):
-    """What is written for a terminal, until all of it is there."""
+    """Output for a terminal, collected until it is complete."""
 
     def isatty(self) -> bool:
         return True
@@ -18,14 +18,14 @@ class _Picture(io.StringIO):
 
 @contextlib.contextmanager
 def screen() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Gives the function that shows what another one prints, and the time of day.
+    """Yield a function that shows what another one prints, with the time of day.
 
-    A terminal has its former content again at the end. What does not fit is left out, and how much that is told.
+    A terminal gets its former content back at the end. Lines that do not fit are omitted, and counted.
     """
     if not sys.stdout.isatty():
         yield _print
         return
-    # Every other command starts without it.
+    # All other commands start without it.
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

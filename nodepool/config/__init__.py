@@ -1,4 +1,4 @@
-"""Reading, checking and modelling the configuration (CFG); section 9 lists the names others import.
+"""Reading, checking and modelling the configuration (CFG); section 9 lists public names.
 
 Nodepool's own code imports the modules of this package, not these names.
 """

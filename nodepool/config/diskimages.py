@@ -23,7 +23,7 @@ class DiskImage(ConfigValue):
         self.dib_cmd = "disk-image-create"
         self.elements = ""
         self.env_vars: dict[str, str] = {}
-        #: Those whose values come from the secure file and are kept out of logs.
+        #: Variables whose values come from the secure file and are not logged.
         self.secret_names: set[str] = set()
         self.image_types: set[str] = set()
         self.delete_after_upload = False
@@ -37,7 +37,7 @@ class DiskImage(ConfigValue):
         self.meta: dict[str, Any] = {}
 
     def set_env_vars(self, values: dict[str, Any], secret: bool = False) -> None:
-        """Merge *values* over what is there; numbers become strings. Secret values are not logged."""
+        """Merge *values*; numbers become strings. Secret values are not logged."""
         for key, value in values.items():
             if secret:
                 self.secret_names.add(str(key))
@@ -97,7 +97,10 @@ class DiskImage(ConfigValue):
 
 
 def lineage(entries: dict[str, tuple[int, dict[str, Any]]], name: str) -> list[str]:
-    """Names from the oldest ancestor down to *name*; UnknownName or ConfigError for a missing parent or a cycle."""
+    """Return names from the oldest ancestor to *name*.
+
+    :raises UnknownName, ConfigError: a parent is missing, or there is a cycle.
+    """
     chain = [name]
     while True:
         index, entry = entries[chain[-1]]
@@ -113,7 +116,7 @@ def lineage(entries: dict[str, tuple[int, dict[str, Any]]], name: str) -> list[s
 
 
 def build_disk_images(items: list[dict[str, Any]]) -> dict[str, DiskImage]:
-    """The non-abstract images in file order, parents applied."""
+    """Return the non-abstract images in file order, with parents applied."""
     entries: dict[str, tuple[int, dict[str, Any]]] = {}
     for index, entry in enumerate(items):
         if not entry.get("name"):

@@ -1,4 +1,4 @@
-"""Drivers, as a configuration sees them: plug-ins that understand the options of their providers.
+"""Drivers as seen by a configuration: plug-ins that interpret the options of providers.
 
 The registry belongs to :mod:`nodepool.driver`, which builds on this package. :mod:`nodepool.config`, the interface for
 outside code, connects the two.
@@ -28,7 +28,7 @@ BUILTIN_NAMES = (
 
 
 class ConfigDriver(Protocol):
-    """What a configuration asks of a driver."""
+    """The part of a driver that a configuration uses."""
 
     def reset(self) -> None: ...
 
@@ -38,7 +38,7 @@ class ConfigDriver(Protocol):
 
 
 class DriverLookup(Protocol):
-    """The registry of drivers."""
+    """The part of the driver registry that a configuration uses."""
 
     def load(self, drivers_paths: Sequence[str] = ()) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Errors in configuration: the message first, then the place (CFG-6 and CFG-12)."""
+"""Errors in configuration: the message first, then the position (CFG-6 and CFG-12)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ PathItem = str | int
 
 
 class ConfigError(ConfigurationError):
-    """A wrong option. ``where`` is its path from the top of the file, ``file`` and ``line`` are filled in later."""
+    """An invalid option.
+
+    ``where`` is its path from the top of the file; ``file`` and ``line`` are filled in later.
+    """
 
     def __init__(self, message: str, where: Iterable[PathItem] = ()) -> None:
         super().__init__(message)
@@ -30,7 +33,7 @@ class ConfigError(ConfigurationError):
 
 
 class UnknownName(ConfigError, KeyError):
-    """A label, image or parent is referred to but not defined; ``name`` is what was asked for."""
+    """A label, image or parent is used but not defined; ``name`` is the missing one."""
 
     name: object = None
 
@@ -42,11 +45,11 @@ class ProviderLoadError(ConfigError, RuntimeError):
 
 
 class ProviderUnavailable(ConfigError):
-    """One provider cannot be used here (library or cloud description missing); the others can."""
+    """A provider cannot be used here (library or cloud description missing); others can."""
 
 
 class UnknownDriver(ConfigurationError, RuntimeError):
-    """No driver of that name."""
+    """There is no driver of that name."""
 
 
 class DriverLoadError(ConfigurationError, RuntimeError):

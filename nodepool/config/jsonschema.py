@@ -1,4 +1,7 @@
-"""The schemas of the configuration as one JSON schema, for editors that complete and check YAML while it is written."""
+"""The schemas of the configuration as one JSON schema.
+
+Editors use it to complete and check YAML while it is written.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ log = logging.getLogger("nodepool.config")
 Json = dict[str, Any]
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
-#: What the environment fills in before the file is parsed; allowed for whatever is no text anyway.
+#: References to environment variables, replaced before parsing; allowed for everything that is not text.
 VARIABLE: Json = {"type": "string", "pattern": r"^%\([A-Z0-9_]+\)$"}
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
 
 
 def document(names: Iterable[str] | None = None) -> Json:
-    """The schema of ``nodepool.yaml``.
+    """Return the schema of ``nodepool.yaml``.
 
     :param names: of the drivers; default: all that can be loaded.
     """
@@ -34,9 +37,9 @@ def document(names: Iterable[str] | None = None) -> Json:
         try:
             conditions.append(_condition(name))
         except ConfigurationError:
-            continue  # not of this release, or a library is missing
+            continue  # from another release, or a library is missing
         except FOREIGN:
-            log.exception("Driver %s does not tell its options:", name)
+            log.exception("Cannot read the option schema of driver %s:", name)
             continue
         known.append(name)
     common = convert(ProviderConfig.getCommonSchemaDict())
@@ -48,10 +51,10 @@ def document(names: Iterable[str] | None = None) -> Json:
 
 
 def _condition(name: str) -> Json:
-    """If it is a provider of this driver, then its options are those of the driver."""
+    """Return a condition: options of a provider of this driver are those of the driver."""
     config = get_provider_config({"name": "fake-x" if name == "fake" else "x", "driver": name})
     options = convert({**_options(config.getSchema()), **ProviderConfig.getCommonSchemaDict()})
-    # The name decides first, and openstack is the default.
+    # The name has precedence, and openstack is the default.
     fake: Json = {"properties": {"name": {"pattern": "^fake"}}, "required": ["name"]}
     if name == "fake":
         return {"if": fake, "then": options}
@@ -64,17 +67,23 @@ def _condition(name: str) -> Json:
 def _options(schema: object) -> dict[Any, Any]:
     found = schema.schema if isinstance(schema, v.Schema) else schema
     if not isinstance(found, dict):
-        raise ConfigurationError("the driver's schema is no dictionary of options")
+        raise ConfigurationError("the driver's schema is not a dictionary of options")
     return found
 
 
 def _or_null(schema: Json) -> Json:
-    """A key without a value; no alternatives, of which editors could not tell what is wrong."""
+    """Allow a key without a value.
+
+    Alternatives are not used, since editors cannot explain errors in them.
+    """
     return {**schema, "type": [schema["type"], "null"]}
 
 
 def convert(schema: object) -> Json:
-    """What a schema of voluptuous says, as far as JSON schema can say it; the rest is left to ``config-validate``."""
+    """Convert a schema of voluptuous as far as JSON schema supports it.
+
+    ``config-validate`` checks the rest.
+    """
     if isinstance(schema, v.Schema):
         return convert(schema.schema)
     if isinstance(schema, dict):

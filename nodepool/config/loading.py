@@ -1,4 +1,4 @@
-"""Load, secure file and freshness (CFG-3, CFG-8 and CFG-11)."""
+"""Load main and secure file, and check whether they have changed (CFG-3, CFG-8, CFG-11)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOP_LEVEL_KEYS = frozenset(
 
 
 def driver_directories(value: object, config_path: str) -> list[str]:
-    """``drivers-path`` as absolute directories; relative ones start at the configuration file."""
+    """Return ``drivers-path`` as absolute directories, relative to the configuration file."""
     if value is None:
         return []
     items = [value] if isinstance(value, str) else value
@@ -39,7 +39,7 @@ def driver_directories(value: object, config_path: str) -> list[str]:
 
 @contextmanager
 def _located(source: Source) -> Iterator[None]:
-    """Give every ConfigError its file, line and option path."""
+    """Add file, line and option path to every ConfigError."""
     try:
         yield
     except ConfigError as exc:
@@ -52,7 +52,10 @@ def _located(source: Source) -> Iterator[None]:
 
 
 def loadConfig(config_path: str, env: Mapping[str, str] = os.environ) -> Config:
-    """Load the main file; ConfigError (a ConfigurationError) says what is wrong and where."""
+    """Load the main file.
+
+    :raises ConfigError: (a ConfigurationError) says what is wrong and where.
+    """
     source = Source(config_path, env)
     if isinstance(source.data, dict):
         for key in source.data.keys() - TOP_LEVEL_KEYS:
@@ -61,13 +64,13 @@ def loadConfig(config_path: str, env: Mapping[str, str] = os.environ) -> Config:
 
 
 def loadSecureConfig(config: Config, secure_config_path: str | None, env: Mapping[str, str] = os.environ) -> None:
-    """Apply the secure file to *config* in place; no path, no change."""
+    """Apply the secure file to *config* in place; without a path nothing changes."""
     if secure_config_path:
         _load_secure(config, Source(secure_config_path, env))
 
 
 def load_both(main: Source, secure: Source | None) -> Config:
-    """The configuration of the two files; what the secure one replaces may be wrong in the main one."""
+    """Return the configuration of both files; the secure one may replace invalid options."""
     config = load_main(main, replaced_keys(secure))
     if secure is not None:
         _load_secure(config, secure)
@@ -75,14 +78,14 @@ def load_both(main: Source, secure: Source | None) -> Config:
 
 
 def replaced_keys(secure: Source | None) -> set[str]:
-    """Options of the main file for which those of the secure file stand."""
+    """Return the options of the main file that the secure file replaces."""
     if secure is None or not isinstance(secure.data, dict):
         return set()
     return {key for key in ("zookeeper-servers", "zookeeper-tls") if secure.data.get(key)}
 
 
 def load_main(source: Source, replaced: Collection[str] = ()) -> Config:
-    """The main file alone, without the options *replaced*."""
+    """Load the main file alone, without the options *replaced*."""
     newconfig = Config()
     with _located(source):
         data = source.data
@@ -117,7 +120,7 @@ def load_main(source: Source, replaced: Collection[str] = ()) -> Config:
 
 
 def _load_secure(config: Config, source: Source) -> None:
-    # Recorded in every case: an unrecorded file would look changed for ever.
+    # Recorded in every case: otherwise the file would look changed forever.
     config.setConfigPathMtime(source.path, source.mtime)
     data = source.data
     if not data:
@@ -131,7 +134,10 @@ def _load_secure(config: Config, source: Source) -> None:
 
 
 def checkRecentConfig(config: Config, config_path: str, secure_path: str | None = None) -> bool:
-    """True when the files have the modification times remembered in *config*; a missing file is not recent."""
+    """Return True if the files have the modification times recorded in *config*.
+
+    A missing file is not recent.
+    """
     for path in (config_path, secure_path):
         if not path:
             continue

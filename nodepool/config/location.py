@@ -1,4 +1,4 @@
-"""Where an option stands in its file: line numbers and readable paths."""
+"""Locate options in their file: line numbers and readable paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodepool.config.reading import SafeLoader
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The node tree of *text*, which carries line numbers; None when it is empty or not YAML."""
+    """Return the node tree of *text* with line numbers; None if it is empty or not YAML."""
     try:
         return yaml.compose(text, Loader=SafeLoader)
     except yaml.YAMLError:
@@ -19,7 +19,7 @@ def compose(text: str) -> yaml.Node | None:
 
 
 def _child(node: yaml.Node, item: object) -> tuple[yaml.Node, int] | None:
-    """The value under *item* and the line to name for it."""
+    """Return the value under *item* and the line to report for it."""
     if isinstance(node, yaml.SequenceNode):
         if isinstance(item, int) and 0 <= item < len(node.value):
             value = node.value[item]
@@ -41,7 +41,7 @@ def _child(node: yaml.Node, item: object) -> tuple[yaml.Node, int] | None:
 
 
 def find_line(root: yaml.Node | None, path: Sequence[Any]) -> int | None:
-    """Line of the option at *path*, or of the nearest thing around it that exists."""
+    """Return the line of the option at *path*, or of its nearest existing parent."""
     if root is None:
         return None
     node, line = root, root.start_mark.line + 1
@@ -54,7 +54,10 @@ def find_line(root: yaml.Node | None, path: Sequence[Any]) -> int | None:
 
 
 def readable_path(data: object, path: Sequence[Any]) -> str:
-    """``providers[cloud1].pools[0].labels``: entries of lists by their name when they have one."""
+    """Return a path such as ``providers[cloud1].pools[0].labels``.
+
+    List entries are shown by name if they have one.
+    """
     text = ""
     for item in path:
         child = None
@@ -70,7 +73,7 @@ def readable_path(data: object, path: Sequence[Any]) -> str:
 
 
 def duplicate_keys(root: yaml.Node | None) -> list[tuple[str, int]]:
-    """Keys given twice in one dictionary, with the line of the later one."""
+    """Yield keys that occur twice in one dictionary, with the line of the later one."""
     result: list[tuple[str, int]] = []
     seen_nodes: set[int] = set()
 

@@ -33,7 +33,7 @@ log = logging.getLogger("nodepool.config")
 
 
 class Named(dict[str, T]):
-    """Objects by name; a missing one is reported with its name and the list to add it to."""
+    """Objects by name; errors about missing ones contain name and list."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Named(dict[str, T]):
 
 
 class Label(ConfigValue):
-    """A label; ``pools`` are those offering it, appended by the drivers."""
+    """A label; ``pools`` are those that offer it, appended by the drivers."""
 
     # The pools are compared with their providers.
     ignore_equality = ["pools"]
@@ -62,7 +62,10 @@ WEB_PAGES = ("loopback", "everywhere", "off")
 
 
 def integer(data: dict[str, Any], key: str, default: object, where: tuple[PathItem, ...] = ()) -> Any:
-    """An int option; digits in quotes are accepted with a warning, anything else is a ConfigError."""
+    """Return an integer option; digits in quotes are accepted with a warning.
+
+    :raises ConfigError: it is anything else.
+    """
     value = data.get(key)
     if value is None:
         return default
@@ -77,7 +80,7 @@ def integer(data: dict[str, Any], key: str, default: object, where: tuple[PathIt
 
 
 def dict_items(items: object, key: str) -> list[dict[str, Any]]:
-    """The entries of a list option; null is an empty list."""
+    """Return the entries of a list option; null is an empty list."""
     if items is None:
         return []
     if not isinstance(items, list):
@@ -111,7 +114,7 @@ class ImageAccess(Protocol):
 
 
 class UploadedImage(ImageAccess, Protocol):
-    """A disk image of ours that is uploaded to a provider."""
+    """One of our disk images, as uploaded to a provider."""
 
     @property
     def pause(self) -> bool: ...
@@ -148,21 +151,21 @@ class ConfigPool(ConfigValue, metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Take the common keys from *pool_config*; subclasses call up."""
+        """Set the common options from *pool_config*; subclasses extend it."""
         self.max_servers = pool_config.get("max-servers", math.inf)
         self.node_attributes = pool_config.get("node-attributes")
         self.priority = pool_config.get("priority")
 
 
 class DriverConfig(ConfigValue):
-    """The driver of a provider; holds its name only."""
+    """The driver of a provider; contains only its name."""
 
     def __init__(self) -> None:
         self.name: str | None = None
 
 
 class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
-    """One entry of ``providers``; made from its YAML dict, filled by ``load``."""
+    """One entry of ``providers``; created from its YAML dict, filled by ``load``."""
 
     # Options of drivers with state machines; times are in seconds.
     launch_retries: int
@@ -170,7 +173,7 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     boot_timeout: float | None = None
     #: How to log in to machines of uploaded images, by the image's name.
     diskimages: Mapping[str, UploadedImage]
-    #: Format of the images to upload; None: the driver uploads none.
+    #: Format of images to upload; None: the driver uploads none.
     image_type: str | None = None
     image_name_format: str
     post_upload_hook: str | None = None
@@ -190,12 +193,12 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     @property
     @abc.abstractmethod
     def pools(self) -> dict[str, ConfigPool]:
-        """Pools by name."""
+        """Return the pools by name."""
 
     @property
     @abc.abstractmethod
     def manage_images(self) -> bool:
-        """True when the builder shall upload images here."""
+        """Return True if the builder has to upload images to this provider."""
 
     @abc.abstractmethod
     def load(self, newconfig: Config) -> None:
@@ -203,19 +206,20 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def getSchema(self) -> v.Schema:
-        """Schema of the provider dict without the common keys; used by validation only."""
+        """Return the schema of the provider without common keys, for validation only."""
 
     @abc.abstractmethod
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        """Labels offered by the named pool, or by all pools."""
+        """Return the labels of the named pool, or of all pools."""
 
 
 class Config(ConfigValue):
     """The whole configuration, see CFG-9.2 for the attributes.
 
-    ``provider_errors``: providers left out because driver, library or cloud description is missing, with the reason.
+    ``provider_errors``: providers that are disabled because driver, library or cloud description is missing, with the
+    reason.
     ``provider_failures``: providers that could not be started, with the reason.
-    ``not_running_labels``: the labels of those.
+    ``not_running_labels``: their labels.
     """
 
     ignore_equality = [
@@ -227,7 +231,7 @@ class Config(ConfigValue):
         "not_running_labels",
     ]
 
-    #: Names of the providers that are not in force; set by the launcher that has applied the configuration.
+    #: Names of the providers that are not in force; set by the launcher that applied the configuration.
     providers_not_running: list[str]
 
     def __init__(self) -> None:
@@ -245,17 +249,17 @@ class Config(ConfigValue):
         self.zookeeper_tls_ca: str | None = None
         self.zookeeper_insecure = False
         self.elements_dir: str | None = None
-        #: None where the option is missing; builders require it.
+        #: None if the option is missing; builders require it.
         self.images_dir: str = None  # type: ignore[assignment]
         self.build_log_dir: str | None = None
         self.build_log_retention: int = 7
-        #: Seconds that a failed build stays listed with its reason.
+        #: Seconds that a failed build is listed with its reason.
         self.failed_build_retention: int = 7 * 24 * 3600
         #: MiB that must be free before a build starts.
         self.build_min_free: int = 256
         self.max_hold_age: float = math.inf
         self.webapp: dict[str, Any] = {"port": 8005, "listen_address": "0.0.0.0"}
-        #: Who may see the pages and /api/v1; not among the arguments that 11.0.0 knows.
+        #: Who may see the pages and /api/v1; not among the arguments of 11.0.0.
         self.web_pages = "loopback"
         self.tenant_resource_limits: dict[str, dict[str, float]] = {}
         self.config_mtimes: dict[str, int] = {}
@@ -263,10 +267,10 @@ class Config(ConfigValue):
         self.driver_files: dict[str, int | None] = {}
 
     def require(self, path: str, *options: str) -> None:
-        """Make sure that what a program cannot do without is there.
+        """Check options that a program requires.
 
         :param path: of the configuration file, for the message.
-        :raises IncompleteConfiguration: it is not.
+        :raises IncompleteConfiguration: an option is missing.
         """
         if "zookeeper-servers" in options:
             if not self.zookeeper_servers:
@@ -290,13 +294,13 @@ class Config(ConfigValue):
         self.build_log_retention = integer({"build-log-retention": retention}, "build-log-retention", 7)
 
     def setBuildLimits(self, failed_build_retention: object, build_min_free: object) -> None:
-        """Seconds and MiB; None keeps the default."""
+        """Set the time in seconds and the size in MiB; None keeps the default."""
         given = {"failed-build-retention": failed_build_retention, "build-min-free": build_min_free}
         self.failed_build_retention = max(0, integer(given, "failed-build-retention", self.failed_build_retention))
         self.build_min_free = max(0, integer(given, "build-min-free", self.build_min_free))
 
     def setMaxHoldAge(self, value: object) -> None:
-        """Seconds; None, 0 and negative numbers mean unlimited."""
+        """Set the limit in seconds; None, 0 and negative numbers mean unlimited."""
         age = integer({"max-hold-age": value}, "max-hold-age", 0)
         self.max_hold_age = age if age > 0 else math.inf
 
@@ -305,7 +309,7 @@ class Config(ConfigValue):
         if not isinstance(given, dict):
             raise ConfigError("webapp: expected a dictionary", where=("webapp",))
         pages = given.get("pages", self.web_pages)
-        # YAML takes a bare off for false.
+        # YAML reads an unquoted off as false.
         self.web_pages = "off" if pages is False else pages
         if self.web_pages not in WEB_PAGES:
             raise ConfigError(f"webapp: pages: expected {', '.join(WEB_PAGES)}, not {pages!r}", where=("webapp", "pages"))
@@ -315,7 +319,7 @@ class Config(ConfigValue):
         }
 
     def setZooKeeperServers(self, zk_cfg: list[dict[str, Any]] | None) -> None:
-        """Sets the connection string; an empty list changes nothing."""
+        """Set the connection string; an empty list changes nothing."""
         if not zk_cfg:
             return
         servers = connections(dict_items(zk_cfg, "zookeeper-servers"))
@@ -323,14 +327,14 @@ class Config(ConfigValue):
         self.zookeeper_servers = buildZooKeeperHosts(servers)
 
     def setZooKeeperTimeout(self, timeout: float | str) -> None:
-        """Session timeout in seconds."""
+        """Set the session timeout in seconds."""
         try:
             self.zookeeper_timeout = float(timeout)
         except (TypeError, ValueError):
             raise ConfigError(f"zookeeper-timeout: expected seconds, not {timeout!r}", where=("zookeeper-timeout",)) from None
 
     def setZooKeeperTLS(self, zk_tls: dict[str, Any] | None) -> None:
-        """Replaces all three paths; None changes nothing."""
+        """Replace all three paths; None changes nothing."""
         if not zk_tls:
             return
         if not isinstance(zk_tls, dict):
@@ -344,7 +348,7 @@ class Config(ConfigValue):
             self.diskimages[name] = image
 
     def setSecureDiskimageEnv(self, diskimages: list[dict[str, Any]] | None, secure_config_path: str) -> None:
-        """Merge secret environment variables over those of the images named."""
+        """Merge secret environment variables over those of the named images."""
         for entry in dict_items(diskimages, "diskimages"):
             name = entry.get("name")
             if name not in self.diskimages:
@@ -365,7 +369,7 @@ class Config(ConfigValue):
             self.labels[label.name] = label
 
     def setTenantResourceLimits(self, tenant_resource_limits_cfg: list[dict[str, Any]] | None) -> None:
-        """Limits by tenant: cores, instances and ram always, others when given."""
+        """Set limits by tenant: always cores, instances and ram, others if specified."""
         names = {"max-cores": "cores", "max-servers": "instances", "max-ram": "ram"}
         other = {"max-volumes": "volumes", "max-volume-gb": "volume-gb"}
         key = "tenant-resource-limits"
@@ -382,8 +386,8 @@ class Config(ConfigValue):
     def setProviders(self, providers_cfg: list[dict[str, Any]] | None) -> None:
         """Load every provider.
 
-        Wrong options are a ConfigError. A driver that is unknown or cannot be loaded, or a cloud that is not
-        described on this machine, leaves out that provider only and is noted in ``provider_errors``.
+        Invalid options raise a ConfigError. If a driver is unknown or cannot be loaded, or a cloud is not described on
+        this machine, only that provider is disabled, and the reason is stored in ``provider_errors``.
         """
         for index, entry in enumerate(dict_items(providers_cfg, "providers")):
             where = ("providers", index)
@@ -416,7 +420,7 @@ class Config(ConfigValue):
                 raise error from exc
             replaced = self.providers.get(provider.name)
             if replaced is not None:
-                log.warning("Provider %s is given twice; the later one is used", name)
+                log.warning("Provider %s is defined twice; the later definition is used", name)
                 for label in self.labels.values():
                     label.pools = [pool for pool in label.pools if getattr(pool, "provider", None) is not replaced]
             self.providers[provider.name] = provider
@@ -424,7 +428,10 @@ class Config(ConfigValue):
 
 
 def find_value(data: object, value: object) -> tuple[PathItem, ...]:
-    """Path of the first option in *data* whose value (or one of its words) is *value*; () if there is none."""
+    """Return the path of the first option in *data* whose value contains *value*.
+
+    The value, or one of its words, must be equal; () if there is none.
+    """
     items: Iterable[Any] = ()
     if isinstance(data, dict):
         items = data.items()
@@ -444,7 +451,7 @@ def _provider_name(pool: ConfigPool) -> str | None:
 
 
 def get_provider_config(provider: dict[str, Any]) -> ProviderConfig:
-    """The driver's not yet loaded object for *provider*; fills in ``driver``.
+    """Return the driver's not yet loaded object for *provider*; set ``driver``.
 
     A provider whose name starts with ``fake`` always gets the driver ``fake``.
 
@@ -453,7 +460,7 @@ def get_provider_config(provider: dict[str, Any]) -> ProviderConfig:
     asked = provider.setdefault("driver", "openstack")
     if str(provider.get("name", "")).startswith("fake"):
         if asked not in ("fake", "openstack"):
-            log.warning("Provider %s gets the driver fake, not %s, because of its name", provider["name"], asked)
+            log.warning("Provider %s uses driver fake instead of %s, because of its name", provider["name"], asked)
         provider["driver"] = "fake"
     driver = drivers().get(provider["driver"])
     if type(driver).__module__.startswith("nodepool.driver."):

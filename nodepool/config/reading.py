@@ -1,4 +1,4 @@
-"""From a file to YAML data (CFG-2)."""
+"""Read YAML data from a file (CFG-2)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ READ_ATTEMPTS = 3
 READ_RETRY_INTERVAL = 0.5  # seconds; editors replace a file by deleting and creating it
 
 _REFERENCE = re.compile(r"%\((" + PREFIX + r"[^)]*)\)")
-#: The beginning of a line that is a comment further on; not where a quote may hold the #.
+#: The start of a line whose rest is a comment; not where a quote may contain the #.
 _COMMENT = re.compile(r"(?:[^'\"]*\s)?#")
 
 log = logging.getLogger("nodepool.config")
 
 
 def as_list(item: object) -> list[Any]:
-    """Falsy -> ``[]``, a list unchanged, anything else as a list of one."""
+    """Return falsy values as ``[]``, lists unchanged, anything else as a list of one."""
     if not item:
         return []
     if isinstance(item, list):
@@ -36,12 +36,18 @@ def as_list(item: object) -> list[Any]:
 
 
 def substitute_env_vars(config_str: str, env: Mapping[str, str]) -> str:
-    """Replace each ``%(NODEPOOL_X)`` that *env* knows, in one pass; replaced text is not looked at again."""
+    """Replace each ``%(NODEPOOL_X)`` that *env* contains, in one pass.
+
+    Replaced text is not processed again.
+    """
     return _REFERENCE.sub(lambda match: env.get(match.group(1), match.group(0)), config_str)
 
 
 def leftover_references(text: str) -> list[tuple[str, int]]:
-    """Names still standing as ``%(NODEPOOL_X)`` in the substituted *text*, comments left out, with their lines."""
+    """Return names left as ``%(NODEPOOL_X)`` in the substituted *text*, with their lines.
+
+    Comments are ignored.
+    """
     found = []
     for match in _REFERENCE.finditer(text):
         before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
@@ -53,7 +59,7 @@ def leftover_references(text: str) -> list[tuple[str, int]]:
 def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
     """Return the substituted text and the modification time (ns) taken before reading.
 
-    A missing file is tried again for about a second; then ConfigFileMissing, a FileNotFoundError.
+    A missing file is retried for about a second; then ConfigFileMissing, a FileNotFoundError, is raised.
     """
     pause = threading.Event()
     for attempt in range(READ_ATTEMPTS):
@@ -73,7 +79,7 @@ def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def syntax_error(exc: yaml.YAMLError, text: str, path: str) -> ConfigSyntaxError:
-    """What is wrong with the *text* of the file *path*."""
+    """Return the error in the *text* of the file *path*."""
     mark = getattr(exc, "problem_mark", None)
     problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
     context = getattr(exc, "context", None)
@@ -86,7 +92,10 @@ def syntax_error(exc: yaml.YAMLError, text: str, path: str) -> ConfigSyntaxError
 
 
 def parse_text(text: str, path: str) -> Any:
-    """Parse YAML; ConfigSyntaxError (a YAMLError) names file and line."""
+    """Parse YAML.
+
+    :raises ConfigSyntaxError: (a YAMLError) names file and line.
+    """
     try:
         return yaml.load(text, Loader=SafeLoader)
     except yaml.YAMLError as exc:
@@ -94,5 +103,5 @@ def parse_text(text: str, path: str) -> Any:
 
 
 def openConfig(path: str, env: Mapping[str, str] = os.environ) -> Any:
-    """The data of the YAML file *path*, environment substituted."""
+    """Return the data of the YAML file *path* with the environment substituted."""
     return parse_text(read_text(path, env)[0], path)

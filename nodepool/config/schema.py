@@ -1,4 +1,4 @@
-"""Schema of the main file, and the check of data against a schema with every error (CFG-12.1)."""
+"""Schema of the main file, and checks that report every error (CFG-12.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBER = v.Any(float, int)
 
 
 class ListOf:
-    """A list whose every entry fits one of *alternatives*; all misfits are reported, not the first one only."""
+    """A list whose entries each fit one of *alternatives*; every misfit is reported."""
 
     def __init__(self, alternatives: Sequence[Any], null: bool = False) -> None:
         parts = [thorough(item) for item in alternatives]
@@ -39,7 +39,7 @@ class ListOf:
 
 
 def thorough(schema: dict[Any, Any]) -> Any:
-    """The same schema, reporting every wrong entry of lists."""
+    """Return the same schema, which reports every invalid entry of lists."""
     if isinstance(schema, v.Schema):
         return thorough(schema.schema)
     if isinstance(schema, dict):
@@ -94,13 +94,13 @@ def top_level_schema() -> dict[Any, Any]:
 
 
 def secure_schema() -> dict[Any, Any]:
-    """Of the options that have an effect in the secure file."""
+    """Return the schema of the options that have an effect in the secure file."""
     main = top_level_schema()
     return {key: main[key] for key in ("zookeeper-servers", "zookeeper-tls")} | {str: object}
 
 
 def check(schema: dict[Any, Any], data: object) -> list[v.Invalid]:
-    """Every error of *data*, each with its path."""
+    """Return every error of *data*, each with its path."""
     try:
         v.Schema(thorough(schema))(data)
     except v.MultipleInvalid as exc:
@@ -108,16 +108,18 @@ def check(schema: dict[Any, Any], data: object) -> list[v.Invalid]:
     return []
 
 
-#: Numbers that may be left empty, and lists of which a single entry is understood.
+#: Numbers that may be empty, and lists for which a single entry is accepted.
 _MAY_BE_NULL = frozenset({"priority", "pids", "max-age", "connection-port", "volume-size", "min-ram"})
 _MAY_BE_SINGLE = frozenset({"security-groups", "nodes"})
 
 
 def harmful(error: v.Invalid, data: Any, converted: Collection[str] | None) -> bool:
-    """Whether *error* is a value of a wrong type that no loader makes good, so that it would fail in use.
+    """Return whether *error* is a value of a wrong type that would fail in use.
+
+    The loader corrects some wrong types.
 
     :param data: what was checked.
-    :param converted: options whose text the loader makes a number of; None: of all.
+    :param converted: options whose text the loader converts to a number; None: of all.
     """
     message = error.error_message
     if not message.startswith("expected "):
@@ -136,7 +138,7 @@ def harmful(error: v.Invalid, data: Any, converted: Collection[str] | None) -> b
         return False
     if value is None:
         return key not in _MAY_BE_NULL
-    # The loader has seen already whether it is a number.
+    # The loader has already checked whether it is a number.
     return key not in converted
 
 
@@ -151,7 +153,7 @@ def _dict_schema(schema: object) -> dict[Any, Any] | None:
 
 
 def known_keys(schema: object, path: Sequence[Any]) -> list[str]:
-    """The options that the schema knows at *path*; [] where that cannot be told."""
+    """Return the options that the schema knows at *path*; [] if unknown."""
     for item in path:
         if isinstance(item, int):
             if isinstance(schema, ListOf):
@@ -166,7 +168,7 @@ def known_keys(schema: object, path: Sequence[Any]) -> list[str]:
 
 
 def advice(schema: object, error: v.Invalid) -> str:
-    """What would be right, as an addition to the message; may be empty."""
+    """Return what would be right, as an addition to the message; may be empty."""
     if error.error_message != "extra keys not allowed" or not error.path:
         return ""
     keys = known_keys(schema, error.path[:-1])

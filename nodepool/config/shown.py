@@ -1,4 +1,4 @@
-"""The configuration as people may see it: only what cannot be a secret shows its value."""
+"""The configuration for users: only what cannot be a secret shows its value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nodepool.exceptions import FOREIGN
 
 log = logging.getLogger("nodepool.config.shown")
 
-#: Declared options that hold secrets; ``value`` stands beside a ``name`` that says what it is.
+#: Declared options that contain secrets; ``value`` belongs to a ``name`` that says what it is.
 _SECRET = re.compile(
     r"pass|pwd|secret|token|credential|user-?data|custom-data|env|auth|licen[cs]e|signature|^sig$|key$|^values?$", re.IGNORECASE
 )
@@ -36,17 +36,17 @@ def hidden(value: object) -> Any:
 
 
 def visible(value: object, schema: object) -> Any:
-    """Return the value with everything hidden that the schema does not declare, or that may be a secret.
+    """Return the value without possible secrets and values that the schema does not declare.
 
-    Keys that a dictionary may choose freely are shown, their values are not, except numbers where
-    the schema demands numbers.
+    Keys that a dictionary may choose freely are shown, their values are not, except numbers where the schema requires
+    numbers.
     """
     alternatives = list(_alternatives(schema))
     if isinstance(value, dict):
         return {str(key): _option(key, item, alternatives) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [visible(item, v.Any(*_items(alternatives))) for item in value]
-    # A single item is understood in place of some lists.
+    # A single item is accepted in place of some lists.
     if value is None or isinstance(value, bool) or not any(map(_is_leaf, [*alternatives, *_items(alternatives)])):
         return hidden(value)
     return _QUERY.sub(REDACTED, _USER.sub(f"{REDACTED}@", value)) if isinstance(value, str) else value
@@ -101,7 +101,7 @@ def schema_of(provider: ProviderConfig) -> object:
 
 
 def shown(config: Config) -> dict[str, Any]:
-    """Return what is in force, as JSON."""
+    """Return the configuration in force as JSON."""
     content = {
         "labels": {name: {"min-ready": label.min_ready} for name, label in sorted(config.labels.items())},
         "diskimages": {
@@ -114,6 +114,6 @@ def shown(config: Config) -> dict[str, Any]:
         "providers": {name: visible(entry.provider, schema_of(entry)) for name, entry in sorted(config.providers.items())},
         "tenant-resource-limits": config.tenant_resource_limits,
     }  # fmt: skip
-    # What YAML has and JSON has not, such as dates, becomes text.
+    # YAML types that JSON does not have, such as dates, become text.
     found: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return found

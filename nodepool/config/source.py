@@ -1,4 +1,4 @@
-"""A configuration file as read: its data, and where each option stands."""
+"""A configuration file as read: its data, and the positions of options."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Source:
 
     def __init__(self, path: str, env: Mapping[str, str] = os.environ) -> None:
         self.path = path
-        #: ``mtime`` is from before reading, so that a change meanwhile is noticed.
+        #: ``mtime`` is from before reading, so that a concurrent change is noticed.
         self.text, self.mtime = read_text(path, env)
         loader = SafeLoader(self.text)
         try:
             root = loader.get_single_node()
-            # Before the data is made, which mixes merged keys into the nodes.
+            # Before the data is built, which mixes merged keys into the nodes.
             self.duplicates = duplicate_keys(root)
             self.data: object = None if root is None else loader.construct_document(root)
         except yaml.YAMLError as exc:
@@ -35,5 +35,5 @@ class Source:
 
     @functools.cached_property
     def root(self) -> yaml.Node | None:
-        """The nodes with their line numbers; parsed anew, when something has to be said about one."""
+        """Return the nodes with line numbers; parsed again when a problem has to be reported."""
         return compose(self.text)

@@ -42,14 +42,20 @@ def _address(server: ZooKeeperConnectionConfig) -> str:
 
 
 def buildZooKeeperHosts(host_list: Sequence[ZooKeeperConnectionConfig]) -> str:
-    """``host:port`` + chroot of each entry, joined by commas; bare IPv6 literals get brackets."""
+    """Return ``host:port`` + chroot of each entry, joined by commas.
+
+    IPv6 literals without brackets get them.
+    """
     if not isinstance(host_list, list):
         raise Exception("'host_list' must be a list")
     return ",".join(_address(server) + server.chroot for server in host_list)
 
 
 def warn_about_chroots(host_list: Sequence[ZooKeeperConnectionConfig]) -> None:
-    """Older releases take everything after the first chroot, other servers included, for the path."""
+    """Warn that older releases use a different path.
+
+    They read everything after the first chroot, including other servers, as the path.
+    """
     if any(server.chroot.rstrip("/") for server in host_list[:-1]):
         log.warning(
             "The chroot of zookeeper-servers applies to all servers; release 11.0.0 would have used the path %r",
@@ -58,7 +64,7 @@ def warn_about_chroots(host_list: Sequence[ZooKeeperConnectionConfig]) -> None:
 
 
 def connections(servers: Iterable[Any]) -> list[ZooKeeperConnectionConfig]:
-    """From the option's list of dicts.
+    """Return the connections of the option's list of dicts.
 
     :raises ConfigError: something is missing in it, or chroots differ.
     """

@@ -1,5 +1,5 @@
-"""``nodepool dev``: a whole installation for one user on one machine, for trying and developing.
+"""``nodepool dev``: a whole installation for one user on one machine.
 
-ZooKeeper is :mod:`nodepool.zkserver`; nodes are slivers of this machine where it can make them, otherwise records of
-the ``fake`` driver.
+It is meant for trying and developing. ZooKeeper is :mod:`nodepool.zkserver`; nodes are slivers of this machine if it
+can create them, otherwise records of the ``fake`` driver.
 """

@@ -20,9 +20,9 @@ LEEWAY = datetime.timedelta(days=1)
 
 
 def create(directory: Path) -> None:
-    """Write ``ca.pem``, and ``cert.pem`` with ``key.pem`` for servers and clients alike.
+    """Write ``ca.pem``, and ``cert.pem`` with ``key.pem`` for servers and clients.
 
-    All daemons are of the same user, so they share a key; that of the authority is forgotten.
+    All daemons run as the same user, so they share a key; that of the authority is not stored.
     """
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = _name("nodepool dev authority")

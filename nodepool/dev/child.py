@@ -1,4 +1,7 @@
-"""``python -m nodepool.dev.child PARENT MODULE [ARGUMENT...]``: a module that is killed when its parent ends, however it ends."""
+"""Run a module that is killed when its parent ends, in whatever way.
+
+``python -m nodepool.dev.child PARENT MODULE [ARGUMENT...]``
+"""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ LOCK = "nodepool-dev.lock"
 
 
 class Directory:
-    """Everything that an installation keeps.
+    """All files of an installation.
 
-    :param kept: leave the directory as it is when the installation ends, also the next times.
-    :raises ConfigurationError: another installation uses it, or it holds something else.
+    :param kept: keep the directory when this and later installations end.
+    :raises ConfigurationError: another installation uses it, or it contains something else.
     """
 
     def __init__(self, path: Path, kept: bool) -> None:
@@ -53,14 +53,14 @@ class Directory:
             lock_file(self._lock)
         except BlockingIOError:
             os.close(self._lock)
-            raise ConfigurationError(f"another nodepool dev uses {path}; end it, or give another --directory") from None
+            raise ConfigurationError(f"another nodepool dev uses {path}; end it, or specify another --directory") from None
         if kept:
             (path / "kept").touch()
         self.kept = (path / "kept").exists()
 
     def write(self) -> None:
         """Create missing files. ``nodepool.yaml`` comes last: if it exists, all others do."""
-        # Nodes that are still there are added again.
+        # Existing nodes are added again.
         self.ssh_config.unlink(missing_ok=True)
         self.known_hosts.unlink(missing_ok=True)
         if self.config.exists():
@@ -88,14 +88,17 @@ class Directory:
             "driver": "nodemanager",
             "ssh-keys": public,
             "hosts": [{"name": "this-machine", "url": self.api}],
-            # There is no root in slivers of an ordinary user.
+            # Slivers of an ordinary user have no root.
             "cloud-images": [{"name": "host", **({} if root else {"username": "zuul"})}],
             "pools": [{"name": "main", "max-servers": PLACES, "labels": [{"name": LABEL, "cloud-image": "host", **limits}]}],
         }
         self._write_config(first + PLACES, first + PLACES + 1, slivers)
 
     def use_fake(self) -> Path | None:
-        """Configure the ``fake`` driver. Return the copy of a configuration that the user may have changed."""
+        """Configure the ``fake`` driver.
+
+        Return the copy of a configuration that the user may have changed.
+        """
         config, old = self.settings(), None
         if self.existed and [provider["driver"] for provider in config["providers"]] != ["fake"]:
             old = self.config.with_suffix(".yaml.old")
@@ -119,11 +122,11 @@ class Directory:
             "labels": [{"name": LABEL, "min-ready": 1}],
             "providers": [provider],
         }
-        text = "# Written once by nodepool dev; changes are loaded at once.\n" + yaml.safe_dump(config, sort_keys=False)
+        text = "# Written once by nodepool dev; changes are loaded immediately.\n" + yaml.safe_dump(config, sort_keys=False)
         replace_file(str(self.config), text)
 
     def settings(self) -> dict[str, Any]:
-        """Return what ``nodepool.yaml`` has.
+        """Return the settings in ``nodepool.yaml``.
 
         :raises ConfigurationError: it cannot be read, or lacks what nodepool dev needs.
         """
@@ -137,7 +140,7 @@ class Directory:
         return dict(config)
 
     def add_node(self, node: Node) -> None:
-        """Let ``ssh -F ssh_config NODE_ID`` find a node."""
+        """Configure ``ssh -F ssh_config NODE_ID`` for a node."""
         with open(self.known_hosts, "a") as file:
             file.writelines(f"{node.id} {key}\n" for key in node.host_keys)
         options = {
@@ -155,7 +158,7 @@ class Directory:
     def close(self) -> None:
         """Let another installation use it; remove it unless it is kept."""
         if not self.kept:
-            # The lock file is last: without it the next start would take the rest for somebody else's.
+            # The lock file is last: without it the next start would not recognize the rest.
             for entry in self.path.iterdir():
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)
@@ -168,7 +171,7 @@ class Directory:
 
 
 def _free_ports(count: int) -> int:
-    """Return the first of so many adjacent ports on loopback that nobody uses now.
+    """Return the first of this many adjacent free ports on loopback.
 
     :raises ConfigurationError: there are none.
     """

@@ -1,4 +1,4 @@
-"""The daemons of an installation, and what a user sees of them."""
+"""The daemons of an installation, and their messages for the user."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DevError(Exception):
-    """Report to the user why the installation ends."""
+    """The installation ends; the text is the reason for the user."""
 
 
 class Daemon:
-    """Run a process that is killed when this process ends or is killed.
+    """A process that is killed when this process ends or is killed.
 
     :param ended: called in a separate thread after the process has ended.
     """
@@ -99,7 +99,7 @@ class Installation:
     # -- life
 
     def run(self) -> None:
-        """Return when a signal says so.
+        """Run until a signal ends it.
 
         :raises DevError: a daemon does not start, or has ended.
         """
@@ -142,7 +142,7 @@ class Installation:
         return daemon
 
     def _start_manager(self) -> None:
-        """Start the node manager; where it cannot work, nodes are fake."""
+        """Start the node manager; if it cannot work, nodes are fake."""
         if self._fake:
             reason = "as asked for"
         else:
@@ -168,7 +168,9 @@ class Installation:
             self._say(f"  the configuration before that is {old}")
 
     def _wait_manager(self, manager: Daemon) -> Any:
-        """Return the capacity of the node manager once it can make slivers, or None after START_LIMIT.
+        """Return the capacity of the node manager once it can create slivers.
+
+        Return None after START_LIMIT.
 
         :raises DevError: a daemon has ended.
         """
@@ -207,9 +209,9 @@ class Installation:
                 seen.add(node.id)
 
     def _next_node(self, timeout: float | None) -> Any:
-        """Return the next changed node, or None if nothing, or something else, happens within the timeout (seconds).
+        """Return the next changed node; None on timeout (seconds) or another event.
 
-        :raises KeyboardInterrupt: the user has asked for the end.
+        :raises KeyboardInterrupt: the user has requested the end.
         :raises DevError: a daemon has ended.
         """
         try:
@@ -230,12 +232,15 @@ class Installation:
             self._say(f"  export OS_CLIENT_CONFIG_FILE={self._directory.clouds}")
         for arguments in ("list", f"request create {LABEL} --wait", f"explain label {LABEL}", "top"):
             self._say(f"  {command} {arguments}")
-        self._say(f"Change {self._directory.config}, and it is loaded at once. Ctrl-C ends everything.")
+        self._say(f"Change {self._directory.config}, and it is loaded immediately. Ctrl-C ends everything.")
 
     # -- the end
 
     def _stop(self) -> None:
-        """Leave nothing that runs: slivers would outlive the node manager. Their records end with them."""
+        """Stop everything, including slivers, which would outlive the node manager.
+
+        Their records end with them.
+        """
         by_name = {daemon.name: daemon for daemon in self._daemons}
         if "launcher" in by_name:
             by_name["launcher"].stop()

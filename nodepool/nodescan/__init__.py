@@ -1,4 +1,4 @@
-"""Waiting for the ports of new nodes and collecting SSH host keys (DRV-7.8, LAU-16)."""
+"""Wait for the ports of new nodes and collect SSH host keys (DRV-7.8, LAU-16)."""
 
 from __future__ import annotations
 

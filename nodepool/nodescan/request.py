@@ -1,4 +1,4 @@
-"""The scan of one node, as a machine that never blocks."""
+"""The scan of one node, as a state machine that never blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Sockaddr = tuple[Any, ...]
 
 
 class Scanning(Protocol):
-    """The thread that advances scans, as a scan sees it."""
+    """The thread that advances scans, as used by a scan."""
 
     def wakeRequest(self, request: NodescanRequest) -> None: ...
 
@@ -40,7 +40,7 @@ class Scanning(Protocol):
 
 
 class NodescanEvent:
-    """What a negotiation thread calls when it ended."""
+    """An event that a negotiation thread sets when it has ended."""
 
     def __init__(self, worker: Scanning | None, request: NodescanRequest) -> None:
         self._worker = worker
@@ -57,9 +57,10 @@ class NodescanEvent:
 
 
 class NodescanRequest:
-    """Waits for the port of ``node`` and collects its SSH host keys, within ``timeout`` seconds from its first step.
+    """Waits for the port of ``node`` and collects its SSH host keys.
 
-    ``advance`` belongs to one thread. ``on_complete(request)`` is called once, from that thread, and must be quick.
+    It ends within ``timeout`` seconds from its first step. ``advance`` belongs to one thread. ``on_complete(request)``
+    is called once, from that thread, and must be quick.
     """
 
     FAKE = False
@@ -114,11 +115,11 @@ class NodescanRequest:
     # For callers
 
     def needsNetwork(self) -> bool:
-        """False when the scan is done without any connection."""
+        """Return False if the scan ends without any connection."""
         return self.host_key_checking and not self._fake()
 
     def result(self) -> list[str]:
-        """The keys as ``"<type> <base64>"``; raises what ended the scan otherwise."""
+        """Return the keys as ``"<type> <base64>"``, or raise the exception that ended the scan."""
         if self.exception is not None:
             raise self.exception
         return [self.keys[name] for name in self._order if name in self.keys]
@@ -129,7 +130,10 @@ class NodescanRequest:
         self._finish()
 
     def cleanup(self) -> None:
-        """Close what is open. Called from the thread that advances, or when none does any more."""
+        """Close everything that is open.
+
+        Called from the thread that advances, or when no thread does any more.
+        """
         self._drop_connection()
 
     def timeoutError(self) -> exceptions.ConnectionTimeoutException:
@@ -141,13 +145,16 @@ class NodescanRequest:
 
     @property
     def deadline(self) -> float:
-        """End of the whole scan; endless while it waits for its turn."""
+        """Return the end of the whole scan; infinite while it waits for its turn."""
         return math.inf if self.start_time is None else self.start_time + self.timeout
 
     # Steps
 
     def advance(self, socket_ready: bool) -> None:
-        """Do what can be done now. ``socket_ready``: the present socket or negotiation has news."""
+        """Do what can be done without blocking.
+
+        ``socket_ready``: the present socket or negotiation has an event.
+        """
         if self.complete:
             return
         if self.state == self.START:
@@ -180,7 +187,7 @@ class NodescanRequest:
             if self._resolving:
                 return
             try:
-                # An address needs no name service; this cannot block.
+                # Addresses need no name service: this cannot block.
                 self._resolved = self._addresses(socket.AI_NUMERICHOST)
             except socket.gaierror:
                 self._resolving = True
@@ -210,7 +217,7 @@ class NodescanRequest:
                 self._attempt_deadline = self.clock() + CONNECT_TIMEOUT
                 self._sock = socket.socket(family, socket.SOCK_STREAM)
                 self._sock.setblocking(False)
-            # The first call starts; later calls tell the outcome.
+            # The first call starts the connection; later calls return its result.
             self._sock.connect(sockaddr)
         except BlockingIOError:
             if self.clock() >= self._attempt_deadline:
@@ -264,7 +271,7 @@ class NodescanRequest:
         self._next_key()
 
     def _next_key(self) -> None:
-        """This type of key is done; go on with the next."""
+        """Continue with the next type of key."""
         self._drop_connection()
         self._key_failures = 0
         self._wanted.pop(0)
@@ -275,7 +282,7 @@ class NodescanRequest:
         self._connect()
 
     def _retry(self, error: BaseException) -> None:
-        """The connection or negotiation failed: try again after a pause."""
+        """Retry after a pause, because the connection or negotiation failed."""
         self._drop_connection()
         self.last_error = error
         if self._wanted:
@@ -288,11 +295,11 @@ class NodescanRequest:
         elif self._sockaddr is not None:
             self.state = self.CONNECTING_INIT
             if isinstance(error, OSError) and isinstance(self._resolved, list):
-                # a name with several addresses: take turns
+                # several addresses: use them in turn
                 self._sockaddr = self._resolved[(self._failures + 1) % len(self._resolved)]
         delay = RETRY_DELAYS[min(self._failures, len(RETRY_DELAYS) - 1)]
         self._failures += 1
-        self.log.debug("Scan of %s: %s, next try in %s s", self.ip, error, delay)
+        self.log.debug("Scan of %s: %s; retrying in %s s", self.ip, error, delay)
         self.wake_at = self.clock() + delay
 
     def _finish(self) -> None:
@@ -300,7 +307,7 @@ class NodescanRequest:
             return
         self._drop_connection()
         if self.exception is None and self.gather_keys and self.host_key_checking and not self.keys:
-            # Without keys Zuul would not check the host at all.
+            # Without keys Zuul would not verify the host at all.
             self.exception = exceptions.LaunchKeyscanException(f"No host keys from {self.ip}")
         self.state = self.COMPLETE
         self.wake_at = math.inf

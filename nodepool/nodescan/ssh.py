@@ -1,6 +1,6 @@
 """One SSH negotiation, up to the host key.
 
-paramiko costs some 30 MB, so it is imported when the first SSH port answers.
+paramiko needs about 30 MB, so it is imported when the first SSH port answers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ LOG_CHANNEL = "nodepool.nodescan.ssh"
 # "No acceptable host key" is a normal answer; paramiko logs it as an error with traceback.
 logging.getLogger(LOG_CHANNEL).addFilter(lambda record: record.levelno >= logging.CRITICAL)
 
-# The KEXINIT of any server is far smaller.
+# The KEXINIT of any server is much smaller.
 _CAPTURE = 32768
 _MSG_KEXINIT = 20
 
 
 def key_type(algorithm: str) -> str:
-    """The type of key that a host key algorithm signs with: one RSA key serves several algorithms."""
+    """Return the key type of a host key algorithm: one RSA key serves several algorithms."""
     return "ssh-rsa" if algorithm in ("ssh-rsa", "rsa-sha2-256", "rsa-sha2-512") else algorithm
 
 
 def group_by_type(algorithms: Sequence[str]) -> dict[str, list[str]]:
-    """Algorithms by type of key, both in the order given."""
+    """Return algorithms by type of key, both in the given order."""
     groups: dict[str, list[str]] = {}
     for algorithm in algorithms:
         groups.setdefault(key_type(algorithm), []).append(algorithm)
@@ -35,7 +35,7 @@ def group_by_type(algorithms: Sequence[str]) -> dict[str, list[str]]:
 
 
 def offered_algorithms(received: bytes) -> list[str] | None:
-    """The host key algorithms in what a server sent first; None if that is not (yet) to be found there."""
+    """Return the host key algorithms in the first data of a server; None if not found (yet)."""
     at = received.find(b"SSH-")
     while at > 0 and received[at - 1 : at] != b"\n":
         at = received.find(b"SSH-", at + 1)
@@ -59,7 +59,7 @@ def offered_algorithms(received: bytes) -> list[str] | None:
 
 
 class _RecordingSocket:
-    """A socket that keeps the first bytes received, which are in the clear."""
+    """A socket that stores the first bytes received, which are not encrypted."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -76,7 +76,10 @@ class _RecordingSocket:
 
 
 class Negotiation:
-    """A running negotiation on a connected socket; ``event.set()`` is called from its thread when it ended."""
+    """A running negotiation on a connected socket.
+
+    ``event.set()`` is called from its thread when it has ended.
+    """
 
     def __init__(self, sock: socket.socket, event: Any, name: str, algorithms: Sequence[str] | None = None) -> None:
         import paramiko
@@ -94,29 +97,29 @@ class Negotiation:
         if algorithms is not None:
             options.key_types = list(algorithms)
         with contextlib.suppress(Exception):
-            # Post-quantum and large-prime exchanges protect secrets; there are none here, and they cost ten times more.
+            # Post-quantum and large-prime exchanges protect secrets; there are none here, and they need ten times more CPU.
             cheap = [kex for kex in options.kex if kex.startswith(("curve25519", "ecdh"))]
             options.kex = cheap + [kex for kex in options.kex if kex not in cheap]
         self.transport.start_client(event=event)
 
     def error(self) -> BaseException | None:
-        """What went wrong; None after success."""
+        """Return the error; None after success."""
         if self.transport.is_active():
             return None
         error: BaseException | None = self.transport.get_exception()
         return error if error is not None else ConnectionError("the connection was closed during negotiation")
 
     def key(self) -> tuple[str, str]:
-        """(type, ``"<type> <base64>"``) of the host key."""
+        """Return (type, ``"<type> <base64>"``) of the host key."""
         key = self.transport.get_remote_server_key()
         return key.get_name(), f"{key.get_name()} {key.get_base64()}"
 
     def offered(self) -> list[str] | None:
-        """The host key algorithms that the server offers, None if unknown."""
+        """Return the host key algorithms that the server offers, None if unknown."""
         return offered_algorithms(self._recorder.received)
 
     def close(self) -> None:
-        # Shutting the socket down ends the reading thread at once, closing alone would not.
+        # Shutting the socket down ends the reading thread immediately; closing alone would not.
         with contextlib.suppress(Exception):
             self._sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(Exception):
@@ -126,7 +129,7 @@ class Negotiation:
 
 
 def is_no_common_algorithm(error: BaseException) -> bool:
-    """True when the server has no host key of the kind asked for."""
+    """Return True if the server has no host key of the requested type."""
     import paramiko
 
     return isinstance(error, paramiko.ssh_exception.IncompatiblePeer) or "no acceptable host key" in str(error)

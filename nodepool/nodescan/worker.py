@@ -18,7 +18,7 @@ from nodepool.nodescan.request import NodescanRequest
 
 
 class NodescanWorker:
-    """Advances at most ``MAX_REQUESTS`` scans at a time in one thread; more wait in order.
+    """Advances at most ``MAX_REQUESTS`` scans at a time in one thread; others wait in order.
 
     The thread starts with the first scan that needs the network.
     """
@@ -55,7 +55,7 @@ class NodescanWorker:
                 self._ensure_thread()
 
     def stop(self) -> None:
-        """Take no more requests; those under way fail."""
+        """Accept no more requests; running ones fail."""
         with self._lock:
             self._running = False
             self._stopped = True
@@ -73,7 +73,7 @@ class NodescanWorker:
             self._thread.join()
 
     def length(self) -> int:
-        """Scans waiting and under way."""
+        """Return the number of waiting and running scans."""
         with self._lock:
             return len(self._queue) + len(self._active)
 
@@ -104,7 +104,7 @@ class NodescanWorker:
                     self._queue.remove(request)
 
     def wakeRequest(self, request: NodescanRequest) -> None:
-        """Something happened for this request: advance it."""
+        """Advance the request, because something has happened for it."""
         with self._lock:
             if request in self._active:
                 self._ready.add(request)
@@ -113,11 +113,11 @@ class NodescanWorker:
     # From the thread that advances
 
     def registerDescriptor(self, fd: int, request: NodescanRequest | None = None) -> None:
-        """Report when a connection is made or refused."""
+        """Report when a connection is established or refused."""
         if fd in self._descriptors:
             return
         self._descriptors[fd] = request
-        # Once is enough: the request looks at the outcome and goes on.
+        # Once is enough: the request checks the result and continues.
         self._poll.register(fd, select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP | select.EPOLLONESHOT)
 
     def unRegisterDescriptor(self, fd: int) -> None:
@@ -129,7 +129,7 @@ class NodescanWorker:
     # Internal
 
     def _ensure_thread(self) -> None:
-        """Call with the lock."""
+        """Start the thread if needed. Called with the lock held."""
         if self._thread is None:
             self._open()
             name = f"keyscan-{self.name or hex(id(self))}"
@@ -150,7 +150,7 @@ class NodescanWorker:
             self._poll.close()
 
     def _wake(self) -> None:
-        """Call with the lock."""
+        """Wake the thread. Called with the lock held."""
         if not self._woken and self._wake_write >= 0:
             self._woken = True
             os.write(self._wake_write, b"w")
@@ -167,7 +167,7 @@ class NodescanWorker:
             self._close()
 
     def run_one(self, request: NodescanRequest) -> None:
-        """Do one scan in the calling thread, on a worker that was not started."""
+        """Run one scan in the calling thread, on a worker that was not started."""
         self._open()
         self._running = True
         request.worker = self
@@ -204,7 +204,7 @@ class NodescanWorker:
             with self._lock:
                 for request in done:
                     self._active.pop(request, None)
-            return  # their places are free
+            return  # their slots are free
         self._wait(active)
 
     def _wait(self, active: list[NodescanRequest]) -> None:
@@ -219,7 +219,7 @@ class NodescanWorker:
                         os.read(self._wake_read, 4096)
                 elif fd in self._descriptors:
                     owner = self._descriptors[fd]
-                    # a descriptor registered without its request: everybody looks
+                    # a descriptor without its request: every request checks
                     self._ready.update(self._active if owner is None else [owner])
                     self._descriptors.pop(fd)
                     with contextlib.suppress(OSError, ValueError):

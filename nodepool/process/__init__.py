@@ -1,1 +1,1 @@
-"""What every daemon is as a process: background, signals, stack dumps, REPL, watchdog."""
+"""Process features of daemons: background, signals, stack dumps, REPL, watchdog."""

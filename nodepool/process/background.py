@@ -24,7 +24,7 @@ log = logging.getLogger("nodepool.daemon")
 
 
 class PidFileError(Exception):
-    """The pid file cannot be taken; the text says by whom it is held, or what is wrong with it."""
+    """The pid file cannot be acquired; the text names the holder, or the error."""
 
 
 def _alive(pid: int) -> bool:
@@ -38,12 +38,12 @@ def _alive(pid: int) -> bool:
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return True
-    # Where the first process is no init, as in some containers, nobody collects a killed daemon.
+    # If the first process is not an init, as in some containers, nobody reaps a killed daemon.
     return state not in ("Z", "X")
 
 
 class PidFile:
-    """An exclusive lock: the file names the process, and is locked by it as long as it lives."""
+    """An exclusive lock: the file names the process, which locks it as long as it lives."""
 
     def __init__(self, path: str, timeout: float = PID_TIMEOUT) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class PidFile:
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Take the file; one whose process is gone is taken over.
+        """Acquire the file; the file of a dead process is adopted.
 
         :raises PidFileError: its process lives for ``timeout`` seconds, or it cannot be written.
         """
@@ -69,7 +69,7 @@ class PidFile:
             pause.wait(0.1)
 
     def _try(self) -> int | None:
-        """Take the file, or return the process that holds it."""
+        """Acquire the file, or return the process that holds it."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             content = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
@@ -79,8 +79,8 @@ class PidFile:
             except BlockingIOError:
                 return pid
             if not self._is_current(fd):
-                return pid  # removed meanwhile: try again with the new file
-            # A process that locks nothing may hold it, too.
+                return pid  # deleted in the meantime: retry with the new file
+            # A process without a lock may hold it, too.
             if pid and pid != os.getpid() and _alive(pid):
                 return pid
             os.fchmod(fd, 0o644)
@@ -101,7 +101,7 @@ class PidFile:
         return (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino)
 
     def release(self) -> None:
-        """Remove the file; nothing when it is not ours."""
+        """Delete the file if it is ours."""
         fd, self._fd = self._fd, None
         if fd is None:
             return
@@ -119,7 +119,10 @@ class PidFile:
 
 
 def must_detach() -> bool:
-    """False when a service manager started us: process 1, or a super-server with a socket as standard input."""
+    """Return False if a service manager started us.
+
+    That is process 1, or a super-server with a socket as standard input.
+    """
     if os.getppid() == 1:
         return False
     try:
@@ -129,7 +132,7 @@ def must_detach() -> bool:
 
 
 class StartReport:
-    """The daemon's word to the terminal that started it: running, or why not."""
+    """The daemon's report to the terminal that started it: running, or why not."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -150,9 +153,9 @@ class StartReport:
 
 
 def detach(prog: str) -> StartReport:
-    """Go on as a daemon: the caller's process ends here, once the daemon reported or after a minute.
+    """Continue as a daemon; must be called before any thread is started.
 
-    Must be called before any thread is started.
+    The caller's process ends here, once the daemon reported or after a minute.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -169,7 +172,7 @@ def detach(prog: str) -> StartReport:
 
 
 def _leave(prog: str, reading: int) -> None:
-    """In the process of the terminal: wait for the daemon's word and end."""
+    """Wait for the daemon's report and end, in the process of the terminal."""
     readable, _, _ = select.select([reading], [], [], START_TIMEOUT)
     data = os.read(reading, 4096) if readable else b"."
     if data == b".":
@@ -180,7 +183,7 @@ def _leave(prog: str, reading: int) -> None:
 
 
 def _redirect(keep: int) -> int:
-    """Nothing of the terminal is left: directory, streams, descriptors, umask."""
+    """Detach from the terminal: directory, streams, descriptors, umask."""
     os.chdir("/")
     os.umask(UMASK)
     sys.stdout.flush()
@@ -198,7 +201,10 @@ def _redirect(keep: int) -> int:
 
 
 def notify(*lines: str) -> bool:
-    """Tell systemd (``READY=1``, ``STOPPING=1``, ``RELOADING=1``, ``STATUS=...``); False when it does not listen."""
+    """Notify systemd; return False if it does not listen.
+
+    Messages: ``READY=1``, ``STOPPING=1``, ``RELOADING=1``, ``STATUS=...``.
+    """
     path = os.environ.get("NOTIFY_SOCKET")
     if not path or path[0] not in "@/":
         return False

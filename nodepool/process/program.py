@@ -1,4 +1,4 @@
-"""What the console programs share: options, logging, one-line errors (CLI-1 and CLI-2)."""
+"""Shared parts of console programs: options, logging, one-line errors (CLI-1 and CLI-2)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CONFIG_FILE = "/etc/nodepool/nodepool.yaml"
 
 
 def absolute_path(text: str) -> str:
-    """Argument type: ``~`` expanded; absolute, because a daemon changes its directory."""
+    """Return the expanded, absolute path: a daemon changes its directory (argument type)."""
     return os.path.abspath(os.path.expanduser(text))
 
 
 def make_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the options of all programs."""
+    """Return a parser with the options of all programs."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("-l", dest="logconfig", metavar="FILE", type=absolute_path, help="logging configuration")
     parser.add_argument("--version", action="version", version=f"Nodepool version: {get_version_string()}")
@@ -35,29 +35,29 @@ def make_parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """Argument type: a whole number, at least this."""
+    """Return an argument type: a whole number, at least this."""
 
     def parse(text: str) -> int:
         if not text.strip().lstrip("+").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"a whole number from {least} up is wanted, not {text!r}")
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}")
         return int(text)
 
     return parse
 
 
 def seconds(text: str) -> float:
-    """Argument type: a time in seconds, more than 0."""
+    """Return a time in seconds, more than 0 (argument type)."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"a number of seconds is wanted, more than 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds greater than 0, not {text!r}")
     return number
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Standard error as it is now, not as it was when logging was set up."""
+    """Standard error as it is now, not as it was when logging was configured."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -68,7 +68,7 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 
 def setup_command_logging(debug: bool, logconfig: str | None) -> None:
-    """Logging of the ``nodepool`` command (CFG-15.1): ``debug`` makes ``-l`` void."""
+    """Configure logging of ``nodepool`` (CFG-15.1): ``debug`` overrides ``-l``."""
     from nodepool.logconfig import LOG_FORMAT, load_config
 
     if logconfig and not debug:
@@ -82,7 +82,7 @@ def setup_command_logging(debug: bool, logconfig: str | None) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """One line for people."""
+    """Return one line for users."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
@@ -107,7 +107,7 @@ def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output ended early (``| head``): not worth a word.
+        # The reader of our output ended early (``| head``): not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -116,7 +116,7 @@ def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:
 
 
 def load_config(config_file: str, secure_file: str | None) -> Any:
-    """Main and secure configuration together.
+    """Load main and secure configuration.
 
     :raises ConfigurationError: the configuration cannot be used.
     """

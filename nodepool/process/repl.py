@@ -1,6 +1,6 @@
 """``--repl``: a Python console inside the daemon, on the loopback interface (CLI-2.4).
 
-There is no authentication: all who can connect can do all that the daemon can.
+There is no authentication: everyone who can connect can do everything that the daemon can.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Handler(socketserver.StreamRequestHandler):
             try:
                 _Console(self).interact("Console:", exitmsg="")
             except (OSError, ValueError, SystemExit):
-                pass  # the other side is gone, or said exit()
+                pass  # the client has disconnected, or called exit()
             finally:
                 del output.local.stream
                 self.server.connections.discard(self.connection)

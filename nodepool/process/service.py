@@ -1,4 +1,4 @@
-"""Running a daemon: foreground or background, pid file, logging, signals, time-limited stop."""
+"""Running a daemon: foreground or background, pid file, logging, signals, limited stop."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from nodepool.process.program import absolute_path, describe, make_parser, repor
 from nodepool.process.watchdog import Watchdog
 from nodepool.version import get_version_string
 
-#: Seconds for an orderly stop; what is unfinished then is picked up after the restart.
+#: Seconds for an orderly stop; unfinished work continues after the restart.
 STOP_LIMIT = 9.5
 LEFT_BEHIND = 0.2
-"""Seconds that threads of executors may take to end when everything has stopped: what they wait for is not needed any more."""
+"""Seconds for threads of executors to end after the stop: the results that they wait for are not needed any more."""
 
 FAILED_STOP_LIMIT = 5.0
-"""Seconds for a stop because a thread has ended: others may wait for that one in vain."""
+"""Seconds for a stop because a thread has ended: others may wait for it forever."""
 
 log = logging.getLogger("nodepool.daemon")
 
 
 class Service(Protocol):
-    """The parts of a daemon as one."""
+    """All parts of a daemon together."""
 
     def start(self) -> None:
-        """Return when started; raise when it cannot start."""
+        """Start the parts; raise an exception if they cannot start."""
 
     def stop(self) -> None:
-        """Return when everything has ended; called on a thread of its own."""
+        """Stop the parts and return when all have ended; called on a separate thread."""
 
 
 def make_daemon_parser(prog: str, description: str, pid_file: str) -> argparse.ArgumentParser:
@@ -53,7 +53,7 @@ def make_daemon_parser(prog: str, description: str, pid_file: str) -> argparse.A
     parser.add_argument("-f", dest="foreground", action="store_true", help="stay in the foreground")
     parser.add_argument(
         "--state-dir", metavar="DIRECTORY", type=absolute_path, default=None,
-        help="where the ZooKeeper session is remembered, so that the next start can end it at once after a kill (default: "
+        help="where the ZooKeeper session is stored, so that the next start can end it immediately after a kill (default: "
              "systemd's, else that of the pid file, else ~/.local/state/nodepool)",
     )  # fmt: skip
     parser.add_argument("--repl", action="store_true", help="serve a Python console on localhost, port 3000")
@@ -61,7 +61,10 @@ def make_daemon_parser(prog: str, description: str, pid_file: str) -> argparse.A
 
 
 def session_file(prog: str, args: argparse.Namespace) -> str:
-    """Where the session is remembered: one file for each daemon with a configuration or a pid file of its own."""
+    """Return the file that stores the session.
+
+    Every daemon with a separate configuration or pid file has its own.
+    """
     directory = args.state_dir or os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or os.path.dirname(args.pidfile)
     if not args.state_dir and not os.access(directory, os.W_OK):
         base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -73,7 +76,7 @@ def session_file(prog: str, args: argparse.Namespace) -> str:
 
 
 def choose_logging(args: argparse.Namespace, server: str, foreground: bool) -> LoggingConfig:
-    """CFG-15.1: the file given, else standard output, or the log file in the background."""
+    """Return the given file, else standard output, or the log file in the background."""
     if args.logconfig:
         return load_config(args.logconfig)
     config = ServerLoggingConfig() if foreground else ServerLoggingConfig(server=server)
@@ -90,10 +93,10 @@ def run_daemon(
     stop_limit: float = STOP_LIMIT,
     finish_always: bool = False,
 ) -> int:
-    """Run until told to stop; a failure to start is one line for the terminal and status 1.
+    """Run until stopped; a failure to start is one line for the terminal and status 1.
 
     :param stop_limit: seconds for an orderly stop.
-    :param finish_always: every signal to stop means what SIGUSR1 does: finish the work in hand first.
+    :param finish_always: every signal to stop means what SIGUSR1 does: finish running work first.
     """
     stack_dump.install()
     foreground = args.foreground or args.debug
@@ -128,10 +131,10 @@ def run_daemon(
 class Runner:
     """One run of a service, from start to stop.
 
-    A service with a method ``finish`` is asked by SIGUSR1 to stop when its work in hand is done, however long that
-    takes; the next signal (``hurry``) makes that an ordinary stop.  One with a method ``cancel_start`` is told by it to
-    start no further; its ``start`` then raises, or ends as usual.  One with a ``watchdog`` is stopped, with status 1, when a
-    thread has ended that must live.
+    A service with a method ``finish`` is asked by SIGUSR1 to stop when its running work is done, however long that
+    takes; the next signal (``hurry``) turns that into an ordinary stop. For a service with a method ``cancel_start``
+    this method cancels the start: ``start`` then raises, or ends as usual. A service with a ``watchdog`` is stopped,
+    with status 1, when a required thread has ended.
     """
 
     def __init__(self, pid_file: background.PidFile, stop_limit: float = STOP_LIMIT, finish_always: bool = False) -> None:
@@ -144,11 +147,11 @@ class Runner:
 
     def run(self, make_service: Callable[[], Service], report: background.StartReport) -> int:
         # A pipe, because a lock or an event that a signal handler sets may be held by the code it interrupts, and
-        # because a signal just before waiting for one would be noticed only after the wait.
+        # because a signal just before the wait would be noticed only after it.
         wakeup, written = os.pipe()
         os.set_blocking(written, False)
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-        # As early as this: a signal while starting ends the daemon once it has started, if not before.
+        # As early as possible: a signal during the start ends the daemon at the latest once it has started.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._signal)
         service = make_service()
@@ -174,19 +177,19 @@ class Runner:
         background.notify("STOPPING=1")
         if not self._signals:
             assert watchdog is not None
-            log.critical("Stopping with status 1, to be started again: %s", "; ".join(watchdog.ended))
+            log.critical("Stopping with status 1, so that the supervisor restarts the daemon: %s", "; ".join(watchdog.ended))
             self._stop_limit = min(self._stop_limit, FAILED_STOP_LIMIT)
             self._end(service.stop, wakeup)
             self._exit_now(1)
         if hasattr(service, "finish") and (self._finish_always or self._signals[0] == signal.SIGUSR1):
-            log.info("Stopping when the work in hand is finished; the next signal ends it")
+            log.info("Stopping when running work is finished; the next signal ends it")
             finished = self._end(service.finish, wakeup, service.hurry)  # type: ignore[attr-defined]
         else:
             log.info("Stopping")
             finished = self._end(service.stop, wakeup)
         if not finished:
             names = sorted(t.name for t in threading.enumerate() if t is not threading.current_thread())
-            log.warning("Not everything has ended within %g s: %s", self._stop_limit, ", ".join(names))
+            log.warning("These threads have not ended within %g s: %s", self._stop_limit, ", ".join(names))
             self._exit_now()
         if left := _left_behind():
             log.info("Stopped; threads still blocked in calls: %s", ", ".join(left))
@@ -195,7 +198,7 @@ class Runner:
         return 0
 
     def _start(self, service: Service, wakeup: int) -> None:
-        """Start; where that may wait without limit (``cancel_start``) a signal ends it.
+        """Start; a signal ends a start that may wait without limit (``cancel_start``).
 
         :raises BaseException: what the service raises.
         """
@@ -231,17 +234,20 @@ class Runner:
 
     @staticmethod
     def _wake(written: int) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is full: who reads it is awake
+        with contextlib.suppress(BlockingIOError):  # it is full: its reader is awake
             os.write(written, b"w")
 
     def _signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
         if len(self._signals) >= self._impatience:
-            # Asked again and again: the locks end with the session, a restart cleans up.
+            # Repeated signals end the process: locks end with the session, a restart cleans up.
             self._exit_now()
 
     def _end(self, stop: Callable[[], Any], wakeup: int, hurry: Callable[[], Any] | None = None) -> bool:
-        """Stop; False when something still runs at the end of the limit, which ``hurry`` makes begin later."""
+        """Stop; return False if something still runs at the end of the limit.
+
+        ``hurry`` can start the limit later.
+        """
 
         def work() -> None:
             try:
@@ -275,19 +281,19 @@ class Runner:
     def _exit_now(self, status: int = 0) -> None:
         try:
             self._pid_file.release()
-            # In a signal handler this may meet a half-written line of this very thread.
+            # In a signal handler this may find a half-written line of the same thread.
             logging.shutdown()
         finally:
             os._exit(status)
 
 
 def _pooled() -> Collection[threading.Thread]:
-    """Threads of executors, for which the interpreter waits even when they are daemons."""
+    """Return executor threads, for which the interpreter waits even if they are daemons."""
     return getattr(concurrent.futures.thread, "_threads_queues", ())
 
 
 def _left_behind() -> list[str]:
-    """Names of those that do not end."""
+    """Return the names of threads that do not end."""
     waiting = [t for t in threading.enumerate() if t in _pooled()]
     deadline = time.monotonic() + LEFT_BEHIND
     for one in waiting:

@@ -1,4 +1,4 @@
-"""SIGUSR2: log what every thread is doing, and profile when the tools are installed (CLI-8)."""
+"""SIGUSR2: log the stacks of all threads, and profile if the tools are installed (CLI-8)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ OBJECT_TYPES = 100
 
 
 class StackDumper:
-    """Handles the signal; the work is done by a thread, because a handler may interrupt a log call half-way."""
+    """Handles the signal.
+
+    A thread does the work, because a handler may interrupt a log call.
+    """
 
     def __init__(self) -> None:
         self._busy = threading.Lock()
         self._profiling = False
 
     def handler(self, signum: int = 0, frame: FrameType | None = None) -> None:
-        """Start a dump; ignored while one is going on."""
+        """Start a dump; ignored while one is running."""
         if not self._busy.acquire(blocking=False):
             return
         try:
@@ -41,7 +44,7 @@ class StackDumper:
             self._busy.release()
 
     def dump(self) -> None:
-        """Log everything; a failing part is logged and the others follow."""
+        """Log everything; a failing part is logged, and the others follow."""
         _say("Beginning debug handler")
         for part, title in ((self._threads, "Thread dump"), (self._yappi, "Yappi"), (self._objgraph, "Objgraph")):
             try:
@@ -80,7 +83,7 @@ class StackDumper:
 
 
 def describe_threads() -> Iterable[str]:
-    """A line per thread, and its stack as Python prints it."""
+    """Return a line per thread, and its stack as Python prints it."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         thread = threads.get(ident)
@@ -98,12 +101,12 @@ def _captured(*printers: Callable[[Any], Any]) -> str:
 
 
 def _say(text: str) -> None:
-    """Shown with any logging set-up: at a level that is on, else on standard error."""
+    """Log at a level that is enabled, else print to standard error."""
     for level in (logging.INFO, logging.WARNING, logging.ERROR):
         if log.isEnabledFor(level) and _would_be_shown(level):
             log.log(level, "%s", text)
             return
-    # Debug records go to whom asked for them; the operator gets the text all the same.
+    # Debug records are for users who enabled them; the operator gets the text in any case.
     log.debug("%s", text)
     print(text, file=sys.stderr, flush=True)
 

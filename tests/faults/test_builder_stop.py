@@ -76,7 +76,7 @@ def test_command_ignores_term(bench: BuilderBench) -> None:
 def test_build_is_finished(bench: BuilderBench, options: tuple[str, ...], number: signal.Signals) -> None:
     builder, build_id = begin(bench, *options)
     builder.send(number)
-    wait_for(lambda: "when the work in hand is finished" in builder.text(), 10, "the message")
+    wait_for(lambda: "when running work is finished" in builder.text(), 10, "the message")
     time.sleep(0.5)  # nothing is to happen
     assert builder.alive() and [b.state for b in bench.builds(state=None)] == [BUILDING]
     (bench.hold_dir / "i0.before").unlink()
@@ -95,7 +95,7 @@ def test_build_is_finished(bench: BuilderBench, options: tuple[str, ...], number
 def test_second_signal(bench: BuilderBench, second: signal.Signals) -> None:
     builder, build_id = begin(bench)
     builder.send(signal.SIGUSR1)
-    wait_for(lambda: "when the work in hand is finished" in builder.text(), 10, "the message")
+    wait_for(lambda: "when running work is finished" in builder.text(), 10, "the message")
     took = builder.stop(second, LIMIT)
     assert builder.process.returncode == 0
     assert took < limit(10), f"it took {took:.1f} s"

@@ -35,7 +35,7 @@ def test_launcher(bench: Bench, tmp_path: pathlib.Path, name: str) -> None:
     waiting = bench.zuul.submit("l0")  # makes it run
     assert launcher.process.wait(15) == 1
     assert "has ended (Unforeseen: )" in launcher.text()
-    assert "Stopping with status 1, to be started again: thread " in launcher.text()
+    assert "Stopping with status 1, so that the supervisor restarts the daemon: thread " in launcher.text()
     # As its supervisor does.
     bench.start()
     bench.zuul.wait_fulfilled([waiting])

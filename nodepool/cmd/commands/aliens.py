@@ -1,4 +1,4 @@
-"""``alien-image-list``: images of ours in the clouds that no record accounts for."""
+"""``alien-image-list``: our images in the clouds that have no record."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from nodepool.zk.records import READY
 from nodepool.zk.zookeeper import ZooKeeper
 
 BUILD_PROPERTY = "nodepool_build_id"
-#: Seconds that a cloud may take for its list.
+#: Seconds that a cloud may take to list its images.
 LIST_TIMEOUT = 300.0
-#: Types of resources that are images, in clouds that list these only among all resources.
+#: Types of resources that are images, in clouds that list images only as resources.
 IMAGE_TYPES = frozenset({"image", "ami"})
 
 log = logging.getLogger("nodepool.cmd.alien_images")
@@ -32,7 +32,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 class Listing(threading.Thread):
-    """What a function lists of one provider; a cloud that does not answer keeps no other one waiting."""
+    """A function that lists images of a provider in a thread: no cloud blocks another."""
 
     def __init__(self, name: str, function: Callable[[], Iterable[Any]]) -> None:
         super().__init__(name=f"Thread-listing-{name}", daemon=True)
@@ -51,7 +51,7 @@ class Listing(threading.Thread):
         """Wait for the list.
 
         :raises Exception: what the provider raised.
-        :raises TimeoutException: it gave no answer.
+        :raises TimeoutException: it did not answer in time.
         """
         self.join(max(0.0, deadline - time.monotonic()))
         if self.is_alive():
@@ -62,7 +62,7 @@ class Listing(threading.Thread):
 
 
 def alien_image_list(context: Context) -> None:
-    # Drivers take long to load, and no other command needs them.
+    # Drivers load slowly, and no other command needs them.
     from nodepool.driver.toolkit.cloud_images import get_field, is_snapshot, properties_of
 
     wanted = context.args.provider
@@ -82,7 +82,7 @@ def alien_image_list(context: Context) -> None:
             found[name] = listing.result(deadline)
         except Exception as error:
             log.warning("Exception listing alien images for %s: %s", name, describe(error))
-    # The records are read after the clouds: what was uploaded meanwhile is no alien.
+    # The records are read after the clouds: images uploaded in the meantime are not aliens.
     uploads = [upload for upload in zk.readImages().uploads if upload.state == READY]
     rows = []
     for name, listed in found.items():
@@ -101,9 +101,11 @@ def alien_image_list(context: Context) -> None:
 
 
 def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
-    """Images with ``id``, perhaps ``name``, and ``properties`` or ``metadata``, through a provider started for it.
+    """Return images with ``id``, perhaps ``name``, and ``properties`` or ``metadata``.
 
-    :raises TypeError: the driver has no way to list images.
+    The provider is started to list them.
+
+    :raises TypeError: the driver cannot list images.
     """
     from nodepool.driver import lifecycle
     from nodepool.driver.toolkit.cloud_images import listing_of

@@ -1,4 +1,7 @@
-"""``config-validate`` and ``config-schema`` (CFG-12): neither ZooKeeper nor a cloud is asked; and ``plan``."""
+"""``config-validate`` and ``config-schema`` (CFG-12), and ``plan``.
+
+The first two use neither ZooKeeper nor a cloud.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from nodepool.process.program import load_config
 
 def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "config-validate", config_validate, "check the configuration file")
-    # Not "strict": the default would undo the option of the same name before the subcommand.
-    parser.add_argument("--strict", action="store_true", dest="strict_warnings", help="warnings are errors, too")
+    # Not "strict": the default would override the option of the same name before the subcommand.
+    parser.add_argument("--strict", action="store_true", dest="strict_warnings", help="treat warnings as errors")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="(default: %(default)s, to the log)")
     parser = add_listing(subparsers, "plan", plan_change, "what a changed configuration would do to what is there now")
-    # Before the subcommand stands the configuration in force, by which ZooKeeper is found.
+    # The option before the subcommand names the configuration in force, which contains the ZooKeeper servers.
     parser.add_argument("-c", "--new", dest="new", metavar="FILE", required=True, help="the changed configuration")
     add_command(subparsers, "config-schema", config_schema, "print the JSON schema of the configuration file, for editors")
 
@@ -33,7 +36,7 @@ def config_validate(context: Context) -> int:
 
 
 def plan_change(context: Context) -> int:
-    """Status 1: the file is not good."""
+    """Print the effects of a changed configuration; status 1: the file is invalid."""
     from nodepool.cmd.config_validator import ConfigValidator
     from nodepool.status.once import Once
     from nodepool.status.plan import plan

@@ -1,4 +1,4 @@
-"""What a subcommand works with, and how it is declared."""
+"""The context of a subcommand, and how subcommands are declared."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Subparsers = Any
 Command = Callable[["Context"], "int | None"]
 
 
-#: States of nodes, requests, builds and uploads, and what listings show for paused images.
+#: States of nodes, requests, builds and uploads, and of paused images in listings.
 STATES = Node.VALID_STATES | {REQUESTED, PENDING, FULFILLED, UPLOADING, "paused"}
 SYNC_TIMEOUT = 60.0
 """Seconds to read everything."""
 
 
 class CommandError(Exception):
-    """The command cannot be done; the text is for the operator."""
+    """The command failed; the text is for the operator."""
 
 
 @dataclass
 class Context:
-    """Arguments, and what is made when first used: configuration, connection."""
+    """The arguments, and lazily created configuration and connection."""
 
     args: argparse.Namespace
     _config: Config | None = field(default=None, repr=False)
@@ -53,7 +53,7 @@ class Context:
 
     @property
     def zk(self) -> ZooKeeper:
-        """The facade, connected."""
+        """Return the connected facade."""
         if self._zk is None:
             from nodepool.zk.connection.client import ZooKeeperClient
             from nodepool.zk.zookeeper import ZooKeeper
@@ -69,7 +69,7 @@ class Context:
         return self.zk.kazoo_client
 
     def show(self, results: status.Results) -> None:
-        """Print what the filters let pass; on a terminal so that it fits, unless ``-o wide`` is given."""
+        """Print the filtered rows; on a terminal they are fitted unless ``-o wide`` is given."""
         args = self.args
         wanted = {
             key: [one for value in getattr(args, f"only_{key}", None) or () for one in value.split(",")]
@@ -83,7 +83,7 @@ class Context:
 
     @property
     def live(self) -> ZooKeeper:
-        """The facade with a mirror of its own, complete; for commands that follow what happens.
+        """Yield a facade with a separate, complete mirror, for commands that follow changes.
 
         :raises CommandError: it cannot be read in time.
         """
@@ -98,9 +98,11 @@ class Context:
         return self._live
 
     def refuse(self, text: str, said: bool = False) -> None:
-        """Something is unknown or cannot be done: status 0, as in 11.0.0, on which scripts rely.
+        """Report that something is unknown or impossible; status 0, as in 11.0.0.
 
-        :param said: the text is on standard output already, where 11.0.0 has it.
+        Scripts rely on this status.
+
+        :param said: the text was already printed to standard output, as in 11.0.0.
         :raises CommandError: ``--strict`` was given.
         """
         if self.args.strict:
@@ -109,7 +111,7 @@ class Context:
             print(f"nodepool: {text}", file=sys.stderr, flush=True)
 
     def check_provider(self, name: str, has_records: bool = False) -> None:
-        """Say so when the provider is unknown: nothing will be found of it.
+        """Report an unknown provider, for which nothing can be found.
 
         :raises CommandError: ``--strict`` was given.
         """
@@ -141,17 +143,20 @@ def add_command(subparsers: Subparsers, name: str, function: Command, text: str)
 def add_listing(
     subparsers: Subparsers, name: str, function: Command, text: str, filters: Mapping[str, str] | None = None
 ) -> argparse.ArgumentParser:
-    """:param filters: key of a column -> option; each can be given more than once, and then any of the values will do."""
+    """Add a subcommand that lists rows.
+
+    :param filters: key of a column -> option. Options may be repeated; a row must have one of the values.
+    """
     parser = add_command(subparsers, name, function, text)
     parser.add_argument("--format", choices=status.FORMATS, default="table", help="output format (default: %(default)s)")
     parser.add_argument(
         "-o", dest="layout", choices=("fit", "wide"), default="fit",
-        help="wide: all columns also on a terminal; files and pipes always get all",
+        help="wide: all columns, even on a terminal; files and pipes always get all columns",
     )  # fmt: skip
     if filters is not None:
-        parser.add_argument("--watch", action="store_true", help="refresh whenever something changes")
+        parser.add_argument("--watch", action="store_true", help="refresh after each change")
     for key, option in (filters or {}).items():
         parser.add_argument(f"--{option}", dest=f"only_{key}", metavar=option.upper(), action="append",
-                            help=f"filter by {option}; may be repeated, or list several with commas")  # fmt: skip
+                            help=f"filter by {option}; may be repeated or contain several, separated by commas")  # fmt: skip
     parser.set_defaults(filters=tuple(filters or ()))
     return parser

@@ -42,7 +42,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _children(kazoo: KazooClient, parents: Iterable[str]) -> list[str]:
-    """Paths of all children of all parents, asked for at once."""
+    """Yield the paths of all children of all parents, read concurrently."""
     asked = [(parent, kazoo.get_children_async(parent)) for parent in parents]
     result = []
     for parent, answer in asked:
@@ -64,7 +64,7 @@ def _data(kazoo: KazooClient, names: Iterable[str]) -> dict[str, str]:
         try:
             result[path] = (data or b"").decode("utf-8")
         except UnicodeDecodeError:
-            log.warning("Left out, because it is no text: %s", path)
+            log.warning("Ignoring %s: it is not text", path)
     return result
 
 
@@ -73,7 +73,7 @@ def _without_locks(names: Iterable[str]) -> list[str]:
 
 
 def read_records(kazoo: KazooClient) -> dict[str, str]:
-    """Path -> text of pause flags, builds and uploads; containers, locks and requests are left out."""
+    """Return path -> text of pause flags, builds and uploads, without locks and requests."""
     images = _children(kazoo, [paths.IMAGES])
     pauses = [path for path in _children(kazoo, images) if path.endswith("/pause")]
     builds = _without_locks(_children(kazoo, [f"{image}/builds" for image in images]))
@@ -82,7 +82,7 @@ def read_records(kazoo: KazooClient) -> dict[str, str]:
     records = {path: text for path, text in _data(kazoo, [*builds, *uploads]).items() if text}
     strange = [path for path in records if not (UPLOAD.match(path) or RECORD.match(path))]
     for path in strange:
-        log.warning("Left out, because it is no record of a build or an upload: %s", path)
+        log.warning("Ignoring %s: it is not a record of a build or an upload", path)
         del records[path]
     return {**dict.fromkeys(pauses, ""), **records}
 
@@ -111,21 +111,21 @@ def _is_empty_file(path: str) -> bool:
 
 
 def _check_target(path: str, force: bool) -> None:
-    """An early word, before the cluster is read.
+    """Check the target before the cluster is read.
 
-    :raises CommandError: there is something that must not, or cannot, be replaced.
+    :raises CommandError: it exists and must not, or cannot, be replaced.
     """
     if not os.path.lexists(path):
         return
     if not (os.path.isfile(path) or os.path.islink(path)):
-        raise CommandError(f"{path} exists and is no file")
-    # An empty file (``mktemp``) has nothing to lose.
+        raise CommandError(f"{path} exists and is not a file")
+    # An empty file (``mktemp``) has no content to lose.
     if not force and not _is_empty_file(path):
         raise CommandError(f"{path} exists; name another file, or replace it with --force")
 
 
 def _place(temporary: str, path: str) -> None:
-    """Give the file its name, unless another file has it by now."""
+    """Move the file to its name, unless that exists by now."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -141,16 +141,16 @@ def _place(temporary: str, path: str) -> None:
 def _verify(name: str, records: dict[str, str]) -> None:
     """Read the file back.
 
-    :raises CommandError: it does not say what was written.
+    :raises CommandError: its content differs from what was written.
     """
     with open(name, encoding="utf-8") as stream:
         found = parse_records(stream.read(), name)
     if found != records:
-        raise CommandError(f"{name} does not hold what was written to it; is the disk in order?")
+        raise CommandError(f"{name} differs from what was written to it; check the disk")
 
 
 def parse_records(text: str, name: str) -> dict[str, str]:
-    """Checked contents of an export file; nothing is written before all of it is known to be good.
+    """Return the checked contents of an export file, before anything is written.
 
     :raises CommandError: the file is not an export.
     """
@@ -159,23 +159,23 @@ def parse_records(text: str, name: str) -> dict[str, str]:
     except ValueError as error:
         raise CommandError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(records, dict):
-        raise CommandError(f"{name} holds no JSON object")
+        raise CommandError(f"{name} does not contain a JSON object")
     for path, value in records.items():
         if not isinstance(value, str) or not (UPLOAD.match(path) or RECORD.match(path)):
             raise CommandError(f"{name}: unexpected entry {path!r}; is this a file from export-image-data?")
         if "/../" in f"{path}/" or "/./" in f"{path}/":
-            raise CommandError(f"{name}: {path!r} is not a path of ZooKeeper")
+            raise CommandError(f"{name}: {path!r} is not a valid ZooKeeper path")
     return records
 
 
 def _advance(kazoo: KazooClient, container: str, wanted: set[int]) -> None:
-    """Create uploads until the highest number is used up, so that the next one gets a higher number."""
+    """Create uploads up to the highest number, so that the next one gets a higher number."""
     kazoo.ensure_path(container)
     while True:
         try:
             path = kazoo.create(f"{container}/", b"", sequence=True)
         except NodeExistsError:
-            # Something was put here without a number of its own; any child moves the counter on.
+            # A child without a number was created here; every child increases the counter.
             kazoo.delete(kazoo.create(f"{container}/counter", b""))
             continue
         number = int(path[-10:])
@@ -186,7 +186,7 @@ def _advance(kazoo: KazooClient, container: str, wanted: set[int]) -> None:
 
 
 def running_daemons(kazoo: KazooClient) -> list[str]:
-    """``launcher HOST`` and ``builder HOST`` of all that are registered."""
+    """Return ``launcher HOST`` and ``builder HOST`` of all registered daemons."""
     found = set()
     for path, text in _data(kazoo, _children(kazoo, [f"{paths.COMPONENTS}/{kind}" for kind in ("builder", "launcher")])).items():
         with contextlib.suppress(ValueError, AttributeError):
@@ -200,7 +200,7 @@ def import_image_data(context: Context) -> None:
         with open(path, encoding="utf-8") as stream:
             records = parse_records(stream.read(), path)
     except UnicodeDecodeError as error:
-        raise CommandError(f"{path} is no text in UTF-8: {error.reason}") from None
+        raise CommandError(f"{path} is not valid UTF-8: {error.reason}") from None
     kazoo = context.kazoo
     running = running_daemons(kazoo)
     if running:

@@ -1,4 +1,4 @@
-"""``dev``: an installation of one's own, on this machine and for as long as the command runs."""
+"""``dev``: a private installation on this machine while the command runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "dev", dev, "run ZooKeeper, launcher and nodes on this machine, to try things out")
     parser.add_argument(
         "--directory", metavar="DIR", type=absolute_path, default=None,
-        help="where everything is kept (default: nodepool-dev in $XDG_STATE_HOME or ~/.local/state)",
+        help="directory for all data (default: nodepool-dev in $XDG_STATE_HOME or ~/.local/state)",
     )  # fmt: skip
-    parser.add_argument("--keep", action="store_true", help="keep the directory at the end, for the next time")
-    parser.add_argument("--fake", action="store_true", help="no machines: nodes are records of the fake driver")
+    parser.add_argument("--keep", action="store_true", help="keep the directory for the next run")
+    parser.add_argument("--fake", action="store_true", help="create no machines: nodes are only records of the fake driver")
 
 
 def _directory() -> str:
@@ -37,7 +37,7 @@ def dev(context: Context) -> int:
         end = "kept at the end" if directory.kept else "removed at the end (--keep keeps it)"
         _say(f"Everything is in {directory.path}, {end}")
         if directory.existed:
-            _say("  going on with what was there")
+            _say("  using the existing data")
         Installation(directory, args.fake, _say).run()
     finally:
         directory.close()

@@ -20,10 +20,10 @@ def register(subparsers: Subparsers) -> None:
     parser = add_listing(subparsers, "list", list_nodes, "list nodes", filters)
     parser.add_argument("--detail", action="store_true", help="show all columns")
     parser = add_listing(subparsers, "delete", delete, "delete nodes")
-    parser.add_argument("ids", metavar="ID", nargs="+", help="node id; zeros in front may be left out")
-    parser.add_argument("--now", action="store_true", help="delete through the provider here, and wait")
+    parser.add_argument("ids", metavar="ID", nargs="+", help="node id; leading zeros are optional")
+    parser.add_argument("--now", action="store_true", help="delete the node directly through its provider, and wait")
     parser = add_listing(subparsers, "hold", hold, "keep nodes from being used or deleted")
-    parser.add_argument("ids", metavar="ID", nargs="+", help="node id; zeros in front may be left out")
+    parser.add_argument("ids", metavar="ID", nargs="+", help="node id; leading zeros are optional")
 
 
 def list_nodes(context: Context) -> None:
@@ -31,7 +31,7 @@ def list_nodes(context: Context) -> None:
 
 
 def find_node(zk: ZooKeeper, text: str) -> Any:
-    """The node of this id, which may be given without the zeros in front; None when there is none."""
+    """Return the node of this id, with or without leading zeros; None if there is none."""
     node = zk.getNode(text) if "/" not in text else None
     if node is None and text.isdecimal() and len(text) < 10:
         node = zk.getNode(text.zfill(10))
@@ -39,16 +39,16 @@ def find_node(zk: ZooKeeper, text: str) -> Any:
 
 
 def _each(context: Context, change: Callable[[Context, Any], bool]) -> None:
-    """Do it with every node that there is, under its lock, and show those with which it was done.
+    """Process every existing node under its lock, and show the processed ones.
 
-    :raises TimeoutException: the lock of one is held; those after it are left alone.
+    :raises TimeoutException: the lock of one is held; later nodes are skipped.
     """
     done = set()
     try:
         for text in context.args.ids:
             node = find_node(context.zk, text)
             if node is None:
-                if not context.args.strict:  # there the error says it
+                if not context.args.strict:  # the error message contains it
                     print(f"Node id {text} not found", flush=True)
                 context.refuse(f"Node id {text} not found", said=True)
                 continue
@@ -57,7 +57,7 @@ def _each(context: Context, change: Callable[[Context, Any], bool]) -> None:
                 if change(context, node):
                     done.add(node.id)
             finally:
-                # The deleter lets go of a node that it has deleted.
+                # The deleter releases a node that it has deleted.
                 if node.lock:
                     context.zk.unlockNode(node)
     finally:

@@ -1,4 +1,4 @@
-"""``status``, ``top``, ``explain`` and ``events``: what goes on, and why."""
+"""``status``, ``top``, ``explain`` and ``events``: the current state and its causes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES, Event, Feed, describe, matches
 
 LATEST = history.FLUSH_AFTER + 2.0
-"""Seconds after which what happened to a deleted node or request is in the history."""
+"""Seconds after which events of a deleted node or request are in the history."""
 _NUMBERED = re.compile(r"(\d+-)?\d{10}")
 QUIET, SOONEST = 2.0, 1.0
-"""Seconds after which what is watched is shown again, for its ages, and between two showings at least."""
+"""Seconds after which a watched listing is refreshed (its ages change), and minimum seconds between refreshes."""
 SUBJECTS = ("node", "request", "provider", "label", "image", "state")
 
 
@@ -40,7 +40,7 @@ def register(subparsers: Subparsers) -> None:
         "show problems, waiting requests with their cause, daemons, and providers with their limits",
     )
     _status_options(parser)
-    parser.add_argument("--watch", action="store_true", help="refresh whenever something changes")
+    parser.add_argument("--watch", action="store_true", help="refresh after each change")
     parser = add_command(subparsers, "top", show_status, "the same as `status --watch`")
     _status_options(parser)
     parser.set_defaults(watch=True)
@@ -50,11 +50,13 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser = add_command(subparsers, "events", show_events, "show the events of the last day, or new ones")
     parser.add_argument("--follow", action="store_true", help="show new events until interrupted")
-    parser.add_argument("--json", action="store_true", help="a JSON object in each line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--type", dest="types", metavar="TYPE", action="append", choices=sorted(TYPES),
-                        help="only these: " + ", ".join(sorted(TYPES)))  # fmt: skip
+                        help="only events of these types: " + ", ".join(sorted(TYPES)))  # fmt: skip
     for subject in SUBJECTS:
-        parser.add_argument(f"--{subject}", metavar="NAME", action="append", help=f"only of this {subject}; may be repeated")
+        parser.add_argument(
+            f"--{subject}", metavar="NAME", action="append", help=f"only events of this {subject}; may be repeated"
+        )
 
 
 def _status_options(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +64,7 @@ def _status_options(parser: argparse.ArgumentParser) -> None:
 
 
 def watch(context: Context, function: Callable[[Context], Any]) -> int:
-    """Show the listing again and again, until interrupted."""
+    """Show the listing repeatedly until interrupted."""
     live, changed = context.live, threading.Event()
     feed = Feed()
     feed.attach(live)
@@ -79,7 +81,7 @@ def watch(context: Context, function: Callable[[Context], Any]) -> int:
 def show_status(context: Context) -> None:
     zk = Once(context.zk)
     tables = {
-        # What an operator looks for comes first: `top` shows as much as fits.
+        # What operators look for comes first: `top` shows only what fits.
         "Problems": status.problem_list(zk),
         "Waiting requests": cluster.waiting(zk),
         "Launchers and builders": cluster.daemons(zk),
@@ -108,7 +110,7 @@ def explain_it(context: Context) -> None:
             found = explain(context.zk, kind, name, HistoryReader())
             break
         except Unknown as error:
-            # What has just been deleted is written in a moment.
+            # Events of a just deleted object are written in a moment.
             left = deadline - time.monotonic()
             if left <= 0 or not ended.wait(left):
                 raise CommandError(str(error)) from None

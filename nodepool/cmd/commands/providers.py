@@ -14,7 +14,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("provider", metavar="PROVIDER", help="provider name")
     parser = add_command(subparsers, "erase", erase, "remove a provider's records from ZooKeeper")
     parser.add_argument("provider", metavar="PROVIDER", help="provider name")
-    parser.add_argument("--force", action="store_true", help="do not ask")
+    parser.add_argument("--force", action="store_true", help="do not ask for confirmation")
     add_listing(subparsers, "problem-list", problem_list, "what providers and labels cannot do at present, and why")
 
 

@@ -1,4 +1,7 @@
-"""``recover``: adopt, hold or delete what the clouds have and a restored or emptied ZooKeeper has not."""
+"""``recover``: adopt, hold or delete resources of clouds that ZooKeeper does not have.
+
+This happens after ZooKeeper was restored or emptied.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,8 @@ log = logging.getLogger("nodepool.cmd.recover")
 
 def register(subparsers: Subparsers) -> None:
     parser = add_listing(subparsers, "recover", recover, "adopt, hold or delete machines that ZooKeeper has lost")
-    parser.add_argument("ids", metavar="NODE_ID", nargs="*", help="node id; zeros in front may be left out")
-    parser.add_argument("--all", action="store_true", help="do it with everything that is listed")
+    parser.add_argument("ids", metavar="NODE_ID", nargs="*", help="node id; leading zeros are optional")
+    parser.add_argument("--all", action="store_true", help="process everything that is listed")
     parser.add_argument("--provider", metavar="PROVIDER", dest="wanted", help="only this provider")
     parser.add_argument("--label", metavar="LABEL", help="label of the nodes, for clouds that do not store it")
     what = parser.add_mutually_exclusive_group()
@@ -54,7 +57,7 @@ def register(subparsers: Subparsers) -> None:
 
 @dataclass
 class Lost:
-    """One machine or other resource that ZooKeeper does not know."""
+    """A machine or other resource that ZooKeeper does not know."""
 
     manager: StateMachineProvider
     metadata: dict[str, Any]
@@ -98,7 +101,7 @@ def recover(context: Context) -> int:
             if number_of(text) not in {lost.number for lost in chosen}:
                 context.refuse(f"node id {text} is not among the resources that ZooKeeper has lost")
         if args.action:
-            # Before any effect: no new node may get the id of a machine that exists.
+            # Before any effect: no new node may get the id of an existing machine.
             highest = max((lost.number for lost in found if lost.number is not None), default=-1)
             try:
                 context.zk.cluster.skip_to(highest)
@@ -113,14 +116,14 @@ def recover(context: Context) -> int:
 
 @contextmanager
 def _providers(context: Context) -> Iterator[dict[str, StateMachineProvider | Exception]]:
-    """The providers that create machines in clouds, started; with what was raised where one cannot be."""
+    """Return started providers that create machines in clouds, or their exceptions."""
     from nodepool.driver import lifecycle
     from nodepool.driver.statemachine.provider import StateMachineProvider
 
     found: dict[str, StateMachineProvider | Exception] = {}
     try:
         for name, config in sorted(context.config.providers.items()):
-            # Slots on backing nodes are no machines of a cloud.
+            # Slots on backing nodes are not machines of a cloud.
             if (context.args.wanted and name != context.args.wanted) or config.driver.name == "metastatic":
                 continue
             try:
@@ -141,7 +144,7 @@ def _providers(context: Context) -> Iterator[dict[str, StateMachineProvider | Ex
 
 
 def _find(context: Context, managers: dict[str, StateMachineProvider | Exception]) -> tuple[list[Lost], bool]:
-    """Return what the providers have and ZooKeeper has not, and whether all providers could be listed."""
+    """Return resources that only the providers have, and whether all could be listed."""
     deadline, complete = time.monotonic() + LIST_TIMEOUT, True
     listings = {name: Listing(name, functools.partial(_list, manager)) for name, manager in managers.items()}
     listed = []
@@ -150,8 +153,8 @@ def _find(context: Context, managers: dict[str, StateMachineProvider | Exception
             listed += listing.result(deadline)
         except Exception as error:
             complete = False
-            log.error("Resources of provider %s cannot be listed: %s", name, describe(error))
-    # The records are read after the clouds: what was created meanwhile is not lost.
+            log.error("Cannot list resources of provider %s: %s", name, describe(error))
+    # The records are read after the clouds: machines created in the meantime are not lost.
     view = context.zk.cluster.peek()
     nodes = {node.id: node for node in context.zk.nodeIterator(cached=False)}
     uploads = {(upload.build_id, upload.id) for upload in context.zk.readImages().uploads}
@@ -185,12 +188,12 @@ def _list(manager: StateMachineProvider | Exception) -> list[Lost]:
 
 
 def _ids(external_id: object) -> set[str]:
-    """Return what the resource of an instance may be called; some drivers have several ids in one value."""
+    """Return possible ids of an instance; some drivers combine several ids in one value."""
     return {str(part) for part in (external_id.values() if isinstance(external_id, dict) else [external_id]) if part}
 
 
 def _apply(context: Context, action: str, lost: Lost) -> None:
-    """Do it; whatever goes wrong concerns this one alone."""
+    """Process one resource; errors affect only this one."""
     try:
         if action == "delete":
             if lost.resource is None:
@@ -207,7 +210,8 @@ def _apply(context: Context, action: str, lost: Lost) -> None:
 
 
 def _create_record(context: Context, action: str, lost: Lost, instance: Instance) -> None:
-    """
+    """Create the record of a node for a machine.
+
     :raises CommandError: the machine cannot be a node.
     """
     from nodepool.driver.statemachine.launcher import copy_image, copy_instance
@@ -223,7 +227,9 @@ def _create_record(context: Context, action: str, lost: Lost, instance: Instance
     label = pool.labels.get(name)
     if label is None and (name or action == "adopt"):
         known = ", ".join(sorted(pool.labels))
-        raise CommandError(f"label {name or 'unknown'} is not in pool {pool.name} of the provider; give --label, one of: {known}")
+        raise CommandError(
+            f"label {name or 'unknown'} is not in pool {pool.name} of the provider; specify --label, one of: {known}"
+        )
     node.type = name
     if label is not None:
         image = (label.diskimage and provider.diskimages[label.diskimage.name]) or label.cloud_image
@@ -231,7 +237,7 @@ def _create_record(context: Context, action: str, lost: Lost, instance: Instance
         copy_image(node, image)
     copy_instance(node, instance, pool)
     created = number_of(metadata.get(NODE_CREATED))
-    # The leak search compares this with the stamp of the machine.
+    # The leak search compares this with the time stamp of the machine.
     node.created_time = created / 1000 if created is not None else time.time()
     node.comment = COMMENT
     if action == "adopt":
@@ -245,7 +251,7 @@ def _create_record(context: Context, action: str, lost: Lost, instance: Instance
 
 
 def _scan(node: Node, label: DriverLabel, provider: ProviderConfig) -> None:
-    """Read the host keys, as a launch does.
+    """Read the host keys, as during a launch.
 
     :raises ConnectionTimeoutException: the machine does not answer.
     """

@@ -33,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
         subparsers, "simulate", simulate, "replay demand against a configuration in virtual time: waiting times and utilization"
     )
     parser.add_argument("--config", dest="config", metavar="FILE", type=absolute_path, default=argparse.SUPPRESS,
-                        help="configuration to simulate (default: that of the option -c)")  # fmt: skip
+                        help="configuration to simulate (default: that of option -c)")  # fmt: skip
     demand = parser.add_mutually_exclusive_group(required=True)
     demand.add_argument("--trace", metavar="CSV", help="demand: columns time, labels, duration, tenant, priority, "
                                                        "relative_priority")  # fmt: skip
@@ -41,10 +41,10 @@ def register(subparsers: Subparsers) -> None:
                         help="demand and launch times of the last day, from the history in ZooKeeper")  # fmt: skip
     parser.add_argument("--what-if", metavar="FILE", type=absolute_path, help="another configuration to compare with")
     parser.add_argument("--assume", metavar="FILE", help="launch times, sizes of nodes, and quotas (YAML)")
-    parser.add_argument("--seed", type=int, default=1, help="of random choices such as launch times (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of random choices such as launch times (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print all measures as JSON")
     parser.add_argument("--chart", metavar="SVG", help="write a chart of machines and waiting requests to this file")
-    parser.add_argument("--save-trace", metavar="CSV", help="write the demand to this file, such as that of --history")
+    parser.add_argument("--save-trace", metavar="CSV", help="write the demand, such as that of --history, to this file")
 
 
 def simulate(context: Context) -> int:
@@ -153,7 +153,7 @@ def _content(file: str) -> dict[str, Any]:
 
 
 class _Progress:
-    """Shows the progress of each run on a terminal, and keeps the last line of its error output."""
+    """Shows the progress of each run on a terminal, and keeps the last line of its errors."""
 
     def __init__(self, names: list[str]) -> None:
         self._percents = dict.fromkeys(names, "0")

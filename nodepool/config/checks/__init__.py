@@ -1,1 +1,1 @@
-"""What is checked before a configuration is used."""
+"""Checks of a configuration before it is used."""

@@ -1,4 +1,4 @@
-"""What is of the right type in a configuration and cannot work all the same (CFG-12)."""
+"""Find options that have the right type and cannot work (CFG-12)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-#: Dictionaries whose keys are not ours.
+#: Dictionaries whose keys are chosen by users.
 _FOREIGN = frozenset({
     "env-vars", "metadata", "meta", "node-attributes", "tags", "dynamic-tags", "instance-properties",
     "dynamic-instance-properties", "scheduler-hints", "rspec", "backing-config", "zookeeper-tls",
 })  # fmt: skip
 _PORTS = frozenset({"port", "connection-port", "ssh-port"})
-#: With negative ones images are built, or builds and launches given up, again and again.
+#: With negative values images are built, or builds and launches are abandoned, repeatedly.
 _NEVER_NEGATIVE = frozenset({
     "rebuild-age", "build-timeout", "boot-timeout", "launch-timeout", "zookeeper-timeout",
 })  # fmt: skip
-#: Negative ones mean as much as 0, or nothing at all.
+#: Negative values mean the same as 0, or nothing.
 _BETTER_NOT_NEGATIVE = frozenset({
     "min-ready", "max-ready-age", "max-servers", "max-cores", "max-ram", "max-volumes", "max-volume-gb", "max-parallel-jobs",
     "launch-retries", "timeout", "rate", "grace-time", "min-retention-time", "max-age", "min-ram", "volume-size",
     "build-log-retention", "failed-build-retention", "build-min-free",
 })  # fmt: skip
-#: Of slivers; these have no predecessor in 11.0.0.
+#: Options of slivers, which 11.0.0 does not have.
 _OF_SLIVERS = frozenset({"cpus", "cpu-limit", "ram", "disk", "pids"})
 _WAITS = frozenset({"timeout", "boot-timeout", "launch-timeout", "build-timeout", "zookeeper-timeout"})
 
@@ -64,9 +64,9 @@ def numbers(data: object, where: tuple[Any, ...] = ()) -> Iterator[Finding]:
             continue
         if key in _PORTS:
             if not 0 <= number <= 65535:
-                yield Finding(f"{value} is no port, which is 1 to 65535", place)
-            elif number == 0 and where != ("webapp",):  # there: any that is free
-                yield Finding("0 is no port, which is 1 to 65535", place, error=False, fatal=False)
+                yield Finding(f"{value} is not a valid port (1 to 65535)", place)
+            elif number == 0 and where != ("webapp",):  # there: any free port
+                yield Finding("0 is not a valid port (1 to 65535)", place, error=False, fatal=False)
         elif number < 0 and (key in _NEVER_NEGATIVE or (key in _OF_SLIVERS and where[:1] == ("providers",))):
             yield Finding(f"{value} is negative", place)
         elif number < 0 and key in _BETTER_NOT_NEGATIVE and where[:1] != ("tenant-resource-limits",):
@@ -79,7 +79,7 @@ def numbers(data: object, where: tuple[Any, ...] = ()) -> Iterator[Finding]:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """A label that a pool offers; ``backing`` is the label of the machines that it is made on."""
+    """A label that a pool offers; ``backing`` is the label of its backing nodes."""
 
     label: str
     where: tuple[Any, ...]
@@ -87,7 +87,7 @@ class Offer:
 
 
 def backing_labels(offers: list[Offer], defined: set[Any]) -> Iterator[Finding]:
-    """Labels whose machines would be made of themselves, and those of which there are no machines."""
+    """Find labels that would be their own backing nodes, and missing backing labels."""
     backed: dict[str, set[str]] = {}
     for offer in offers:
         if offer.backing is not None:
@@ -109,7 +109,7 @@ def backing_labels(offers: list[Offer], defined: set[Any]) -> Iterator[Finding]:
 
 
 def _way_back(label: str, first: str, backed: dict[str, set[str]]) -> list[str]:
-    """From *label* by way of *first* to *label* again; [] when there is none."""
+    """Return the path from *label* through *first* back to *label*; [] if there is none."""
     ways = [[label, first]]
     seen = set()
     while ways:
@@ -123,7 +123,7 @@ def _way_back(label: str, first: str, backed: dict[str, set[str]]) -> list[str]:
 
 
 def nobody_offers(labels: object, offers: list[Offer]) -> Iterator[Finding]:
-    """Labels of which ready nodes are wanted, in vain unless another launcher makes them."""
+    """Find labels with min-ready that no pool offers; another launcher may offer them."""
     offered = {offer.label for offer in offers}
     for index, label in enumerate(labels if isinstance(labels, list) else ()):
         if not isinstance(label, dict) or label.get("name") in offered:

@@ -1,4 +1,4 @@
-"""Mistakes that have the right type and pass the schema: all are warnings."""
+"""Find probable mistakes in valid configurations; all are warnings."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def entries(value: object) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
-    """Find what is valid and can hardly be meant."""
+    """Find options that are valid, but probably not intended."""
     capacity: dict[str, float] = defaultdict(float)
     for index, item in entries(data.get("providers")):
         where: Place = ("providers", index)
         driver = item.get("driver", "openstack")
-        # Whether a provider of another driver has pools is not known here.
+        # The pools of other drivers are not known here.
         if not item.get("pools") and isinstance(driver, str) and (_DRIVERS / driver).is_dir():
             yield warning("the provider has no pools, so it offers no labels", *where)
         yield from _connection_types(item, where)
@@ -56,7 +56,7 @@ def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _add_capacity(capacity: dict[str, float], driver: object, provider: dict[str, Any], pool: dict[str, Any]) -> None:
-    """Add how many nodes of each of its labels a pool can have at most."""
+    """Add the maximum number of nodes of each label that a pool can have."""
     if driver == "static":
         for _number, node in entries(pool.get("nodes")):
             labels, slots = node.get("labels"), node.get("max-parallel-jobs", 1)
@@ -127,7 +127,7 @@ def _ssh_keys(entry: dict[str, Any], where: Place) -> Iterator[Finding]:
 
 
 def key_problem(key: str) -> str | None:
-    """Why a text is not an SSH host key; None: it may be one."""
+    """Return why a text is not an SSH host key; None: it may be one."""
     words = key.split()
     if len(words) < 2:
         return "not an SSH host key, which has a type and base64 text"
@@ -143,7 +143,10 @@ def key_problem(key: str) -> str | None:
 
 
 def missing_elements(data: dict[str, Any]) -> Iterator[Finding]:
-    """Find elements of disk images that no directory on this machine has; nothing where the directories are elsewhere."""
+    """Find elements of disk images that no directory on this machine contains.
+
+    Return nothing if the directories are on another machine.
+    """
     directories = [os.path.expanduser(one) for one in str(data.get("elements-dir") or "").split(":") if one]
     found = importlib.util.find_spec("diskimage_builder")
     if found is None or not found.submodule_search_locations or not all(os.path.isdir(one) for one in directories):

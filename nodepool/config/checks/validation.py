@@ -1,7 +1,7 @@
-"""Finds everything wrong in a file without contacting anything (CFG-12).
+"""Find all errors in a file without contacting anything (CFG-12).
 
-``config-validate`` and the daemons, when they load a file, do the same here. What 11.0.0 took and lived with is an error for
-``config-validate`` at most; a daemon refuses only what would harm it.
+``config-validate`` and daemons, when they load a file, use the same checks. What 11.0.0 accepted and tolerated is at
+most an error of ``config-validate``; a daemon refuses only what would harm it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from nodepool.config.source import Source
 from nodepool.config.zookeeper import connections
 
 SCHEMA = "Schema validation failed: "
-#: Options of providers that the launcher itself reckons with, whatever the driver.
+#: Options of providers that the launcher itself interprets, for every driver.
 COMMON_NUMBERS = (["max-concurrency"], ["max-servers"], ["priority"])
-#: Options that the loader makes numbers of when they are text.
+#: Options that the loader converts to numbers if they are text.
 CONVERTED = {"openstack": ("rate", "connection-port"), "fake": ("rate", "connection-port"),
              "static": ("timeout", "connection-port")}  # fmt: skip
 
 
 @dataclasses.dataclass
 class Problem:
-    """One finding; warnings do not make the file invalid. A daemon takes over no file with a ``fatal`` one."""
+    """A finding; warnings leave the file valid. Daemons refuse a file with a ``fatal`` one."""
 
     text: str
     line: int | None = None
@@ -52,7 +52,7 @@ class Problem:
 
 
 def dicts(items: object) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The entries of a list that are dictionaries, with their positions."""
+    """Yield the dictionaries of a list with their positions."""
     if isinstance(items, list):
         for index, item in enumerate(items):
             if isinstance(item, dict):
@@ -62,8 +62,8 @@ def dicts(items: object) -> Iterator[tuple[int, dict[str, Any]]]:
 class Validation:
     """One run over one file.
 
-    :param replaced: options for which those of the secure file stand.
-    :param by_daemon: it is loaded as well, which tells of drivers that are missing; and only files of the own machine count.
+    :param replaced: options that the secure file replaces.
+    :param by_daemon: the file will also be loaded, which finds missing drivers; and only files of this machine count.
     """
 
     def __init__(self, source: Source, replaced: Collection[str] = (), by_daemon: bool = False) -> None:
@@ -81,7 +81,7 @@ class Validation:
         self.problems.append(Problem(text, line, path, error, fatal))
 
     def run(self) -> list[Problem]:
-        """All findings, in the order of the file."""
+        """Return all findings, in the order of the file."""
         self._text()
         if not isinstance(self.data, dict):
             what = "is empty" if self.data is None else "must be a dictionary of options at the top"
@@ -99,14 +99,17 @@ class Validation:
         return self.problems
 
     def run_secure(self) -> list[Problem]:
-        """As ``run``, for a secure file."""
+        """As :meth:`run`, for a secure file."""
         self._text()
         if isinstance(self.data, dict):
             self._sections(secure_schema())
         return self.problems
 
     def _check(self, step: Callable[..., None], *arguments: object) -> None:
-        """One group of checks; what they stumble over the schema has said, or else it is told here."""
+        """Run one group of checks.
+
+        Its exceptions are reported, unless the schema has reported their cause.
+        """
         before = any(problem.error for problem in self.problems)
         try:
             step(*arguments)
@@ -127,7 +130,7 @@ class Validation:
             self.note(f"{SCHEMA}{error.error_message}{advice(schema, error)}", (*prefix, *path), fatal=fatal(error))
 
     def _sections(self, schema: dict[Any, Any]) -> None:
-        """The top of the file; what is no number there the loader refuses or makes one of it."""
+        """Check the top of the file; the loader refuses or converts values that are not numbers."""
         self._schema(schema, self.data, (), lambda error: harmful(error, self.data, None))
 
     def _names(self, key: str) -> set[Any]:
@@ -157,7 +160,7 @@ class Validation:
             try:
                 connections(servers)
             except ConfigError as exc:
-                if "required key" not in exc.message:  # the schema said so
+                if "required key" not in exc.message:  # reported by the schema
                     self.note(exc.message, exc.where)
         if (
             servers
@@ -169,7 +172,7 @@ class Validation:
                       ("zookeeper-servers",), error=False)  # fmt: skip
 
     def _files(self) -> None:
-        """Files may exist on another machine only: warnings."""
+        """Check files; those that may exist on another machine only cause warnings."""
         tls = self.data.get("zookeeper-tls")
         wanted: list[tuple[tuple[str, ...], Any]]
         wanted = [(("zookeeper-tls", key), value) for key, value in tls.items()] if isinstance(tls, dict) else []
@@ -215,7 +218,7 @@ class Validation:
             if paths:
                 drivers().load(paths)
         except ConfigError:
-            pass  # the schema said so
+            pass  # reported by the schema
         providers = self.data.get("providers")
         for index, item in enumerate(providers if isinstance(providers, list) else ()):
             where = ("providers", index)
@@ -248,7 +251,7 @@ class Validation:
             self.note(f"{SCHEMA}expected str", (*where, "driver"))
             return
         if name.startswith("fake") and asked not in (None, "fake", "openstack"):
-            self.note(f"provider {name} gets the driver fake because of its name", (*where, "driver"), error=False)
+            self.note(f"provider {name} uses driver fake because of its name", (*where, "driver"), error=False)
         try:
             config = get_provider_config(dict(item))
             schema = config.getSchema()
@@ -270,7 +273,7 @@ class Validation:
         if type(config).__module__.startswith("nodepool.driver."):
             converted = CONVERTED.get(str(config.driver.name), ())
             self._schema(options, item, where, lambda error: harmful(error, item, converted))
-        else:  # which types another driver accepts is not known here
+        else:  # the types of other drivers are not known here
             self._schema(options, item, where, lambda error: error.path[-1:] in COMMON_NUMBERS and harmful(error, item, ()))
         self._references(item, where)
         self._pools(item, where)
@@ -280,12 +283,12 @@ class Validation:
             self._load(config, where)
 
     def _load(self, config: ProviderConfig, where: tuple[Any, ...]) -> None:
-        """What its driver refuses in a provider that looks good so far."""
+        """Report what a driver refuses in a provider without other errors."""
         try:
             config.load(self.loaded)
             self.loaded.providers[config.name] = config
         except ProviderUnavailable:
-            pass  # it may be there on another machine
+            pass  # it may exist on another machine
         except ConfigError as exc:
             self.note(exc.message, exc.where if exc.where[:1] == ("providers",) else (*where, *exc.where))
         except Exception as exc:
@@ -293,7 +296,7 @@ class Validation:
 
     @functools.cached_property
     def loaded(self) -> Config:
-        """The sections that drivers look at, and the providers so far; used when nothing is wrong in them."""
+        """Return sections for drivers and loaded providers; used if they have no errors."""
         config = Config()
         config.setDiskImages(self.data.get("diskimages"))
         config.setLabels(self.data.get("labels"))
@@ -302,7 +305,7 @@ class Validation:
         return config
 
     def _references(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
-        """Images and labels have to be defined."""
+        """Check that images and labels are defined."""
         name, images, labels = item["name"], self._names("diskimages"), self._names("labels")
         for index, image in dicts(item.get("diskimages")):
             if isinstance(image.get("name"), str) and image["name"] not in images:
@@ -323,7 +326,7 @@ class Validation:
                 self.note(text, (*here, "cloud-image"))
 
     def _labels(self, item: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, dict[str, Any]]]:
-        """Place, name and options of each label that a provider offers."""
+        """Check position, name and options of each label that a provider offers."""
         for index, pool in dicts(item.get("pools")):
             offered = pool.get("labels")
             for number, label in enumerate(offered if isinstance(offered, list) else ()):

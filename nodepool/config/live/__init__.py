@@ -1,1 +1,1 @@
-"""Configuration of a running daemon: noticing changes, and keeping the last good one."""
+"""Configuration of a running daemon: reload after changes, keep the last valid one."""

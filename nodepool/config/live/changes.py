@@ -1,4 +1,4 @@
-"""What a new configuration changes, in words for the log; values are not told, some are secret."""
+"""Describe changes of a configuration for the log, without values: some are secret."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ SECTIONS = {
 
 
 def summary(config: Config) -> str:
-    """What there is: ``2 labels, 1 provider``."""
+    """Return a summary such as ``2 labels, 1 provider``."""
     counts = [(len(config.labels), "label"), (len(config.diskimages), "diskimage"), (len(config.providers), "provider")]
     return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts)
 
 
 def taken_over(old: Config | None, new: Config, path: str) -> str:
-    """One line for the log, when the configuration comes into force."""
+    """Return one line for the log when the configuration is applied."""
     if old is None:
         return f"The configuration {path} is in force: {summary(new)}"
     return f"The configuration has changed and is in force now: {changes(old, new) or 'nothing that matters'}"
 
 
 def changes(old: Config, new: Config) -> str:
-    """What differs, by name; nothing when nothing of it matters."""
+    """Return the differences by name; empty if none of them matters."""
     found = []
     for attribute, title in SECTIONS.items():
         names = _names(getattr(old, attribute), getattr(new, attribute))

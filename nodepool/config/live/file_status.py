@@ -1,4 +1,7 @@
-"""The configuration of a daemon: loads, validates, watches; keeps the last good one while the files are wrong (CFG-11)."""
+"""The configuration of a daemon: load, validate and watch its files (CFG-11).
+
+The last valid configuration is kept while the files are invalid.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ from nodepool.config.model import Config
 from nodepool.config.source import Source
 from nodepool.exceptions import ConfigurationError
 
-#: Reasons that one message names.
+#: Maximum number of reasons in one message.
 SHOWN = 5
 
 
 class ConfigFileStatus:
-    """Loads the files, says what is wrong with them, and since when; each problem is logged once.
+    """Loads the files and reports since when and why they are invalid; logs each problem once.
 
     :param paths: the main file, the secure file or None.
-    :param stale_changed: called with 1 when the file cannot be used, with 0 when it is in force.
-    :param required: options that the daemon cannot do without, see :meth:`Config.require`.
+    :param stale_changed: called with 1 if the file cannot be used, with 0 if it is in force.
+    :param required: options that the daemon requires, see :meth:`Config.require`.
     """
 
     def __init__(
@@ -37,19 +40,19 @@ class ConfigFileStatus:
         self._required = required
         self._watcher: ConfigWatcher | None = None
         self._again = threading.Event()
-        #: Why the file on disk is not in force, and since when (Unix seconds); None when it is.
+        #: Why the file on disk is not in force, and since when (Unix seconds); None if it is.
         self.error: str | None = None
         self.stale_since: float | None = None
         self._reported: object = None
-        #: Texts that were validated last, and the reason to refuse them.
+        #: The texts validated last, and the reason to refuse them.
         self._validated: tuple[list[str], str | None] = ([], None)
-        #: What does no harm in the files that are in force.
+        #: Warnings about the files in force.
         self.warnings: list[str] = []
-        #: The same of those validated last; said, and taken over, with them.
+        #: Warnings about the files validated last; logged and applied with them.
         self._found_warnings: list[str] | None = None
 
     def load(self) -> Config:
-        """The configuration on disk.
+        """Return the configuration on disk.
 
         :raises ConfigurationError: it cannot be used.
         """
@@ -64,20 +67,20 @@ class ConfigFileStatus:
             config = load_both(main, secure)
         except (ConfigurationError, OSError):
             raise
-        except Exception as error:  # of a value that is not foreseen
+        except Exception as error:  # raised for an unforeseen value
             self._log.debug("The configuration cannot be used:", exc_info=True)
             raise ConfigError(f"{main.path}: {type(error).__name__}: {error}; see nodepool config-validate") from error
         config.require(main.path, *self._required)
         return config
 
     def apply_again(self) -> None:
-        """Have the next :meth:`update` bring the files into force even if they are."""
+        """Let the next :meth:`update` apply the files even if they are already in force."""
         self._again.set()
 
     def update(self, current: Config | None, apply: Callable[[Config], Any]) -> bool:
-        """Have the files brought into force when they are not ``current``; True when they were.
+        """Apply the files if they are not ``current``; return True if they were applied.
 
-        What is wrong with them is logged, and ``current`` stays.
+        Errors are logged, and ``current`` is kept.
         """
         if current is not None and not self._again.is_set() and checkRecentConfig(current, *self._paths):
             self.good()
@@ -90,7 +93,7 @@ class ConfigFileStatus:
             return False
         try:
             apply(config)
-        except ConfigurationError as error:  # found out only now, such as an unreadable certificate
+        except ConfigurationError as error:  # only found now, such as an unreadable certificate
             self.bad(error)
             return False
         self.good()
@@ -99,7 +102,7 @@ class ConfigFileStatus:
         return True
 
     def watch(self, changed: Callable[[], Any], driver_files: Iterable[str] = ()) -> None:
-        """From now on ``changed`` is called, on a thread of its own, when there is something to :meth:`update`."""
+        """Call ``changed`` on a separate thread after each change of the files."""
         self._watcher = ConfigWatcher(self._paths, changed, name="CleanupWorker-config")
         self._watcher.start()
         self._watcher.watch_also(driver_files)
@@ -110,7 +113,7 @@ class ConfigFileStatus:
             watcher.stop()
 
     def _validate(self, main: Source, secure: Source | None) -> str | None:
-        """The reason why the files cannot be used, or None."""
+        """Return the reason why the files cannot be used, or None."""
         found = [(main.path, problem) for problem in Validation(main, replaced_keys(secure), by_daemon=True).run()]
         if secure is not None:
             found += [(secure.path, problem) for problem in Validation(secure, by_daemon=True).run_secure()]
@@ -120,19 +123,19 @@ class ConfigFileStatus:
         return "; ".join([*fatal[:SHOWN], *more]) or None
 
     def good(self) -> None:
-        """The file on disk is in force."""
+        """Record that the file on disk is in force."""
         if self._found_warnings is not None:
             self.warnings, self._found_warnings = self._found_warnings, None
             for text in self.warnings:
                 self._log.warning("%s", text)
         if self.error is not None:
-            self._log.info("The configuration is good again")
+            self._log.info("The configuration is valid again")
         self.error = self.stale_since = None
         self._reported = None
         self._stale_changed(0)
 
     def bad(self, error: Exception) -> None:
-        """The file on disk cannot be used."""
+        """Record that the file on disk cannot be used."""
         signature = (str(error), [modification_time(path) for path in self._paths])
         if self.stale_since is None:
             self.stale_since = time.time()
@@ -142,12 +145,12 @@ class ConfigFileStatus:
             return
         self._reported = signature
         if isinstance(error, (ConfigurationError, OSError)):
-            self._log.error("The configuration cannot be used, keeping the last good one: %s", error)
+            self._log.error("The configuration cannot be used, keeping the last valid one: %s", error)
         else:
-            self._log.error("The configuration cannot be used, keeping the last good one:", exc_info=error)
+            self._log.error("The configuration cannot be used, keeping the last valid one:", exc_info=error)
 
     def describe(self) -> list[str]:
-        """One line about the file on disk when it is not in force."""
+        """Return one line about the file on disk if it is not in force."""
         if self.error is None:
             return []
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.stale_since))

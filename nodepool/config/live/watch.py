@@ -15,7 +15,7 @@ SAFETY_INTERVAL = 10.0  # seconds; with inotify, for file systems that send no e
 
 
 def modification_time(path: str) -> int | None:
-    """In ns; None when there is no such file."""
+    """Return the modification time in ns; None if there is no such file."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
@@ -23,7 +23,7 @@ def modification_time(path: str) -> int | None:
 
 
 class ConfigWatcher:
-    """Calls *callback* in a thread of its own after one of *paths* changed, appeared or vanished."""
+    """Calls *callback* in a separate thread when one of *paths* changes, appears or vanishes."""
 
     log = logging.getLogger("nodepool.config.watch")
 
@@ -43,7 +43,10 @@ class ConfigWatcher:
         self._thread.start()
 
     def watch_also(self, paths: Iterable[str]) -> None:
-        """From now on these too, instead of those of the last call. They may have changed just before: *callback* is called."""
+        """Also watch these paths, instead of those of the last call.
+
+        They may have changed just before: *callback* is called.
+        """
         wanted = [*self._own, *(os.path.abspath(path) for path in paths)]
         with self._pipe_lock:
             if wanted == self.paths or self._stopped.is_set():
@@ -52,7 +55,7 @@ class ConfigWatcher:
             os.write(self._wake_write, b"x")
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the thread; harmless when repeated or never started."""
+        """End the thread; harmless if repeated or never started."""
         with self._pipe_lock:
             if self._stopped.is_set():
                 return
@@ -75,7 +78,7 @@ class ConfigWatcher:
         return result
 
     def _watch_directories(self) -> None:
-        """Watch the directories, not the files: editors replace files, and links are swapped."""
+        """Watch the directories, not the files: editors replace files, and links are replaced."""
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
@@ -93,7 +96,7 @@ class ConfigWatcher:
                 if os.path.isdir(directory):
                     self._inotify.add_watch(directory, mask)
         except (ImportError, OSError) as exc:
-            self.log.info("Configuration files are looked at every second, inotify is not usable: %s", exc)
+            self.log.info("inotify is unavailable (%s); polling configuration files every second", exc)
 
     def _wait(self, seconds: float) -> None:
         poll = select.poll()
@@ -120,7 +123,7 @@ class ConfigWatcher:
                 try:
                     self.callback()
                 except Exception:
-                    self.log.exception("Handling a changed configuration failed")
+                    self.log.exception("Cannot process a changed configuration:")
         finally:
             if self._inotify is not None:
                 self._inotify.close()

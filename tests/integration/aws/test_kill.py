@@ -132,7 +132,7 @@ def test_an_orderly_stop_while_amazon_hangs(bench: LauncherBench, aws: AwsCloud,
         wait_for(lambda: hanging.used > 0, 20, "the launch hangs")
         wait_for(lambda: everything.used > 0, 20, "the clean-up hangs")
         stop_in_time(daemon)
-        assert "Not everything has ended" not in daemon.log.read_text()
+        assert "These threads have not ended" not in daemon.log.read_text()
         gate.set()
         wait_for(aws.instances, 10, "the launch comes through after all")
         aws.proxy.heal()

@@ -154,7 +154,7 @@ def test_bad_images(builders: BuilderBench, program: Program, tmp_path: pathlib.
     for name, (_, text) in bad.items():
         assert name in listing and text in listing
     answer = program.command(config, "image-build", "nothing", "--wait", "--timeout", "40", status=1)
-    assert "wrote no file for tar" in answer and "its builder is gone" not in answer
+    assert "wrote no file for tar" in answer and "its builder has ended" not in answer
 
 
 @pytest.mark.spec("issue 3: a command that ignores TERM")

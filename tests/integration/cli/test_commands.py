@@ -415,7 +415,7 @@ def test_dib_image_delete(run, plain, config):
     assert run("dib-image-delete", f"fake-image-{build}") == ""
     assert plain.getBuild("fake-image", build).state == "deleting"
     assert run("dib-image-delete", "fake-image-77") == "Build ID not found\n"
-    with pytest.raises(Exception, match="is no <image>-<build id>"):
+    with pytest.raises(Exception, match="is not <image>-<build id>"):
         nodepoolcmd.main(["-c", config, "dib-image-delete", "nodash"])
 
 

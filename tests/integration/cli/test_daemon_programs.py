@@ -127,7 +127,7 @@ def test_stop_is_time_limited(launcher):
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=10)
     assert process.returncode == 0
-    assert "Not everything has ended within 1 s: " in out and "NodePool" in out
+    assert "These threads have not ended within 1 s: " in out and "NodePool" in out
 
 
 @pytest.mark.spec("CLI-2: an orderly stop takes about a second")
@@ -136,7 +136,7 @@ def test_threads_that_wait_for_answers_end_with_the_process(launcher):
         wait_for(launcher.ready)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=10)
-    assert process.returncode == 0 and "waits-for-an-answer_0" in out and "Not everything" not in out
+    assert process.returncode == 0 and "waits-for-an-answer_0" in out and "have not ended" not in out
 
 
 def test_second_signal_exits_at_once(launcher):
@@ -147,7 +147,7 @@ def test_second_signal_exits_at_once(launcher):
             pass
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=10)
-    assert process.returncode == 0 and "Not everything" not in out
+    assert process.returncode == 0 and "have not ended" not in out
 
 
 @pytest.mark.spec("CLI-2.2: background: pid file, log file; pid file removed on orderly exit")

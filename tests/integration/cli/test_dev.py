@@ -115,7 +115,7 @@ def test_killed_one_leaves_no_daemon_and_the_next_goes_on_with_its_node(dev: Sta
     wait_for(lambda: not [line for line in run.remains() if "nodepool.dev.child" in line], what="daemons ended", timeout=30)
     again = dev()
     assert again.wait_ready() == node
-    assert "going on with what was there" in again.output
+    assert "using the existing data" in again.output
     assert ssh(again, node, "true") == ""
     assert again.end(signal.SIGTERM) == 0
     assert again.remains() == [] and not again.directory.exists()

@@ -346,7 +346,7 @@ def test_wait_for_a_failure(start, plain, builder):  # noqa: F811
     status, out, _ = process.end()
     assert status == 1
     assert f"Failed {IMAGE}-{build}: the command ended with exit code 3 (exit code 3)" in out
-    assert "The request stays; the builder tries again in 00:00:00:5" in out
+    assert "The request remains; the builder retries in 00:00:00:5" in out
     assert plain.hasBuildRequest(IMAGE)
 
 
@@ -432,7 +432,7 @@ def test_a_request_that_is_withdrawn(start, plain, builder):  # noqa: F811
     process.prints("waiting for a builder")
     plain.removeBuildRequest(IMAGE)
     status, out, _ = process.end()
-    assert status == 1 and "the request is gone" in out
+    assert status == 1 and "the request was deleted" in out
 
 
 def test_waiting_tells_about_pause_busy_builders_and_lost_ones(start, plain, builder):  # noqa: F811
@@ -449,7 +449,7 @@ def test_waiting_tells_about_pause_busy_builders_and_lost_ones(start, plain, bui
     builder.begin()
     process.prints("root")
     builder.locks.close()  # killed: the lock ends with the session
-    process.prints("its builder is gone")
+    process.prints("its builder has ended")
     builder.end("failed", reason="its builder was killed")
     assert process.end()[0] == 1
 
@@ -457,7 +457,7 @@ def test_waiting_tells_about_pause_busy_builders_and_lost_ones(start, plain, bui
 def test_time_out(start, plain, builder):  # noqa: F811
     process = start("image-build", IMAGE, "--wait", "--timeout", "0.5")
     status, out, _ = process.end()
-    assert status == 3 and f"Not finished in time: {IMAGE}; the request stays" in out
+    assert status == 3 and f"Not finished in time: {IMAGE}; the request remains" in out
     builder.begin()
     assert plain.hasBuildRequest(IMAGE)
 
@@ -469,7 +469,7 @@ def test_interrupt(start, plain, builder):  # noqa: F811
     process.prints("root")
     process.process.send_signal(signal.SIGINT)
     status, _, errors = process.end()
-    assert status == 130 and f"Stopped waiting; the build {IMAGE}-{build} goes on" in errors
+    assert status == 130 and f"Stopped waiting; the build {IMAGE}-{build} continues" in errors
     assert plain.hasBuildRequest(IMAGE) and plain.getBuild(IMAGE, build).state == "building"
 
 
@@ -481,7 +481,7 @@ def test_wrong_time_outs(console, args):  # noqa: F811
 
 def test_time_out_without_wait(console, plain):  # noqa: F811
     result = console("image-build", IMAGE, "--timeout", "5")
-    assert result.returncode == 1 and result.stderr == "nodepool: error: --timeout is of no use without --wait\n"
+    assert result.returncode == 1 and result.stderr == "nodepool: error: --timeout requires --wait\n"
     assert snapshot(plain.kazoo_client) == {}
 
 

@@ -188,10 +188,10 @@ def test_users_19_a_file_that_cannot_be_read(tmp_path: pathlib.Path, caplog: pyt
 
 @pytest.mark.parametrize(
     ("command", "words"),
-    [(["request", "create", "a", "--count", "x"], "a whole number from 1 up is wanted, not 'x'"),
-     (["request", "create", "a", "--wait", "soon"], "a number of seconds is wanted, more than 0, not 'soon'"),
-     (["--connect-timeout", "nan", "list"], "a number of seconds is wanted"),
-     (["image-build", "a", "--wait", "--timeout", "-1"], "a number of seconds is wanted")],
+    [(["request", "create", "a", "--count", "x"], "must be a whole number of at least 1, not 'x'"),
+     (["request", "create", "a", "--wait", "soon"], "must be a number of seconds greater than 0, not 'soon'"),
+     (["--connect-timeout", "nan", "list"], "must be a number of seconds"),
+     (["image-build", "a", "--wait", "--timeout", "-1"], "must be a number of seconds")],
 )  # fmt: skip
 def test_users_19_wrong_numbers(command: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -518,4 +518,4 @@ providers:
         config = load(write, text)
         assert list(config.providers["t"].pools) == ["two"]
         assert [pool.name for pool in config.labels["l"].pools] == ["two"]
-        assert "given twice" in caplog.text
+        assert "defined twice" in caplog.text

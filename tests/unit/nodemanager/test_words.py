@@ -31,7 +31,7 @@ class Answers:
 def test_users_13_create_of_an_unknown_one() -> None:
     args = nm.create_parser().parse_args(["create", "beta"])
     client: Any = Answers(CreateSliver=RpcFault(nm.BAD_ARGUMENT, "there is no sliver beta here"))
-    with pytest.raises(RpcFault, match="there is no sliver beta here; to make a new one give options, such as --image host"):
+    with pytest.raises(RpcFault, match="there is no sliver beta here; to create a new one, specify options such as --image host"):
         args.function(client, args)
 
 
@@ -39,7 +39,7 @@ def test_users_13_a_failed_one_stays(capsys: pytest.CaptureFixture[str]) -> None
     args = nm.create_parser().parse_args(["create", "beta", "--image", "host"])
     client: Any = Answers(PutRecord=1, WaitSliver={"state": "failed", "error": "no such image"})
     assert args.function(client, args) == 1
-    assert "no such image; it stays for a look" in (err := capsys.readouterr().err) and "`nodepool-nm delete beta`" in err
+    assert "no such image; it is kept for inspection" in (err := capsys.readouterr().err) and "`nodepool-nm delete beta`" in err
 
 
 def test_users_13_units_and_sources(capsys: pytest.CaptureFixture[str]) -> None:

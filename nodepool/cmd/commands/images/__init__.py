@@ -1,4 +1,4 @@
-"""Images, their builds and uploads; all but the listings only leave orders for the builders."""
+"""Images, their builds and uploads; except for listings, builders do the work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nodepool.process.program import seconds
 from nodepool.zk import paths
 from nodepool.zk.records import BUILDING, DELETING, UPLOADING
 
-#: How often a record is read again that another client changes at the same moment.
+#: How often a record is read again if another client changes it at the same time.
 TRIES = 10
 
 
@@ -29,15 +29,15 @@ BUILD_FILTERS = {"state": "state", "image": "image", "builder": "builder"}
 
 def register(subparsers: Subparsers) -> None:
     parser = add_listing(subparsers, "image-list", image_list, "list image uploads", UPLOAD_FILTERS)
-    parser.add_argument("--detail", action="store_true", help="with progress, and reasons of failures")
+    parser.add_argument("--detail", action="store_true", help="include progress and reasons of failures")
     parser = add_listing(subparsers, "dib-image-list", dib_image_list, "list image builds", BUILD_FILTERS)
-    parser.add_argument("--detail", action="store_true", help="with progress, and failed builds with their reasons")
+    parser.add_argument("--detail", action="store_true", help="include progress and failed builds with their reasons")
     add_listing(subparsers, "image-status", image_status, "list images with pause flag and build requests")
     parser = _add_action(subparsers, "image-build", image_build, "request the build of an image")
     parser.add_argument("image", metavar="IMAGE", help="image name")
     parser.add_argument("--wait", action="store_true",
                         help="follow the build; status 0: built, 1: failed, 3: not ended in time, 130: interrupted")  # fmt: skip
-    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, help="how long to wait (default: for ever)")
+    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, help="how long to wait (default: no limit)")
     for name, function, text in (
         ("image-pause", image_pause, "stop building an image"),
         ("image-unpause", image_unpause, "resume building a paused image"),
@@ -63,7 +63,7 @@ def _add_action(
 
 
 def report(context: Context, row: dict[str, Any], message: str | None = None) -> None:
-    """What was done: the message of old, or the row in the form asked for (JSON: one object)."""
+    """Print the message of 11.0.0, or the row in the requested format (JSON: one object)."""
     form = context.args.format
     if form is None:
         if message is not None:
@@ -96,7 +96,7 @@ def image_status(context: Context) -> None:
 def image_build(context: Context) -> int:
     args, name = context.args, context.args.image
     if args.timeout is not None and not args.wait:
-        raise CommandError("--timeout is of no use without --wait")
+        raise CommandError("--timeout requires --wait")
     image = context.config.diskimages.get(name)
     if image is None:
         raise CommandError(f"Trying to build a non disk-image-builder image: {name}{_meant(context, name)}")
@@ -110,34 +110,34 @@ def image_build(context: Context) -> int:
 
 
 def _meant(context: Context, name: str) -> str:
-    """What may have been meant."""
+    """Return a suggestion for a misspelled name."""
     close = difflib.get_close_matches(name, sorted(context.config.diskimages), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _submit(context: Context, name: str) -> int:
-    """Ask for a build; returns the transaction that did it: builds recorded before do not count.
+    """Request a build; return the zxid of the request, since earlier builds do not count.
 
-    :raises CommandError: the request is taken away again and again.
+    :raises CommandError: the request is repeatedly deleted.
     """
     for _ in range(TRIES):
         context.zk.submitBuildRequest(name)
         stat = context.kazoo.exists(f"{paths.image(name)}/request-build")
         if stat is not None:
             return int(stat.mzxid)
-        # An earlier request was served at this very moment, and ours with it.
-    raise CommandError(f"the request to build {name} does not stay in ZooKeeper")
+        # An earlier request was served at this moment, and ours with it.
+    raise CommandError(f"the request to build {name} is repeatedly deleted from ZooKeeper; try again")
 
 
 def _build_and_wait(context: Context, name: str) -> int:
     args = context.args
-    # A result in JSON or the like is for a program: what happens meanwhile goes elsewhere.
+    # A result in JSON or another format is for programs: progress is printed elsewhere.
     display = Display(sys.stdout if args.format is None else sys.stderr)
     follower = BuildFollower(context.zk.client, name, _submit(context, name), display)
     try:
         outcome = follower.follow(args.timeout)
     except KeyboardInterrupt:
-        what = f"the build {name}-{follower.build} goes on" if follower.build else "the request stays"
+        what = f"the build {name}-{follower.build} continues" if follower.build else "the request remains"
         print(f"Stopped waiting; {what}", file=sys.stderr)
         outcome = Outcome(EXIT_INTERRUPTED, "interrupted", name, follower.build, requested=True)
         if args.format is None:
@@ -164,7 +164,7 @@ def image_pause(context: Context) -> None:
 def image_unpause(context: Context) -> None:
     name = context.args.image
     if "/" in name:
-        raise CommandError(f"{name} is no image name")
+        raise CommandError(f"{name} is not a valid image name")
     context.zk.setImagePaused(name, False)
     if name not in context.config.diskimages and name not in context.zk.getImageNames():
         context.refuse(f"image {name} is neither in {context.args.config} nor in ZooKeeper{_meant(context, name)}")
@@ -175,7 +175,7 @@ def image_unpause(context: Context) -> None:
 
 
 def _is_name(*names: str) -> bool:
-    """Whether these can be names in ZooKeeper; what cannot be one does not exist."""
+    """Return whether these are valid names in ZooKeeper; others cannot exist."""
     return all(name not in ("", ".", "..") and "/" not in name and name.isprintable() for name in names)
 
 
@@ -184,8 +184,8 @@ def _mark_deleting(
 ) -> None:
     """Set a record to ``deleting`` unless it is missing or in the state ``running``.
 
-    The version that was read must be the one that is replaced; else the record is looked at again, so that a builder
-    that starts or ends something at this moment is not overruled.
+    Only the version that was read is replaced; otherwise the record is read again, so that a builder that starts or
+    ends something at this moment is not overridden.
     """
     for _ in range(TRIES):
         record = read()
@@ -208,7 +208,7 @@ def _mark_deleting(
         report(context, {**row, "result": DELETING})
         return
     else:
-        raise CommandError(f"{path} is changed all the time; try again")
+        raise CommandError(f"{path} keeps changing; try again")
     report(context, {**row, "result": "not found"}, missing)
     context.refuse(f"{path}: {missing}", said=True)
 
@@ -234,7 +234,7 @@ def image_delete(context: Context) -> None:
 def dib_image_delete(context: Context) -> None:
     image, dash, build_id = context.args.id.rpartition("-")
     if not (image and dash and build_id):
-        raise CommandError(f"{context.args.id} is no <image>-<build id>; take the ID column of dib-image-list")
+        raise CommandError(f"{context.args.id} is not <image>-<build id>; use the ID column of dib-image-list")
 
     def read() -> Any:
         return context.zk.getBuild(image, build_id) if _is_name(image, build_id) else None

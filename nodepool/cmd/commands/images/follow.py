@@ -1,4 +1,4 @@
-"""Follows the build of an image by watches until it has ended (``image-build --wait``)."""
+"""Follow the build of an image by watches until it has ended (``image-build --wait``)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
 
 EXIT_OK, EXIT_FAILED, EXIT_TIMEOUT, EXIT_INTERRUPTED = 0, 1, 3, 130
-#: Seconds for reading the tree at the beginning.
+#: Seconds for reading the tree at the start.
 SYNC_TIMEOUT = 30.0
-#: Seconds between two drawings of the running clock on a terminal; costs no word with ZooKeeper.
+#: Seconds between two updates of the running clock on a terminal; they need no ZooKeeper access.
 TICK = 1.0
-#: Seconds of the longest sleep without a terminal.
+#: Longest sleep in seconds without a terminal.
 LONGEST_WAIT = 60.0
-#: Seconds that the record of the result may come after the one of the build.
+#: Seconds that the record of the result may follow that of the build.
 GRACE = 2.0
 BAR = 16
 ERASE = "\x1b[K"
@@ -37,7 +37,7 @@ ERASE = "\x1b[K"
 
 @contextmanager
 def mirrored(*trees: Tree[Any]) -> Iterator[None]:
-    """Keep the trees up to date meanwhile.
+    """Keep the trees up to date during the block.
 
     :raises CommandError: ZooKeeper does not answer.
     """
@@ -48,7 +48,7 @@ def mirrored(*trees: Tree[Any]) -> Iterator[None]:
             tree.start()
         for tree in trees:
             if not tree.synced.wait(SYNC_TIMEOUT):
-                raise CommandError(f"ZooKeeper gave no picture of {tree.root} within {SYNC_TIMEOUT:g} s")
+                raise CommandError(f"ZooKeeper did not return the content of {tree.root} within {SYNC_TIMEOUT:g} s")
         yield
     finally:
         for tree in started:
@@ -56,7 +56,7 @@ def mirrored(*trees: Tree[Any]) -> Iterator[None]:
 
 
 def cut(text: str, width: int) -> str:
-    """As much of the text as fits into that many columns of a terminal."""
+    """Return the part of the text that fits into that many columns of a terminal."""
     used = 0
     for index, character in enumerate(text):
         if unicodedata.combining(character):
@@ -68,14 +68,14 @@ def cut(text: str, width: int) -> str:
 
 
 def short_age(age: str) -> str:
-    """``DD:HH:MM:SS`` without the leading parts that are zero, where room is scarce; at least ``MM:SS``."""
+    """Return ``DD:HH:MM:SS`` without leading zero parts; at least ``MM:SS``."""
     while len(age) > 5 and age.startswith("00:"):
         age = age[3:]
     return age
 
 
 class Display:
-    """One line that is drawn again and again on a terminal; elsewhere a line per change."""
+    """A line that is redrawn on a terminal; elsewhere one line per change."""
 
     def __init__(self, stream: TextIO, live: bool | None = None) -> None:
         self._stream = stream
@@ -84,7 +84,7 @@ class Display:
         self._last: object = None
 
     def show(self, key: Hashable, text: str, live_text: str) -> None:
-        """``key`` tells one plain line from the next; ``text`` is it, ``live_text`` is for a terminal."""
+        """Show a line; ``key`` distinguishes plain lines, ``live_text`` is for a terminal."""
         if self.live:
             self._stream.write(f"\r{cut(live_text, max(10, self._width() - 1))}{ERASE}")
             self._stream.flush()
@@ -95,7 +95,7 @@ class Display:
             self._stream.flush()
 
     def _width(self) -> int:
-        """Columns, asked for each time: windows change."""
+        """Return the columns, read each time because windows change."""
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns
         except (OSError, ValueError):
@@ -103,7 +103,7 @@ class Display:
         return columns or shutil.get_terminal_size().columns
 
     def clear(self) -> None:
-        """Take the line away, for what stays."""
+        """Erase the line before permanent output."""
         if self._drawn:
             self._stream.write(f"\r{ERASE}")
             self._stream.flush()
@@ -112,7 +112,7 @@ class Display:
 
 @dataclass
 class Outcome:
-    """How it ended.  ``state``: ready, failed, timeout, interrupted."""
+    """How it ended. ``state``: ready, failed, timeout, interrupted."""
 
     status: int
     state: str
@@ -121,7 +121,7 @@ class Outcome:
     reason: str | None = None
     progress: BuildProgress | None = None
     record: ImageBuild | None = None
-    #: The request is still there: a builder will try again.
+    #: The request still exists: a builder will retry.
     requested: bool = False
 
     def row(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Outcome:
         return list(self.record.formats) if self.record is not None else []
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the text for users."""
         name = f"{self.image}-{self.build}" if self.build else self.image
         row = self.row()
         result = []
@@ -160,20 +160,20 @@ class Outcome:
             code = f" (exit code {row['exit_code']})" if row["exit_code"] is not None else ""
             result.append(f"Failed {name}: {self.reason or 'no reason is known'}{code}")
         elif self.state == "timeout":
-            result.append(f"Not finished in time: {name}; the {'build goes on' if self.build else 'request stays'}")
+            result.append(f"Not finished in time: {name}; the {'build continues' if self.build else 'request remains'}")
         if row["log"]:
             result.append(f"Log: {row['builder'] or 'unknown host'}:{row['log']}")
         if self.state == FAILED and self.requested:
             when = self.progress.next_try if self.progress is not None else None
             wait = f" in {format_age(when - time.time())}" if when else " after a delay that grows with each failure"
-            result.append(f"The request stays; the builder tries again{wait}")
+            result.append(f"The request remains; the builder retries{wait}")
         return result
 
 
 class BuildFollower:
-    """Waits for the first build of an image that was begun after a request.
+    """Waits for the first build of an image that was started after a request.
 
-    :param after: zxid of the request; a build whose record is older does not count.
+    :param after: zxid of the request; builds with an older record do not count.
     """
 
     def __init__(self, client: ZooKeeperClient, image: str, after: int, display: Display,
@@ -197,7 +197,7 @@ class BuildFollower:
     def follow(self, timeout: float | None) -> Outcome:
         """Wait up to ``timeout`` seconds.
 
-        :raises KeyboardInterrupt: the user does not want to wait any more; ``build`` tells what goes on.
+        :raises KeyboardInterrupt: the user has stopped waiting; ``build`` names the running build.
         """
         with mirrored(self._images, self._progress, self._components):
             try:
@@ -228,7 +228,10 @@ class BuildFollower:
                        self.image in self._images.requests)  # fmt: skip
 
     def _complete(self) -> bool:
-        """What vanishes is seen at once, what changes only when it has been read."""
+        """Return whether all changes have been read.
+
+        Deletions are seen immediately, changes only when they have been read.
+        """
         return all(tree.synced.is_set() and not tree.reading for tree in (self._images, self._progress))
 
     def _look(self) -> Outcome | None:
@@ -239,7 +242,7 @@ class BuildFollower:
             self._find(images, progress, complete)
         if self.build is None:
             if complete and self.image not in images.requests:
-                return self._outcome(EXIT_FAILED, FAILED, "the request is gone and no build was made for it")
+                return self._outcome(EXIT_FAILED, FAILED, "the request was deleted and no build was made for it")
             self._show_waiting(images, progress)
             return None
         record = next((b for b in images.builds if b.image_name == self.image and b.id == self.build), None)
@@ -254,13 +257,13 @@ class BuildFollower:
     def _find(self, images: ImageData, progress: ProgressData, complete: bool) -> None:
         mine = {b.id or "": b for b in images.builds if b.image_name == self.image and b.stat is not None}
         new = {i: b.stat.czxid for i, b in mine.items() if b.stat is not None and b.stat.czxid > self._after}
-        # A build that failed at once may have lost its record by now; what is known of its progress stays longer.
+        # A build that failed immediately may have lost its record by now; its progress record lasts longer.
         for build_id, seen in progress.builds.items():
             created = self._progress.created.get(build_id, 0)
             if seen.image == self.image and not seen.running and build_id not in mine and created > self._after and complete:
                 new[build_id] = created
         if not new and complete and self.image not in images.requests:
-            # A builder of an earlier release: the end of a build that ran already has served the request.
+            # A builder of an earlier release: the end of a build that was already running has served the request.
             new = {i: b.stat.czxid for i, b in mine.items()
                    if b.stat is not None and b.stat.mzxid > self._after and b.state == READY}  # fmt: skip
         if new:
@@ -268,7 +271,7 @@ class BuildFollower:
 
     def _ended(self, record: ImageBuild | None, seen: BuildProgress | None) -> Outcome | None:
         if seen is None or seen.running:
-            # Two records, written one after the other; builders of an earlier release write one only.
+            # Two records, written sequentially; builders of an earlier release write only one.
             now = self._clock()
             if self._ended_at is None:
                 self._ended_at = now
@@ -281,7 +284,7 @@ class BuildFollower:
             return self._outcome(EXIT_FAILED, FAILED)
         return self._outcome(EXIT_FAILED, FAILED, "the record of the build has vanished without a result")
 
-    # -- what is shown
+    # -- display
 
     def _line(self, key: Hashable, text: str) -> None:
         elapsed = format_age(self._clock() - self._start)
@@ -310,9 +313,9 @@ class BuildFollower:
     def _show_building(self, seen: BuildProgress | None, images: ImageData, complete: bool) -> None:
         name = f"{self.image}-{self.build}"
         if not images.build_locks.get(self.image, (0.0, False))[1]:
-            # The lock goes right after the result is stored, which may not have been read yet.
+            # The lock is released right after the result is stored, which may not have been read yet.
             if complete:
-                self._line("lost", f"{self.build}: its builder is gone or has lost ZooKeeper; waiting for what becomes of it")
+                self._line("lost", f"{self.build}: its builder has ended or lost ZooKeeper; waiting for the result")
             return
         if seen is None:
             self._line(("building", self.build), f"{self.build} is being built")

@@ -1,4 +1,4 @@
-"""``image-log``: the log of a build, from its file on this machine or as far as ZooKeeper keeps it."""
+"""``image-log``: the log of a build, from its local file or the excerpt in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.progress import BuildProgress, ProgressTree
 
 CHUNK = 1 << 16
-#: Seconds after which the file is looked at even without an event (file systems that send none).
+#: Seconds after which the file is read even without an event (some file systems send none).
 LOOK_AGAIN = 10.0
-#: Seconds of the longest sleep for a change in ZooKeeper.
+#: Longest sleep in seconds while waiting for a change in ZooKeeper.
 LONGEST_WAIT = 60.0
-#: Control characters become "?"; but for tab, line feed and carriage return.
+#: Control characters become "?", except tab, line feed and carriage return.
 _CONTROL = bytes(ord("?") if (code < 32 and code not in (9, 10, 13)) or code == 127 else code for code in range(256))
 
 
 def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "image-log", image_log, "print the log of a build")
-    parser.add_argument("image", metavar="IMAGE", help="image name (its running or else newest build), or <image>-<build id>")
+    parser.add_argument(
+        "image", metavar="IMAGE", help="image name (selects its running or else newest build), or <image>-<build id>"
+    )
     parser.add_argument("--follow", "-f", action="store_true", help="follow the log until the build finishes")
-    parser.add_argument("--lines", "-n", metavar="N", type=_count, help="begin with the last N lines (default: all)")
+    parser.add_argument("--lines", "-n", metavar="N", type=_count, help="start with the last N lines (default: all)")
 
 
 def _count(text: str) -> int:
@@ -47,7 +49,7 @@ def image_log(context: Context) -> int:
         _show(context)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough (``| head``).
+        # The reader has closed the pipe (``| head``).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -69,9 +71,9 @@ def _show(context: Context) -> None:
 
 
 def choose(context: Context, name: str) -> BuildProgress:
-    """The build of that name, or the image's running or else newest one.
+    """Return the build of that name, or the image's running or else newest one.
 
-    :raises CommandError: nothing is known of it.
+    :raises CommandError: nothing is known about it.
     """
     builds: list[BuildProgress] = context.zk.progress.read_builds()
     for build in builds:
@@ -82,13 +84,13 @@ def choose(context: Context, name: str) -> BuildProgress:
         return max(mine, key=lambda b: (b.running, b.started or b.updated or 0))
     records = context.zk.readImages().builds
     if any(name in (record.image_name, f"{record.image_name}-{record.id}") for record in records):
-        raise CommandError(f"no log is known of {name}: its builder keeps none in ZooKeeper")
+        raise CommandError(f"no log of {name} is available: its builder stores none in ZooKeeper")
     raise CommandError(f"no build of {name} is known; see dib-image-list --detail")
 
 
 def _open(build: BuildProgress) -> BinaryIO | None:
-    """The log file, if it is on this machine and may be read."""
-    # The path comes out of ZooKeeper: only files that are named after the build are taken for its log.
+    """Return the log file, if it is on this machine and readable."""
+    # The path comes from ZooKeeper: only a file with the name of the build is accepted.
     if not os.path.isabs(build.log) or build.build not in os.path.basename(build.log):
         return None
     try:
@@ -108,7 +110,7 @@ def _open(build: BuildProgress) -> BinaryIO | None:
 
 
 def _start_of_last_lines(stream: BinaryIO, lines: int) -> int:
-    """Where the last lines of the file begin; a final newline ends the last one."""
+    """Return the offset of the last lines of the file; a final newline ends the last one."""
     end = stream.seek(0, os.SEEK_END)
     if lines == 0:
         return end
@@ -137,7 +139,7 @@ def _copy(stream: BinaryIO, lines: int | None = None) -> None:
 def _copy_rest(stream: BinaryIO) -> None:
     sys.stdout.flush()
     if os.fstat(stream.fileno()).st_size < stream.tell():
-        stream.seek(0)  # it was written anew
+        stream.seek(0)  # the file was rewritten
     terminal = sys.stdout.isatty()
     while block := stream.read(CHUNK):
         sys.stdout.buffer.write(for_terminal(block) if terminal else block)
@@ -145,12 +147,12 @@ def _copy_rest(stream: BinaryIO) -> None:
 
 
 def for_terminal(block: bytes) -> bytes:
-    """Return the text without control characters, which a build may have printed to take over the terminal."""
+    """Return the text without control characters, which a build may have printed."""
     return block.translate(_CONTROL).replace(b"\xc2\x9b", b"?")
 
 
 class _Wake:
-    """Something that poll() can wait for and any thread can raise, also after it was closed."""
+    """A wake-up for poll() that any thread can raise, also after it was closed."""
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -175,7 +177,7 @@ class _Wake:
 
 
 def _follow_file(client: ZooKeeperClient, build: BuildProgress, stream: BinaryIO) -> None:
-    """Print what is appended until the build has ended; inotify and a watch tell when."""
+    """Print appended data until the build has ended; inotify and a watch announce changes."""
     tree = ProgressTree(client)
     wake = _Wake()
     inotify = _inotify(build.log)
@@ -189,7 +191,7 @@ def _follow_file(client: ZooKeeperClient, build: BuildProgress, stream: BinaryIO
                 poll.register(inotify.fileno(), select.POLLIN)
             while True:
                 now = _present(tree, build)
-                _copy_rest(stream)  # after the look at the record: nothing is written any more when it has ended
+                _copy_rest(stream)  # checked after the record: if it has ended, nothing is written any more
                 if now is None or not now.running:
                     _tell_end(build, now)
                     return
@@ -204,7 +206,7 @@ def _follow_file(client: ZooKeeperClient, build: BuildProgress, stream: BinaryIO
 
 
 def _inotify(path: str) -> Any:
-    """A watch on the file; None where there is none to have."""
+    """Return an inotify watch on the file; None if not available."""
     from inotify_simple import INotify, flags
 
     try:
@@ -220,7 +222,7 @@ def _inotify(path: str) -> Any:
 
 
 def _present(tree: ProgressTree, build: BuildProgress) -> BuildProgress | None:
-    """The record as it is now; the last one known while ZooKeeper is away."""
+    """Return the current record; the last known one while ZooKeeper is not available."""
     found = tree.builds.get(build.build)
     return build if found is None and not tree.synced.is_set() else found
 
@@ -239,7 +241,10 @@ def _tell_end(build: BuildProgress, now: BuildProgress | None) -> None:
 
 
 def new_lines(old: list[str], new: list[str]) -> tuple[list[str], bool]:
-    """What of ``new`` was not in ``old``, the end of the same log a while ago; and whether lines are missing between."""
+    """Return the new lines of a log excerpt, and whether lines between are missing.
+
+    ``old`` and ``new`` are the ends of the same log at two times.
+    """
     for size in range(min(len(old), len(new)), 0, -1):
         if old[-size:] == new[:size]:
             return new[size:], False

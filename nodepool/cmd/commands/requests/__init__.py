@@ -1,6 +1,6 @@
 """``request-list`` and ``request create|wait|show|list|accept|return|cancel``.
 
-A person's or a script's way to nodes, on the protocol that Zuul speaks (ZK-5 and ZK-8).
+These let users and scripts request nodes by the protocol that Zuul uses (ZK-5 and ZK-8).
 """
 
 from __future__ import annotations
@@ -39,32 +39,34 @@ def register(subparsers: Subparsers) -> None:
     _register_create(commands)
     parser = add_command(commands, "wait", wait, "follow requests until they are finished")
     parser.add_argument("ids", metavar="ID", nargs="+", help="request id")
-    parser.add_argument("--timeout", metavar="S", type=seconds, help="give up after S seconds (status 3)")
+    parser.add_argument("--timeout", metavar="S", type=seconds, help="stop waiting after S seconds (status 3)")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser = add_command(commands, "show", show, "show a request and its nodes")
     parser.add_argument("id", metavar="ID", help="request id")
-    parser.add_argument("--json", action="store_true", help="as JSON, with connection data")
+    parser.add_argument("--json", action="store_true", help="print JSON, including connection data")
     parser = add_command(commands, "cancel", cancel, "cancel requests")
     parser.add_argument("ids", metavar="ID", nargs="*", help="request id")
-    parser.add_argument("--failed", action="store_true", help=f"all failed requests of requestor {REQUESTOR}")
+    parser.add_argument("--failed", action="store_true", help=f"cancel all failed requests of requestor {REQUESTOR}")
     requests_use.register(commands)
 
 
 def _add_list(subparsers: Subparsers, name: str) -> None:
     filters = {"state": "state", "node_types": "label", "requestor": "requestor"}
     parser = add_listing(subparsers, name, request_list, "list node requests", filters)
-    parser.add_argument("--detail", action="store_true", help="also why pools have declined them")
+    parser.add_argument("--detail", action="store_true", help="include the reasons of pools that declined")
 
 
 def _register_create(commands: Subparsers) -> None:
     parser = add_command(commands, "create", create, "request one node per LABEL; prints the request id")
-    parser.add_argument("labels", metavar="LABEL", nargs="+", help="label of a node; twice for two such nodes")
-    parser.add_argument("--priority", choices=PRIORITIES, default="100", help="low is first (default: %(default)s)")
-    parser.add_argument("--relative-priority", metavar="N", type=int, default=0, help="within the priority")
+    parser.add_argument("labels", metavar="LABEL", nargs="+", help="label of a node; repeat it for several nodes")
+    parser.add_argument(
+        "--priority", choices=PRIORITIES, default="100", help="the lowest number is served first (default: %(default)s)"
+    )
+    parser.add_argument("--relative-priority", metavar="N", type=int, default=0, help="order within the priority")
     parser.add_argument("--tenant", metavar="T", help="count against the limits of this tenant")
-    parser.add_argument("--provider", metavar="P", help="a preference: this provider, when it offers the labels")
+    parser.add_argument("--provider", metavar="P", help="preferred provider, used if it offers the labels")
     parser.add_argument("--requestor", metavar="NAME", default=REQUESTOR, help="default: %(default)s")
-    parser.add_argument("--count", metavar="N", type=whole_number(1), default=1, help="create N such requests")
+    parser.add_argument("--count", metavar="N", type=whole_number(1), default=1, help="create N identical requests")
     parser.add_argument(
         "--wait", metavar="SECONDS", type=seconds, nargs="?", const=float("inf"), default=None,
         help="follow the requests until they finish, or for SECONDS",
@@ -77,7 +79,7 @@ def request_list(context: Context) -> None:
 
 
 def new_request(args: argparse.Namespace) -> dict[str, Any]:
-    """The record as Zuul writes it at first: other keys are the launcher's."""
+    """Return the initial record as Zuul writes it: other keys are set by launchers."""
     now = time.time()
     return {
         "requestor_data": None,
@@ -97,7 +99,7 @@ def create(context: Context) -> int:
     args, kazoo = context.args, context.kazoo
     start = time.monotonic()
     kazoo.ensure_path(paths.REQUESTS)
-    # Persistent, as Zuul's: it stays when this command ends.
+    # Persistent, as Zuul's: it remains when this command ends.
     prefix = f"{paths.REQUESTS}/{args.priority}-"
     answers = [kazoo.create_async(prefix, json.dumps(new_request(args)).encode(), sequence=True) for _ in range(args.count)]
     ids = [answer.get(timeout=60).rpartition("/")[2] for answer in answers]
@@ -120,7 +122,7 @@ def create(context: Context) -> int:
 
 
 def _withdraw(context: Context, ids: list[str]) -> None:
-    """The one who asked has given up: what is not finished goes, what is finished is named."""
+    """Delete unfinished requests of a user who stopped waiting, and name finished ones."""
     for request_id in ids:
         request = context.zk.getNodeRequest(request_id)
         if request is None or request.state == FAILED:
@@ -142,7 +144,7 @@ def wait(context: Context) -> int:
     try:
         return _follow(context, ids, context.args.timeout, time.monotonic())
     except KeyboardInterrupt:
-        reasons.note(f"the requests go on; withdraw them with `nodepool request cancel {' '.join(ids)}`")
+        reasons.note(f"the requests remain; withdraw them with `nodepool request cancel {' '.join(ids)}`")
         raise
 
 
@@ -237,7 +239,7 @@ def cancel(context: Context) -> int:
         raise CommandError("no request id given; see `nodepool request cancel --help`")
     for request_id in ids:
         if "/" in request_id:
-            raise CommandError(f"{request_id} is no request id")
+            raise CommandError(f"{request_id} is not a valid request id")
         try:
             context.kazoo.delete(paths.request(request_id))
         except NoNodeError:

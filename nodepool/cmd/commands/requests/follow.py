@@ -17,21 +17,21 @@ from nodepool.zk.records import FAILED, FULFILLED
 
 GONE = "gone"
 FINISHED = frozenset({FULFILLED, FAILED, GONE})
-#: Seconds after which a request is read again even if no watch fired (session lost meanwhile).
+#: Seconds after which a request is read again even if no watch fired (the session may have been lost).
 READ_AGAIN = 10.0
-#: Seconds without news after which people are told for the first time what is waited for.
+#: Seconds without news after which users are first informed what is waited for.
 QUIET = 1.0
 
 EXIT_OK, EXIT_FAILED, EXIT_TIMEOUT = 0, 1, 3
 
 #: report(request id, state or GONE, record)
 Report = Callable[[str, str, dict[str, Any]], None]
-#: quiet(ids of the requests that are not finished); nothing has happened for a while.
+#: quiet(ids of the unfinished requests): called when nothing has happened for a while
 Quiet = Callable[[list[str]], None]
 
 
 class Follower:
-    """States of some requests as they change."""
+    """Tracks the states of some requests."""
 
     def __init__(self, kazoo: KazooClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._kazoo = kazoo
@@ -41,7 +41,7 @@ class Follower:
     def follow(
         self, request_ids: Iterable[str], timeout: float | None, report: Report, quiet: Quiet | None = None
     ) -> dict[str, str | None]:
-        """Report each state of each request until all are finished, or ``timeout`` seconds passed."""
+        """Report each state until all requests are finished or ``timeout`` seconds have passed."""
         start = self._clock()
         states: dict[str, str | None] = dict.fromkeys(request_ids)
         for request_id in states:
@@ -75,7 +75,7 @@ class Follower:
         except NoNodeError:
             state = GONE
         except (ConnectionLoss, SessionExpiredError, KazooTimeoutError):
-            return  # read again when the connection is back
+            return  # read again after the reconnect
         except (ValueError, KeyError, TypeError):
             state = "unreadable"
         if state != states[request_id]:
@@ -84,7 +84,7 @@ class Follower:
 
 
 def exit_status(states: Iterable[str | None]) -> int:
-    """0: all fulfilled; 1: one failed or vanished; 3: not finished in time."""
+    """Return 0: all fulfilled; 1: one failed or was deleted; 3: not finished in time."""
     states = list(states)
     if any(state in (FAILED, GONE) for state in states):
         return EXIT_FAILED

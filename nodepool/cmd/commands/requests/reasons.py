@@ -1,4 +1,4 @@
-"""What a person who asks for nodes is told about launchers: who offers them, and why no pool does."""
+"""Explains to users who request nodes which launchers offer them, and why none does."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NO_LAUNCHER = "no launcher is alive; requests wait until one starts"
 
 
 def note(text: str) -> None:
-    """A line beside the result, which scripts read from standard output."""
+    """Print a line to standard error, since scripts read standard output."""
     print(f"nodepool: {text}", file=sys.stderr, flush=True)
 
 
 def not_offered(zk: ZooKeeper, labels: Collection[str]) -> str | None:
-    """Why no launcher can serve a request for these labels at present; None: one offers them."""
+    """Return why no launcher can serve these labels at present; None: one offers them."""
     pools = zk.getRegisteredPools()
     if not pools and not zk.getLaunchers():
         return NO_LAUNCHER
@@ -31,7 +31,7 @@ def not_offered(zk: ZooKeeper, labels: Collection[str]) -> str | None:
 
 
 def other_provider(zk: ZooKeeper, labels: Collection[str], provider: str | None) -> str | None:
-    """That the provider asked for will not be the one that serves; None: it may be."""
+    """Return a text if the preferred provider will not serve; None: it may."""
     pools = [pool for pool in zk.getRegisteredPools() if set(labels) <= pool.labels]
     if not provider or not pools or any(pool.provider_name == provider for pool in pools):
         return None
@@ -48,7 +48,7 @@ def waits_for(zk: ZooKeeper, request: NodeRequest) -> str:
 
 
 def declined(kazoo: KazooClient, request_id: str, declined_by: list[str]) -> tuple[list[str], list[str]]:
-    """What those said who declined, and one text for each of them, also for those that said nothing."""
+    """Return published decline reasons, and a text for each declining pool."""
     found = declines.read(kazoo, ((request_id, launcher_id) for launcher_id in declined_by))
     said = {launcher_id: decline.text for (_id, launcher_id), decline in found.items()}
     return ([said[one] for one in declined_by if one in said],
@@ -56,7 +56,7 @@ def declined(kazoo: KazooClient, request_id: str, declined_by: list[str]) -> tup
 
 
 def _folded(texts: list[str]) -> list[str]:
-    """The texts, with those of pools that merely do not offer the labels in one."""
+    """Return the texts, with pools that merely do not offer the labels combined."""
     others = [text for text in texts if NOT_OFFERED in text]
     if len(others) < 2:
         return texts

@@ -1,8 +1,8 @@
 """``request accept`` and ``request return``: using the nodes of a fulfilled request.
 
-``accept`` does what Zuul's executor does: it checks and locks the nodes, removes the request, and marks
-them in use.  The locks live as long as the command (``-- COMMAND``, or ``--hold``).  With ``--detach`` they
-are persistent, identified by ``nodepool-cli:<request id>``, and stay until ``request return``.
+``accept`` does what Zuul's executor does: it checks and locks the nodes, deletes the request, and marks them in use.
+The locks live as long as the command (``-- COMMAND``, or ``--hold``). With ``--detach`` they are persistent, identified
+by ``nodepool-cli:<request id>``, and remain until ``request return``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from nodepool.zk import paths
 from nodepool.zk.records import FULFILLED, IN_USE, READY, USED, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Zuul's executor waits that long, too.
+#: Zuul's executor waits the same time.
 LOCK_TIMEOUT = 30
 RETURN_LOCK_TIMEOUT = 5
 IDENTIFIER = "nodepool-cli:"
-#: Seconds; a signal in the instant before waiting is noticed then.
+#: Seconds; a signal just before the wait is noticed after this time.
 SIGNAL_LATENCY = 0.5
 ENVIRONMENT = "NODEPOOL_NODES_JSON"
 
@@ -57,19 +57,19 @@ def register(commands: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print the nodes as JSON, with connection data")
     parser.add_argument(
         "command", metavar="COMMAND", nargs="*",
-        help=f"after --: run this with the nodes in {ENVIRONMENT}, then return them",
+        help=f"after --: run this command with the nodes in {ENVIRONMENT}, then return them",
     )  # fmt: skip
-    parser = add_command(commands, "return", return_nodes, "give nodes back that were accepted with --detach")
+    parser = add_command(commands, "return", return_nodes, "return nodes that were accepted with --detach")
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id, or request id for all its nodes")
 
 
 def inventory(node: Node) -> dict[str, Any]:
-    """What is needed to log in to a node."""
+    """Return what is needed to log in to a node."""
     return {"id": node.id, "labels": list(node.type), **{key: getattr(node, key) for key in INVENTORY_KEYS}}
 
 
 def describe(node: Node) -> str:
-    """One line; connection data of container drivers are secret."""
+    """Return one line for users; connection data of container drivers are secret."""
     port = node.connection_port if isinstance(node.connection_port, int) else REDACTED
     address = node.interface_ip or node.hostname or "-"
     user = f"{node.username}@" if node.username else ""
@@ -120,9 +120,9 @@ def _print_nodes(context: Context, nodes: list[Any]) -> None:
 
 
 def _take(context: Context, request_id: str, persistent: bool) -> list[Any]:
-    """Lock all nodes of the request and remove it; whatever goes wrong, it is removed as Zuul does.
+    """Lock all nodes of the request, and delete it in any case, as Zuul does.
 
-    :raises CommandError: not fulfilled (nothing is touched), or a node is not there for us.
+    :raises CommandError: not fulfilled (nothing is changed), or a node is not available for us.
     """
     zk = context.zk
     request = None if "/" in request_id else zk.getNodeRequest(request_id)
@@ -136,7 +136,7 @@ def _take(context: Context, request_id: str, persistent: bool) -> list[Any]:
         for node_id in request.nodes:
             node = zk.getNode(node_id)
             if node is None:
-                raise CommandError(f"Node {node_id} of request {request_id} is gone")
+                raise CommandError(f"Node {node_id} of request {request_id} no longer exists")
             zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT, ephemeral=not persistent, identifier=identifier)
             taken.append(node)
             if node.allocated_to != request_id or node.state != READY:
@@ -163,7 +163,7 @@ def _unlock(zk: ZooKeeper, node: Node, persistent: bool) -> None:
 
 
 def _give_back(context: Context, nodes: list[Any]) -> None:
-    """Mark the nodes used and let them go, each on its own."""
+    """Mark the nodes used and unlock them, each independently."""
     for node in nodes:
         try:
             node.state = USED
@@ -186,11 +186,14 @@ def _run(command: list[str], nodes: list[Any], signals: _Signals) -> int:
 
 
 class _Signals:
-    """INT and TERM end the use of the nodes (a child gets TERM), not us: the nodes are still returned."""
+    """Ends the use of the nodes on INT and TERM; a child gets TERM.
+
+    This process continues, to return the nodes.
+    """
 
     def __init__(self) -> None:
         self.asked = False
-        # Not an event: its lock may be held by the very code that a signal interrupts.
+        # Not an event: the interrupted code may hold its lock.
         self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.process: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
@@ -218,7 +221,7 @@ class _Signals:
     def _handler(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         self._queue.put(number)
-        # The terminal sends INT to the child itself.
+        # The terminal sends INT to the child directly.
         if self.process is not None and number == signal.SIGTERM:
             self.process.terminate()
 
@@ -252,7 +255,7 @@ def _return_node(context: Context, node_id: str) -> None:
         return
     if node.state != IN_USE:
         raise CommandError(f"Node {node_id} is {node.state}, not {IN_USE}: there is nothing to return")
-    # Not locked by `accept --detach`: if it is locked at all, then by the one who uses it.
+    # Not locked by `accept --detach`: if it is locked, then by its user.
     zk.lockNode(node, blocking=True, timeout=RETURN_LOCK_TIMEOUT)
     try:
         node.state = USED
@@ -262,7 +265,7 @@ def _return_node(context: Context, node_id: str) -> None:
 
 
 def _holder(zk: ZooKeeper, node: Node) -> str | None:
-    """Identifier of the lock's holder; None when the node is not locked."""
+    """Return the identifier of the lock's holder; None if the node is not locked."""
     contenders = zk.getNodeLockContenders(node)
     return contenders[0] if contenders else None
 
