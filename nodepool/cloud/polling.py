@@ -117,12 +117,12 @@ class Poller(Generic[V]):
         self._watches: dict[Subscription[V], None] = {}
         self._asking: set[str] = set()
         self._timer: Timer | None = None
-        #: By kind: seconds until the last look that came too early, and until the change was seen.
+        #: By type: seconds until the last poll that came too early, and until the change was seen.
         self._durations: dict[Hashable, deque[tuple[float, float]]] = {}
         self._complained = False
         self._last_pass = float("-inf")
 
-    # -- for those who wait
+    # -- for watchers
 
     def watch(
         self, key: str, wake: Callable[[], None], kind: Hashable = None, *, first: float = 0.0, patience: float = 0.0,

@@ -248,7 +248,7 @@ class Installation:
             self._say("Not all slivers could be deleted; the next nodepool dev with this directory finds them")
             self._directory.kept = True
         if self._facade is not None:
-            # Without ZooKeeper the client would wait for it for ever.
+            # Without ZooKeeper the client would wait for it forever.
             if by_name["zookeeper"].running:
                 with contextlib.suppress(KazooException, TimeoutError):
                     self._delete_records(self._facade)

@@ -61,7 +61,7 @@ def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
                 unfit = sorted(tree.unfit.items())
             found += [
                 Problem(
-                    one_line(f"Node {node_id} is not given to requests: {reason}; delete it with `nodepool delete {node_id}`")
+                    one_line(f"Node {node_id} is not assigned to requests: {reason}; delete it with `nodepool delete {node_id}`")
                 )
                 for node_id, reason in unfit
             ]

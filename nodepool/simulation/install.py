@@ -1,6 +1,6 @@
-"""Put the simulated functions in place of those of the standard library, in this process, for good.
+"""Replace functions of the standard library in this process, permanently.
 
-Run simulations in processes of their own.
+Run simulations in separate processes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def replace_standard_library() -> None:
     ):
         if hasattr(_thread, name):
             replaced[id(getattr(_thread, name))] = function
-    # Called as a function by those who must not shut down TLS on top of the socket.
+    # Called as a function by code that must not shut down TLS on top of the socket.
     socket.socket.shutdown = _of_socket(socket.socket.shutdown)  # type: ignore[method-assign]
     poll_selector = type("PollSelector", (selectors.PollSelector,), {"_selector_cls": staticmethod(lambda: Poll(network()))})
     vars(selectors)["DefaultSelector"] = poll_selector
@@ -107,7 +107,10 @@ def _of_socket(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Ordered(dict[Any, None]):
-    """As far as kazoo uses a set of its listeners: it contains functions, which are hashed by address."""
+    """As far as kazoo uses a set of its listeners.
+
+    It contains functions, which are hashed by address.
+    """
 
     def add(self, item: object) -> None:
         self[item] = None
@@ -117,7 +120,10 @@ class _Ordered(dict[Any, None]):
 
 
 class _NoEvents:
-    """Stands for inotify, of whose instances a busy machine may run out. Configuration files are checked every 10 s."""
+    """Stands for inotify; configuration files are checked every 10 s.
+
+    A busy machine may run out of inotify instances.
+    """
 
     def __init__(self, **_options: object) -> None:
         pass
@@ -159,7 +165,10 @@ def _threads_of_process() -> threads.Threads:
 
 
 def adapt_libraries() -> None:
-    """Import what the launcher uses, and replace what would depend on this machine or on addresses of objects."""
+    """Import what the launcher uses, and replace what depends on this machine.
+
+    This includes addresses of objects.
+    """
     import inotify_simple
     import kazoo.client
     import kazoo.handlers.threading
@@ -195,7 +204,10 @@ _hashes = itertools.count(1)
 
 
 def _hash(self: object) -> int:
-    """A hash that does not depend on the address: objects in sets are in the same order in each run."""
+    """Return a hash that does not depend on the address.
+
+    Sets of objects then have the same order in each run.
+    """
     values = self.__dict__
     if "_simulated_hash" not in values:
         values["_simulated_hash"] = next(_hashes)
@@ -203,7 +215,7 @@ def _hash(self: object) -> int:
 
 
 def order_by_age(prefixes: tuple[str, ...]) -> None:
-    """Give the objects of all classes of these modules that are hashed by address another hash."""
+    """Replace the hash of all classes of these modules that are hashed by address."""
     by_address: Any = object.__hash__
     for cls in list(_subclasses(object)):
         if (

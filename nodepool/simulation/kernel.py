@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import greenlet
 
-#: Readings of the clock by a task without a pause, after which it is taken for a busy loop and made to wait.
+#: Readings of the clock by a task without a pause, after which it counts as a busy loop and has to wait.
 MOST_READINGS = 1000
 #: Switches without any progress of the clock, after which the run is given up.
 MOST_SWITCHES = 2_000_000
@@ -23,7 +23,7 @@ class SimulationError(Exception):
 
 
 class Process:
-    """A simulated operating system process: its tasks and sockets can be paused and killed together."""
+    """A simulated operating system process: its tasks and sockets can be paused and killed."""
 
     def __init__(self, name: str, pid: int) -> None:
         self.name = name
@@ -154,7 +154,10 @@ class Kernel:
     # -- waiting
 
     def park(self, deadline: float | None = None) -> bool:
-        """Wait until `wake` is called for this task, or until the deadline; return whether it was woken."""
+        """Wait until `wake` is called for this task, or until the deadline.
+
+        Return whether it was woken.
+        """
         task = self.task
         if task is None:
             raise SimulationError("something that runs outside of tasks has to wait")
@@ -191,7 +194,7 @@ class Kernel:
             self._leave()
 
     def point(self) -> None:
-        """A place at which a task may be preempted."""
+        """Mark a point at which a task may be preempted."""
         if self.preemption and self.random.random() < self.preemption:
             self.preempt()
 
@@ -292,6 +295,6 @@ def current() -> Kernel:
 
 
 def use(kernel: Kernel) -> None:
-    """Make it the one that the replaced functions of the standard library use."""
+    """Use this kernel for the replaced functions of the standard library."""
     global running
     running = kernel

@@ -104,7 +104,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def instrument(change: Callable[[str, str], str] = lambda _name, text: text) -> None:
-    """Have modules that are imported from now on call `step` in runs whose kernel has ``lines``.
+    """Let modules that are imported from now on call `step` in runs with ``lines``.
 
     :param change: gets name and text of each module, and returns the text to use.
     """

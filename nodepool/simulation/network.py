@@ -79,7 +79,7 @@ class File:
 
 
 def wait_for(files: Iterable[tuple[File, int]], deadline: float | None) -> list[tuple[int, int]]:
-    """Wait until one of the files has an event of its mask; return descriptors with their events."""
+    """Wait until a file has an event of its mask; return descriptors with their events."""
     kernel = current()
     kernel.point()
     files = list(files)
@@ -115,7 +115,8 @@ class Files:
         self.open.pop(file.descriptor, None)
 
     def socket(self, descriptor: int) -> Socket:
-        """
+        """Return the socket of a descriptor.
+
         :raises OSError: it is closed.
         """
         found = self.open.get(descriptor)
@@ -193,9 +194,9 @@ class _Reader(io.RawIOBase):
 
 
 class Connection:
-    """Between a client and a service; the place where faults are put in.
+    """Between a client and a service; faults are injected here.
 
-    :param receive: called with what has arrived at the service.
+    :param receive: called with data that have arrived at the service.
     :param lost: called when the service's end has broken.
     """
 
@@ -259,7 +260,7 @@ class Connection:
     # -- faults
 
     def cut(self) -> None:
-        """Break it: what is under way is lost in both directions."""
+        """Break it: data under way are lost in both directions."""
         self._stalled = [] if self._stalled is None else self._stalled
         kernel = self.network.kernel
         reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
@@ -267,7 +268,10 @@ class Connection:
         kernel.call_at(kernel.now + RESET_DELAY, self._service_lost)
 
     def mute(self) -> None:
-        """Lose all answers from now on: the service does what the client asks for, and the client does not learn of it."""
+        """Lose all answers from now on.
+
+        The service executes requests of the client, and the client does not learn of it.
+        """
         self.muted = True
 
     def stall(self) -> None:
@@ -348,7 +352,10 @@ class Network:
 
 
 class Poll:
-    """As ``select.poll``. Real descriptors never have events: nothing outside of the simulation happens in it."""
+    """As ``select.poll``.
+
+    Real descriptors never have events: nothing outside of the simulation happens in it.
+    """
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -361,7 +368,8 @@ class Poll:
         del self._registered[file if isinstance(file, int) else file.fileno()]
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        """
+        """Wait for events.
+
         :param timeout: in ms.
         """
         deadline = None if timeout is None or timeout < 0 else current().now + timeout / 1000

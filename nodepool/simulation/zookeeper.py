@@ -11,7 +11,8 @@ ADDRESS: Address = ("zookeeper", 2181)
 
 
 class ZooKeeper:
-    """
+    """The server, with its sessions and timers in virtual time.
+
     :param observe: called with the changes of each transaction as the journal gets them.
     """
 
@@ -36,7 +37,10 @@ class ZooKeeper:
         connection.lost = lambda: self.server.lost(client)
 
     def _schedule(self) -> None:
-        """End sessions in time. A timer that comes too early, since the client was heard of, looks for the next time."""
+        """End sessions in time.
+
+        A timer that is too early, since the client was heard of, schedules the next one.
+        """
         sessions = self.server.sessions.values()
         if sessions and self._timer <= self._kernel.now:
             self._timer = min(session.ends for session in sessions) + 0.0005

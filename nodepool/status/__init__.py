@@ -1,6 +1,6 @@
-"""What the command line and the web show: rows read from ZooKeeper and their representations.
+"""Rows read from ZooKeeper and their representations, for command line and web.
 
-Titles, keys and their order are the contract (CLI-4 to CLI-6).  Nothing here writes.
+Titles, keys and their order are the contract (CLI-4 to CLI-6). Nothing here writes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ PROVIDER_NODE_COLUMNS = {"id": "ID", "server_id": "Server ID"}
 
 
 def port_of(port: object) -> Any:
-    """Container drivers keep credentials in the port: anything but a number is hidden."""
+    """Return the port; other values are hidden, since container drivers store credentials."""
     if isinstance(port, bool):
         return REDACTED
     if isinstance(port, int):
@@ -116,7 +116,7 @@ def _node_row(node: Node, now: float) -> dict[str, Any]:
 
 
 def node_list(zk: Facade, node_id: str | None = None, detail: bool = True, clock: Callable[[], float] = time.time) -> Results:
-    """All nodes by id, or the one node asked for (no row when it does not exist)."""
+    """Return all nodes by id, or the requested one (no row if it does not exist)."""
     now = clock()
     nodes = zk.readNodes(with_contenders=True)
     if node_id is not None:
@@ -126,7 +126,10 @@ def node_list(zk: Facade, node_id: str | None = None, detail: bool = True, clock
 
 
 def request_list(zk: Facade, detail: bool = False) -> Results:
-    """All requests by id; ``reasons`` (with ``detail`` also in the table) are the words of those who declined."""
+    """Return all requests by id.
+
+    ``reasons`` (with ``detail`` also in the table) contains the decline reasons.
+    """
     requests = sorted(zk.readRequests(), key=lambda request: request.id or "")
     reasons = zk.readDeclines(requests)
     rows = [
@@ -153,7 +156,7 @@ class Explaining(Protocol):
 
 
 def waiting_list(nodepool: Explaining) -> Results:
-    """Requests that this launcher has seen and that are not fulfilled yet, each with the reason why."""
+    """Return unfulfilled requests that this launcher knows, each with its reason."""
     rows = [
         {
             "id": request_id,
@@ -168,13 +171,13 @@ def waiting_list(nodepool: Explaining) -> Results:
 
 
 def label_list(zk: ZooKeeper) -> Results:
-    """Labels that any registered pool of any launcher offers."""
+    """Return the labels that any registered pool of any launcher offers."""
     labels = {label for pool in zk.getRegisteredPools() for label in pool.supported_labels or ()}
     return Results([{"label": label} for label in sorted(labels)], LABEL_COLUMNS)
 
 
 def problem_list(zk: Facade) -> Results:
-    """Return the problems that launchers and builders publish, and those that follow from the state of the cluster."""
+    """Return published problems of daemons, and problems derived from the cluster's state."""
     rows = told_problems(zk)
     rows += [{"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress())]
     rows += [{"launcher": None, **problem.record()} for problem in derived_problems(zk)]
@@ -184,7 +187,7 @@ def problem_list(zk: Facade) -> Results:
 
 
 def provider_images(zk: Facade, provider: str) -> Results:
-    """Builds that have a container of the provider; upload ids sorted."""
+    """Return builds that have a container of the provider, with sorted upload ids."""
     images = zk.readImages()
     upload_ids: dict[tuple[str, str], list[str]] = {
         build: [] for build, providers in images.providers.items() if provider in providers

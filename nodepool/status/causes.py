@@ -1,7 +1,7 @@
-"""The one cause and the one suggestion for a request, label, image or node that is not as wanted.
+"""The one cause and suggestion for a request, label, image or node with a problem.
 
 ``explain``, ``request create --wait``, ``status``, ``problem-list``, ``/ready`` and the pages all show what this module
-returns. It reads what the mirror has and never waits for a cloud or a host.
+returns. It reads the mirror and never waits for a cloud or a host.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nodepool.zk.components import RegisteredPool
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED, Node, NodeRequest
 
-#: Codes of reasons, the most telling first: of several, the first is the cause.
+#: Codes of reasons, the most informative first: the first one present is the cause.
 ORDER = [
     code.word
     for code in (
@@ -50,7 +50,7 @@ ORDER = [
     )
 ]  # fmt: skip
 RANK = {word: number for number, word in enumerate(ORDER)}
-#: Causes that end without anybody's help while nodes come back: a wait can be estimated.
+#: Causes that end without intervention when nodes are returned: a wait can be estimated.
 FLOWING = frozenset(
     code.word
     for code in (
@@ -59,7 +59,7 @@ FLOWING = frozenset(
         Code.BETTER_PRIORITY, Code.OTHER_LAUNCHER,
     )
 )  # fmt: skip
-#: Causes whose text is completed with the nodes that use the capacity.
+#: Causes whose text is extended by the nodes that use the capacity.
 _IN_USE = frozenset(
     code.word
     for code in (
@@ -67,29 +67,29 @@ _IN_USE = frozenset(
         Code.PAUSED, Code.REFUSED_BY_CLOUD,
     )
 )  # fmt: skip
-#: Causes that are part of normal work and no problem.
+#: Causes that are part of normal work and not a problem.
 _NORMAL = frozenset(code.word for code in (Code.LAUNCHING, Code.BUSY, Code.NOT_LOOKED_AT, Code.BEING_TAKEN, Code.REGISTERING))
 NOT_OFFERED = Declined.NOT_OFFERED.value.partition("{")[0]
 OVERDUE = 60.0
-"""Seconds of a launch after which an operator may look into it."""
+"""Seconds after which a launch may need the attention of an operator."""
 MOST_STUCK = 20
-"""Nodes of the same kind in a list of problems."""
+"""Maximum number of stuck nodes in a list of problems."""
 MOST_NAMED = 3
-"""Held nodes and tenants that a text names."""
+"""Maximum number of held nodes and tenants that a text names."""
 
 
 def groups_of(reports: Iterable[dict[str, Any]], request_id: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """(report, group of waiting requests) of each launcher that deals with it."""
+    """Return (report, group of waiting requests) of each launcher that processes it."""
     return [(report, group) for report in reports for group in report["waiting"] if request_id in group["ids"]]
 
 
 def main_reason(reasons: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The most telling of published reasons; of equal ones the first."""
+    """Return the most informative of published reasons; of equal ones the first."""
     return min(reasons, key=lambda reason: RANK.get(root_code(reason), len(RANK)), default=None)
 
 
 def root_code(reason: dict[str, Any]) -> str:
-    """The code of what stops the request; of a pool that is paused, why it is."""
+    """Return the code of what blocks the request; for a paused pool, why it is paused."""
     return str(reason.get("root") or reason["code"])
 
 
@@ -101,7 +101,7 @@ def worded(reason: dict[str, Any]) -> str:
 
 
 def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth: int = 1) -> Cause:
-    """Why an open or failed request is not served."""
+    """Return why an open or failed request is not served."""
     pools = zk.getRegisteredPools()
     labels = list(request.node_types)
     missing = why_not_offered(labels, pools, "launcher")
@@ -161,7 +161,7 @@ def _of_reason(
 
 
 def _launching(zk: Facade, nodes: list[Node], clock: Clock) -> Cause:
-    """Which nodes are being launched, for how long, and how long it usually takes."""
+    """Return which nodes are being launched, for how long, and the usual duration."""
     ids = sorted(str(node.id) for node in nodes if node.state != READY) or sorted(str(node.id) for node in nodes)
     age = clock() - min(node.created_time or clock() for node in nodes)
     text = f"launching node{'s' * (len(ids) > 1)} {', '.join(ids)} for {format_duration(age)}"
@@ -175,11 +175,13 @@ def _launching(zk: Facade, nodes: list[Node], clock: Clock) -> Cause:
     if age < max(OVERDUE, 3 * usual):
         return Cause(text, "", Code.LAUNCHING.word)
     text += f" (usually {format_duration(usual)})" if usual else ""
-    return Cause(text, f"see `nodepool explain node {ids[0]}` and what the cloud reports about its server", Code.LAUNCHING.word)
+    return Cause(
+        text, f"see `nodepool explain node {ids[0]}`, and check the state of its server in the cloud", Code.LAUNCHING.word
+    )
 
 
 def _pending_at(zk: Facade, pool: str) -> str:
-    """The request that has paused a pool; empty when no launcher reports one."""
+    """Return the request that has paused a pool; empty if no launcher reports one."""
     for report in zk.readReports():
         for group in report["waiting"]:
             if any(one["pool"] == pool and one["code"] == Code.PAUSED.word for one in group["reasons"]) and group["ids"]:
@@ -188,7 +190,9 @@ def _pending_at(zk: Facade, pool: str) -> str:
 
 
 def _users(zk: Facade, pool: str, providers: set[str], labels: Collection[str], clock: Clock) -> tuple[str, str]:
-    """Which nodes use what the pool has, and what would make one of them available; empty when nothing is known.
+    """Return which nodes use the capacity of a pool, and how to free one of them.
+
+    Both are empty if nothing is known.
 
     :param pool: ``PROVIDER-POOL``; empty for all pools of the providers.
     """
@@ -216,7 +220,7 @@ def _users(zk: Facade, pool: str, providers: set[str], labels: Collection[str], 
 
 
 def _with_hosts(zk: Facade, cause: Cause, providers: Collection[str], labels: Collection[str]) -> Cause:
-    """The cause, or the hosts that cannot be used when they are the reason for the lack of capacity."""
+    """Return the cause, or the unusable hosts if they explain the lack of capacity."""
     down = [row["problem"] for row in told_problems(zk) if row["provider"] in providers and is_of_host(row["problem"])]
     if not down:
         return cause
@@ -227,7 +231,7 @@ def _with_hosts(zk: Facade, cause: Cause, providers: Collection[str], labels: Co
 
 
 def _of_backing(zk: Facade, node: Node, clock: Clock, depth: int) -> Cause | None:
-    """Why the node that is to carry this one has not been launched; None: nothing is waited for."""
+    """Return why no backing node for this node has been launched; None: nothing is awaited."""
     for request in zk.readRequests() if depth else ():
         owner = str(request.requestor)
         if owner.startswith("NodePool:") and owner.endswith(f":{node.provider}") and request.state in (REQUESTED, PENDING):
@@ -239,7 +243,7 @@ def _of_backing(zk: Facade, node: Node, clock: Clock, depth: int) -> Cause | Non
 
 
 def of_building(zk: Facade, node: Node, clock: Clock = time.time, depth: int = 1) -> Cause | None:
-    """Why the launch or deletion of a node makes no progress; None: it does, as far as is known."""
+    """Return why the launch or deletion of a node is stalled; None: no reason is known."""
     hosts = [
         host
         for report in zk.readReports()
@@ -267,7 +271,10 @@ def of_building(zk: Facade, node: Node, clock: Clock = time.time, depth: int = 1
 
 
 def _not_offered(zk: Facade, labels: Collection[str], missing: str, again: bool = False) -> Cause:
-    """Why no pool offers these labels: its provider does not run, a launcher has an old configuration, or nobody has it."""
+    """Return why no pool offers these labels.
+
+    Their provider does not run, a launcher has an old configuration, or no pool has them.
+    """
     then = ", then submit the request again" * again
     for report in zk.readReports():
         down = report.get("not_running_labels")
@@ -277,7 +284,7 @@ def _not_offered(zk: Facade, labels: Collection[str], missing: str, again: bool 
                 text = f"provider {name}, which offers {joined(set(labels) & set(map(str, offered)))}, does not run: {why}"
                 return Cause(text, f"repair what the message names{then}", "not-running")
         for name, why in sorted(report["not_running"].items()):
-            if not isinstance(down, dict) or name not in down:  # which labels it offers is not known
+            if not isinstance(down, dict) or name not in down:  # the labels that it offers are unknown
                 return Cause(
                     f"{missing}; provider {name} does not run: {why}", f"repair what the message names{then}", "not-running"
                 )
@@ -305,7 +312,7 @@ def _failed(zk: Facade, request: NodeRequest, missing: str | None, clock: Clock)
         if lack is not None and (not telling or lack.code == "backing" or "image" in " ".join(texts)):
             return Cause(f"{lack.text}{rest}", lack.remedy, lack.code)
     if not telling:
-        return Cause(f"all pools that offered it have declined it{rest}", "see the launcher's log for why")
+        return Cause(f"all pools that offered it have declined it{rest}", "see the launcher's log for the reason")
     remedy = next((decline.help for decline in telling if decline.help), "repair what the message names")
     return Cause("; ".join(texts[:MOST_NAMED]) + rest, f"{remedy}, then submit the request again", "declined")
 
@@ -317,7 +324,7 @@ def _failed(zk: Facade, request: NodeRequest, missing: str | None, clock: Clock)
 
 
 def min_ready_of(zk: Facade) -> dict[str, int]:
-    """Label -> its min-ready: launchers share it, so the largest value counts once."""
+    """Return label -> min-ready: launchers share it, so the largest value counts once."""
     found: dict[str, int] = {}
     for report in zk.readReports():
         for name, entry in report["labels"].items():
@@ -328,7 +335,7 @@ def min_ready_of(zk: Facade) -> dict[str, int]:
 
 
 def of_min_ready(zk: Facade, label: str, wanted: int, requests: Iterable[NodeRequest], clock: Clock = time.time) -> Cause | None:
-    """Why fewer nodes than min-ready are ready; None: they are, or are being launched."""
+    """Return why fewer than min-ready nodes are ready; None: they are, or are being launched."""
     ready = zk.countNodes().labels.get(label, Counter())[READY]
     if ready >= wanted:
         return None
@@ -348,7 +355,7 @@ def of_min_ready(zk: Facade, label: str, wanted: int, requests: Iterable[NodeReq
 
 
 def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -> Cause | None:
-    """What stands in the way of nodes of a label, requests aside; None: nothing that is known."""
+    """Return what prevents nodes of a label, apart from requests; None: nothing known."""
     pools = zk.getRegisteredPools()
     if not pools and not zk.getLaunchers():
         return Cause("no launcher is running", "start nodepool-launcher")
@@ -368,7 +375,7 @@ def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -
 
 
 def _of_parts(zk: Facade, label: str, clock: Clock, depth: int) -> Cause | None:
-    """What is wrong with the images of a label, or with the label that its backing nodes have."""
+    """Return problems of the images of a label, or of the label of its backing nodes."""
     for image, entry in images_of(zk, label).items():
         if (lack := of_image(zk, image, entry, clock)) is not None:
             return lack
@@ -379,13 +386,13 @@ def _of_parts(zk: Facade, label: str, clock: Clock, depth: int) -> Cause | None:
 
 
 def backing_of(zk: Facade, label: str) -> list[str]:
-    """The labels whose nodes carry nodes of this one."""
+    """Return the labels of backing nodes for this label."""
     found = {str(name) for report in zk.readReports() for name in report["labels"].get(label, {}).get("backing") or ()}
     return sorted(found - {label})
 
 
 def _switched_off(zk: Facade, label: str, pools: Iterable[RegisteredPool]) -> Cause | None:
-    """That every pool that offers the label is disabled by an option; None: one is not, or is not known."""
+    """Return a cause if options disable every pool that offers the label, else None."""
     entries = {name: entry for report in zk.readReports() for name, entry in report["providers"].items()}
     said = []
     for pool in pools:
@@ -404,7 +411,7 @@ def _switched_off(zk: Facade, label: str, pools: Iterable[RegisteredPool]) -> Ca
 
 
 def of_provider(zk: Facade, name: str, clock: Clock = time.time) -> Cause | None:
-    """The first of the problems that are known of a provider, with the number of the others."""
+    """Return the first known problem of a provider, with the number of others."""
     rows = [row for row in told_problems(zk) if row["provider"] == name]
     if not rows:
         return None
@@ -413,11 +420,14 @@ def of_provider(zk: Facade, name: str, clock: Clock = time.time) -> Cause | None
     return Cause(f"{cause.text}{more}", cause.remedy, cause.code)
 
 
-# -- all of them
+# -- everything
 
 
 def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
-    """What follows from the state of the whole cluster: images without uploads, min-ready that is not reached, stuck nodes."""
+    """Return problems derived from the state of the whole cluster.
+
+    These are images without uploads, min-ready that is not reached, and stuck nodes.
+    """
     requests = zk.readRequests()
     if not zk.getLaunchers() and not zk.getRegisteredPools():
         waiting = sum(request.state in (REQUESTED, PENDING) for request in requests)
@@ -426,7 +436,7 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
     found = []
     for name, entry in sorted(configured_images(zk).items()):
         cause = of_image(zk, name, entry, clock) if entry["labels"] else None
-        # Failed builds are listed by those who list the problems of builders.
+        # Failed builds are listed together with the problems of builders.
         if cause is not None and cause.code == "image" and "failed" not in cause.text:
             found.append(Problem(one_line(cause.text), help=cause.remedy))
     for label, wanted in sorted(min_ready_of(zk).items()):

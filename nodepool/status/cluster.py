@@ -1,4 +1,7 @@
-"""The whole cluster at a glance: who runs, what providers have and use, what waits (``nodepool status``, the overview page)."""
+"""The whole cluster at a glance: daemons, providers, capacity and waiting requests.
+
+This is the data of ``nodepool status`` and of the overview page.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,11 @@ WAITING_COLUMNS = {
 }
 Clock = Callable[[], float]
 MOST_EXPLAINED = 20
-"""Groups of waiting requests whose cause is completed with what uses the capacity."""
+"""Groups of waiting requests whose cause includes the nodes that use the capacity."""
 
 
 def daemons(zk: Facade, clock: Clock = time.time) -> Results:
-    """Launchers (those that publish reports tell most) and builders."""
+    """Return launchers (from their reports, if any) and builders."""
     now = clock()
     #: Components name the host only; their reports distinguish launchers of one host.
     reports: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -69,7 +72,10 @@ def daemons(zk: Facade, clock: Clock = time.time) -> Results:
 
 
 def providers(zk: Facade) -> Results:
-    """One row for each provider and launcher; providers that only nodes tell of have no launcher."""
+    """Return one row per provider and launcher.
+
+    Providers that only occur in node records have no launcher.
+    """
     counts, problems = zk.countNodes().providers, Counter(str(row["provider"]) for row in status.problem_list(zk).rows)
     rows: list[dict[str, Any]] = []
     for report in zk.readReports():
@@ -105,7 +111,10 @@ def _provider_row(name: str, launcher: object, entry: dict[str, Any], counts: Co
 
 
 def calls_of(entry: dict[str, Any]) -> dict[str, Any]:
-    """Pace of the calls of a provider's cloud, and the one that failed last (``error_time`` in UNIX seconds); None: not known."""
+    """Return the rates and the last failed call of a provider's cloud; None if unknown.
+
+    ``error_time`` is in UNIX seconds.
+    """
     calls = entry.get("calls")
     paces, error = (calls.get("paces"), calls.get("last_error")) if isinstance(calls, dict) else (None, None)
     pace = None
@@ -154,7 +163,7 @@ def pools(zk: Facade) -> Results:
 
 
 def hosts(zk: Facade) -> Results:
-    """Of providers with hosts of their own (node managers), with the nodes whose slivers are there."""
+    """Return hosts of providers (node managers), with the nodes whose slivers run there."""
     told = [
         (report["name"], name, host)
         for report in zk.readReports()
@@ -182,7 +191,7 @@ def hosts(zk: Facade) -> Results:
 
 
 def tenants(zk: Facade) -> Results:
-    """Limits of tenants, and what their nodes use of them, as each launcher has them."""
+    """Return limits of tenants and their use, as reported by each launcher."""
     rows = [
         {
             "tenant": str(tenant),
@@ -204,7 +213,10 @@ def _use(used: object, limits: object) -> str | None:
 
 
 def waiting(zk: Facade, clock: Clock = time.time) -> Results:
-    """Return waiting requests grouped by labels, state and cause; each request counts once, whatever launchers report it."""
+    """Return waiting requests grouped by labels, state and cause.
+
+    Each request counts once, however many launchers report it.
+    """
     zk = zk if isinstance(zk, Once) else Once(zk)
     reasons: dict[str, list[dict[str, Any]]] = defaultdict(list)
     first: dict[str, tuple[dict[str, Any], str]] = {}
@@ -256,12 +268,12 @@ def _waiting_row(
 
 
 def states(zk: Facade) -> Counter[str]:
-    """Of the requests."""
+    """Return the number of requests by state."""
     return Counter(str(request.state) for request in zk.readRequests())
 
 
 def summary(zk: Facade) -> str:
-    """Nodes and requests in one line each."""
+    """Return nodes and requests in one line each."""
     return f"Nodes: {_total(zk.countNodes().states)}\nRequests: {_total(states(zk))}"
 
 

@@ -1,4 +1,4 @@
-"""Why something is as it is: one explanation for the command line, the pages and the API."""
+"""Explain the state of an object: one explanation for command line, pages and API."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ Clock = Callable[[], float]
 
 
 class Unknown(Exception):
-    """There is no such thing, and has not been of late."""
+    """The object does not exist, and did not exist recently."""
 
 
 @dataclass
 class Candidate:
-    """What may serve it, and the one thing that stops it."""
+    """A pool or provider that may serve it, and what prevents that."""
 
     name: str
     verdict: str
-    #: Seconds since it is so, as far as known.
+    #: Seconds since it is so, if known.
     age: float | None = None
     help: str = ""
 
@@ -50,7 +50,7 @@ class Candidate:
 class Explanation:
     kind: str
     name: str
-    #: One sentence; for what is not as wanted, with its cause.
+    #: One sentence; includes the cause if something is wrong.
     answer: str = ""
     #: The cause alone, and what an operator can do; empty: nothing is wrong, or nothing can be done.
     cause: str = ""
@@ -58,14 +58,14 @@ class Explanation:
     facts: list[tuple[str, str]] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    #: What is shown -> its last lines.
+    #: Title -> last lines of a log.
     logs: dict[str, str] = field(default_factory=dict)
     history: list[Event] = field(default_factory=list)
-    #: Those of the last seconds may not be written yet.
+    #: Events of the last seconds may not be written yet.
     history_is_late: bool = False
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the explanation as JSON."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -99,7 +99,7 @@ class Explanation:
                 lines += [f"      | {line}" for line in str(event.get("tail", "")).splitlines()]
         if self.history_is_late:
             lines.append("  (the last seconds may not be in the history yet; the pages of a launcher have it)")
-        # Fields that others have chosen begin no lines of their own.
+        # Fields with values from others must not start new lines.
         return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
 
@@ -113,15 +113,16 @@ def _moment(seconds: float) -> str:
 def explain(
     zk: Facade, kind: str, name: str, history: HistoryReader, recent: Sequence[Event] = (), clock: Clock = time.time
 ) -> Explanation:
-    """
+    """Return the explanation of an object.
+
     :param recent: events of this process, of which some are not written yet.
-    :raises Unknown: there is no such thing, and no history of it.
+    :raises Unknown: the object does not exist and has no history.
     :raises KazooException: ZooKeeper cannot be reached.
     """
     found = _EXPLAIN[kind](Once(zk), name, clock)
     if kind in ("request", "node"):
         found.history = history.read(zk.kazoo_client, kind, name)
-        # What the mirror shows is written by one launcher, with its own times: each is shown once.
+        # One launcher writes the mirrored events, with its own times: each is shown once.
         newest = found.history[-1]["time"] if found.history else 0.0
         found.history += [event for event in recent if event.get(kind) == name and event["time"] > newest]
         found.history = _folded(zk, sorted(found.history, key=lambda event: event["time"]))
@@ -134,7 +135,7 @@ def explain(
 
 
 def _folded(zk: Facade, events: list[Event]) -> list[Event]:
-    """The events, with those of all pools that declined the request in one, at the time of the last."""
+    """Return the events, with all declines of the request combined at the time of the last."""
     declined = [event for event in events if event["type"] == "request-declined"]
     if not declined:
         return events
@@ -144,7 +145,7 @@ def _folded(zk: Facade, events: list[Event]) -> list[Event]:
 
 
 def _problems(zk: Facade, **wanted: list[str]) -> list[str]:
-    """Of these providers or labels, as the launchers tell."""
+    """Return problems of these providers or labels, as published by the launchers."""
     found = []
     for content in zk.getLaunchers():
         for problem in content.get("problems") or ():
@@ -158,14 +159,17 @@ def _problems(zk: Facade, **wanted: list[str]) -> list[str]:
 
 
 def places(requests: Iterable[NodeRequest]) -> dict[str, int]:
-    """Id of each open request -> how many that want a label of it come first, and itself."""
+    """Return open request id -> its queue position.
+
+    The position is the number of earlier requests that share a label, plus one.
+    """
     ordered = []
     for request in requests:
         if request.state in (REQUESTED, PENDING):
             with contextlib.suppress(RecordError):
                 ordered.append((request.priority, frozenset(request.node_types), request.id or ""))
     ordered.sort(key=lambda entry: entry[0])
-    #: Of the requests so far: how many want exactly these labels, and which such sets have a label.
+    #: Of the requests so far: number per set of labels, and the sets that contain a label.
     count: Counter[frozenset[str]] = Counter()
     having: dict[str, set[frozenset[str]]] = {}
     found = {}
@@ -205,14 +209,17 @@ def _request(zk: Facade, name: str, clock: Clock) -> Explanation:
 
 
 def _set(found: Explanation, cause: Cause | None, prefix: str = "") -> None:
-    """Make the cause the answer."""
+    """Set the answer to the cause."""
     if cause is not None:
         found.answer = f"{prefix}: {cause.text}" if prefix else cause.text
         found.cause, found.suggestion = cause.text, cause.remedy
 
 
 def _declined(zk: Facade, request: NodeRequest) -> list[Candidate]:
-    """The pools that declined it; those that merely do not offer its labels are folded into one line."""
+    """Return the pools that declined it.
+
+    Those that merely do not offer its labels are combined in one line.
+    """
     found: list[Candidate] = []
     others: list[Candidate] = []
     for place, said in known.declines_of(zk, request):
@@ -231,7 +238,7 @@ def _open_request(
     groups = groups_of(reports, request.id or "")
     place = places(zk.readRequests()).get(request.id or "")
     if place is not None:
-        if place > 1 or cause.code != POOL_PAUSED:  # else a request for other labels comes first
+        if place > 1 or cause.code != POOL_PAUSED:  # otherwise a request for other labels is first
             found.facts.append(("queue position", f"{place}"))
         expected = expected_wait(rates(reports), request.node_types, place) if cause.code in FLOWING else None
         if expected is not None:
@@ -252,14 +259,14 @@ def _open_request(
 
 
 def _rounded(seconds: float) -> float:
-    """An estimate is no more exact than this."""
+    """Round an estimate to its precision."""
     return seconds if seconds < 10 else round(seconds / 10) * 10 if seconds < 120 else round(seconds / 60) * 60
 
 
 def _reasons(groups: list[tuple[dict[str, Any], dict[str, Any]]], found: Explanation, now: float, longest: float) -> set[str]:
-    """Add what launchers say of their pools; return these pools.
+    """Add what launchers report of their pools; return these pools.
 
-    :param longest: the age of the request: a reason is not older for it.
+    :param longest: the age of the request, which limits the age of a reason.
     """
     pools = set()
     for report, group in groups:
@@ -272,7 +279,7 @@ def _reasons(groups: list[tuple[dict[str, Any], dict[str, Any]]], found: Explana
 
 
 def rates(reports: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Label -> how many requests for it were served a minute of late, as far as known."""
+    """Return label -> recently served requests per minute, if known."""
     found: dict[str, float] = {}
     for report in reports:
         for label, entry in report["lately"].items():
@@ -283,15 +290,15 @@ def rates(reports: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def expected_wait(served: Mapping[str, float], labels: Iterable[str], place: int) -> float | None:
-    """Seconds, by the slowest of its labels; None: nobody knows.
+    """Return the expected seconds, for the slowest label; None: unknown.
 
-    :param served: what :func:`rates` gives.
+    :param served: result of :func:`rates`.
     """
     slowest = min((served.get(label, 0.0) for label in labels), default=0.0)
     return 60.0 * place / slowest if slowest > 0 else None
 
 
-# -- the others
+# -- other objects
 
 
 def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
@@ -329,7 +336,7 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
         "aborted": "its launch was aborted because of a quota; it is being deleted",
     }.get(str(node.state), str(node.state))
     if node.state in (INIT, BUILDING, DELETING):
-        # A deletion has its problem with the provider, not with a label.
+        # A failed deletion is a problem of the provider, not of a label.
         stalled = "the deletion has not succeeded" if node.state == DELETING else "the launch is stalled"
         _set(found, causes.of_building(zk, node, clock), stalled)
     elif (stuck := known.of_node(zk, node, clock)) is not None:

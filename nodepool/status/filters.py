@@ -1,4 +1,4 @@
-"""Choosing rows by the values of their columns, for commands and the API."""
+"""Filter rows by the values of their columns, for commands and the API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Wanted = Mapping[str, Collection[str]]
 
 
 def test_of(wanted: Wanted) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether a row has, for each key, one of the values; in a list one of its items; ids without the zeros in front, too."""
+    """Return a test whether a row has one of the values for each key.
+
+    A list must contain one of them; leading zeros of ids are optional.
+    """
     sets = {key: frozenset(values) for key, values in wanted.items() if values}
 
     def test(row: Mapping[str, Any]) -> bool:

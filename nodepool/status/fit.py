@@ -1,11 +1,11 @@
-"""Tables that fit a terminal; scripts and ``-o wide`` get all columns."""
+"""Fit tables to a terminal; scripts and ``-o wide`` get all columns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: Columns in the order in which they are given up.
+#: Columns in the order in which they are dropped.
 SPARED = (
     "driver_data", "user_data", "event_id", "ipv6", "declined_by", "server_id", "external_id", "launcher", "hold_job",
     "private_ipv4", "hostname", "AZ", "username", "connection_port", "comment", "builder", "formats", "locked", "pool",
@@ -13,13 +13,13 @@ SPARED = (
     "external_name", "requestor", "relative_priority", "allocated_to", "public_ipv4", "nodes", "build_request_age",
 )  # fmt: skip
 NARROWEST = 12
-"""Characters that every column keeps."""
+"""Minimum width of a column in characters."""
 
 
 def fitted(
     rows: list[dict[str, Any]], columns: Mapping[str, str], cell: Callable[[str, Any], str], width: int
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """The columns that fit, and how wide those are that have to be cut.
+    """Return the columns that fit, and the widths of those that have to be cut.
 
     :param cell: the text of a value.
     :param width: characters of the terminal.

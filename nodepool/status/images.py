@@ -1,4 +1,4 @@
-"""Rows about images: builds, uploads, their progress, requests for builds (CLI-5 and CLI-6.5)."""
+"""Rows about images: builds, uploads, progress, build requests (CLI-5 and CLI-6.5)."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ def _upload_progress(running: UploadProgress | None, failure: UploadFailure | No
 
 
 def image_list(zk: Facade, detail: bool = False, ended: bool = True) -> Results:
-    """Image uploads; ``age`` is the UNIX time of the state change.
+    """Return image uploads; ``age`` is the UNIX time of the state change.
 
-    :param detail: also the progress of running uploads and the reason of failed ones.
-    :param ended: with ``detail``: also the last failed upload to a provider whose record is gone.
+    :param detail: include the progress of running uploads and the reason of failed ones.
+    :param ended: with ``detail``: include the last failed upload to a provider whose record was deleted.
     """
     uploads = sorted(zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id))
     if not detail:
@@ -157,10 +157,10 @@ def _build_progress(progress: BuildProgress | None, now: float) -> dict[str, Any
 
 
 def dib_image_list(zk: Facade, detail: bool = False, ended: bool = True, clock: Callable[[], float] = time.time) -> Results:
-    """Image builds; those of an image paused through ZooKeeper have the state ``paused``.
+    """Return image builds; those of an image paused in ZooKeeper have the state ``paused``.
 
-    :param detail: also how far running builds are, and why failed ones failed.
-    :param ended: with ``detail``: also failed builds whose record is gone already.
+    :param detail: include the progress of running builds, and the reason of failed ones.
+    :param ended: with ``detail``: include failed builds whose record was already deleted.
     """
     images = zk.readImages()
     builds = sorted(images.builds, key=lambda b: (b.image_name, b.id))
@@ -185,7 +185,7 @@ def dib_image_list(zk: Facade, detail: bool = False, ended: bool = True, clock: 
 
 
 def image_progress(zk: ZooKeeper, clock: Callable[[], float] = time.time) -> Results:
-    """Running and ended builds, running uploads, last failed uploads: what is known of each.
+    """Return the progress of running and ended builds and of running or failed uploads.
 
     ``next_try`` is a UNIX time, ``elapsed`` and ``expected`` are seconds, ``rate`` is bytes per second.
     """
@@ -213,12 +213,12 @@ def image_progress(zk: ZooKeeper, clock: Callable[[], float] = time.time) -> Res
 
 
 def _created(build: ImageBuild) -> float:
-    """When the build record was made (UNIX time by the clock of ZooKeeper)."""
+    """Return the creation time of the build record (UNIX time by ZooKeeper's clock)."""
     return build.stat.ctime / 1000 if build.stat is not None else 0.0
 
 
 def build_request_state(name: str, images: ImageData) -> str | None:
-    """None without a request, ``building`` when a builder is at work on the image, else ``pending``."""
+    """Return ``building``, ``pending``, or None if there is no build request."""
     if name not in images.requests:
         return None
     lock_created, has_contender = images.build_locks.get(name, (0.0, False))
@@ -230,7 +230,10 @@ def build_request_state(name: str, images: ImageData) -> str | None:
 
 
 def image_status(zk: Facade) -> Results:
-    """Return every image that ZooKeeper or the configuration of a launcher has; ``build_request_age`` is in UNIX seconds."""
+    """Return every image in ZooKeeper or in the configuration of a launcher.
+
+    ``build_request_age`` is in UNIX seconds.
+    """
     images, configured = zk.readImages(), configured_images(zk)
     names = {build.image_name or "" for build in images.builds}
     names |= (

@@ -1,4 +1,7 @@
-"""What is known of single things: problems that launchers publish, pools, nodes, images. :mod:`.causes` builds on it."""
+"""Known facts about single objects: published problems, pools, nodes, images.
+
+:mod:`.causes` builds on it.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,14 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 UNKNOWN = "its reason is no longer known"
 PATIENCE = 300.0
-"""Seconds that the owner of a node may take to accept or release it before that is reported as a problem."""
+"""Seconds for the owner of a node to accept or release it; later this is reported as a problem."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """
-    :param code: of the reason that it comes from; empty when it comes from none.
+    """A cause and a suggestion.
+
+    :param code: of the reason that it comes from; empty if it comes from none.
     """
 
     text: str
@@ -33,12 +37,12 @@ class Cause:
 
 
 def _once(zk: Facade, name: str, make: Callable[[], T]) -> T:
-    """Return what ``make`` returns, or what it returned before for this :class:`.Once`."""
+    """Return what ``make`` returns, cached for this :class:`.Once`."""
     return zk.remember(name, make) if isinstance(zk, Once) else make()
 
 
 def told_problems(zk: Facade) -> list[dict[str, Any]]:
-    """Problems that launchers publish of themselves."""
+    """Return the problems that launchers publish."""
     return _once(zk, "told problems", lambda: _told_problems(zk))
 
 
@@ -61,7 +65,7 @@ def is_of_deletion(text: object) -> bool:
 
 
 def cause_of_row(row: dict[str, Any]) -> Cause:
-    """The cause that a published problem is."""
+    """Return the cause for a published problem."""
     where = f"provider {row['provider']}: " if row["provider"] else ""
     if is_of_host(row["problem"]):
         return Cause(f"{where}{row['problem']}", "repair the host, or remove it from the configuration", "host-down")
@@ -69,7 +73,7 @@ def cause_of_row(row: dict[str, Any]) -> Cause:
 
 
 def declines_of(zk: Facade, request: NodeRequest) -> list[tuple[str, declines.Decline]]:
-    """The pools that declined a request, as :func:`place_of` names them, with what they said."""
+    """Return declining pools, named as by :func:`place_of`, with their reasons."""
     said = declines.read(zk.kazoo_client, ((request.id or "", launcher_id) for launcher_id in request.declined_by))
     found = []
     for launcher_id in request.declined_by:
@@ -79,7 +83,10 @@ def declines_of(zk: Facade, request: NodeRequest) -> list[tuple[str, declines.De
 
 
 def place_of(zk: Facade, launcher_id: str) -> str:
-    """Name a registered pool for people: ``PROVIDER-POOL on LAUNCHER``, the launcher as in its report."""
+    """Return a name of a registered pool: ``PROVIDER-POOL on LAUNCHER``.
+
+    The launcher is named as in its report.
+    """
     for report in zk.readReports():
         for provider, entry in report["providers"].items():
             pools = entry.get("pools")
@@ -103,14 +110,14 @@ def hold_text(node: Node, clock: Clock) -> str:
 
 
 def _hold_left(node: Node, clock: Clock) -> float | None:
-    """Seconds until the hold expires, negative when it has; None: it does not expire."""
+    """Return the seconds until the hold expires, negative afterwards; None: it does not."""
     if isinstance(node.hold_expiration, (int, float)) and node.hold_expiration > 0 and node.state_time:
         return float(node.state_time + node.hold_expiration - clock())
     return None
 
 
 def nodes_of_pool(zk: Facade, pool: str) -> list[Node]:
-    """The nodes of ``PROVIDER-POOL``."""
+    """Return the nodes of ``PROVIDER-POOL``."""
     return _index(zk, "pool", lambda node: f"{node.provider}-{node.pool}").get(pool, [])
 
 
@@ -129,7 +136,7 @@ def _index(zk: Facade, name: str, key: Callable[[Node], str]) -> dict[str, list[
 
 
 def stuck_nodes(zk: Facade, clock: Clock = time.time) -> dict[str, Cause]:
-    """Node id -> what :func:`of_node` returns, of those for which it returns a cause."""
+    """Return node id -> result of :func:`of_node`, if it is a cause."""
 
     def stuck() -> dict[str, Cause]:
         candidates = (node for node in zk.readNodes(with_contenders=False) if node.state in _MAY_BE_STUCK)
@@ -142,7 +149,7 @@ _MAY_BE_STUCK = frozenset((DELETING, USED, HOLD, READY))
 
 
 def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
-    """Why a node that nobody uses keeps its capacity; None: it is used, or its deletion makes progress."""
+    """Return why an unused node keeps its capacity; None: it is used, or being deleted."""
     age = clock() - (node.state_time or clock())
     if node.state == DELETING:
         return next((cause_of_row(row) for row in told_problems(zk) if f"{DELETION}{node.id} " in str(row["problem"])), None)
@@ -162,7 +169,10 @@ def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
 
 
 def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:
-    """Disk images of the configurations of all launchers: whether one is paused there, its labels and providers."""
+    """Return the disk images in the configurations of all launchers.
+
+    Includes whether one is paused there, its labels and providers.
+    """
     found: dict[str, dict[str, Any]] = {}
     for report in zk.readReports():
         images = report.get("images")
@@ -181,7 +191,7 @@ def images_of(zk: Facade, label: str) -> dict[str, dict[str, Any]]:
 
 
 def of_image(zk: Facade, name: str, entry: dict[str, Any] | None = None, clock: Clock = time.time) -> Cause | None:
-    """Why nodes of an image cannot be launched; None: it has an upload that can be used for each of its providers."""
+    """Return why nodes of an image cannot be launched; None: all its providers have uploads."""
     entry = entry or configured_images(zk).get(name) or {"paused": False, "labels": set(), "providers": set()}
     data, progress = zk.readImages(), zk.readProgress()
     ready = {upload.provider_name for upload in data.uploads if upload.image_name == name and upload.state == READY}

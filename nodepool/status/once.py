@@ -1,4 +1,4 @@
-"""What is read of ZooKeeper for lists, causes and explanations: at most once where several of them are shown together."""
+"""Cache data read from ZooKeeper while lists, causes and explanations are shown together."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Facade: TypeAlias = "ZooKeeper | Once"
 
 
 class Once:
-    """A facade that reads the lists at most once: for who shows them from several sides."""
+    """A facade that reads each list at most once."""
 
     def __init__(self, zk: Facade) -> None:
         self._zk = zk
         self._read: dict[str, Any] = {}
 
     def remember(self, name: str, make: Callable[[], T]) -> T:
-        """Return what ``make`` returned first."""
+        """Return the first result of ``make``."""
         if name not in self._read:
             self._read[name] = make()
         found: T = self._read[name]
@@ -34,11 +34,11 @@ class Once:
         return getattr(self._zk, name)
 
     def readNodes(self, with_contenders: bool = False) -> list[Node]:
-        """Without their locks where there is no mirror: nothing that reads them twice shows these."""
+        """Return nodes without locks if there is no mirror, which saves reading them."""
         return self.remember("nodes", lambda: self._zk.readNodes(with_contenders=False))
 
     def countNodes(self) -> NodeCounts:
-        """Without a mirror of those that are read anyway."""
+        """Count nodes; without a mirror from the list that is read anyway."""
         tree = self._zk.node_tree
         return self.remember("counts", lambda: self._zk.countNodes() if tree is not None else count_nodes(self.readNodes()))
 

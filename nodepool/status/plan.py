@@ -1,4 +1,7 @@
-"""What a changed configuration would do to what is there now: ``nodepool plan``. Nothing is written, no cloud is asked."""
+"""Effects of a changed configuration on the current state: ``nodepool plan``.
+
+Nothing is written, and no cloud is asked.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from nodepool.status.results import Results
 from nodepool.zk.records import DELETED, DELETING, FAILED, PENDING, READY, REQUESTED
 
 COLUMNS = {"effect": "Effect", "subject": "Of", "text": "What"}
-#: Options of one object that are named.
+#: Maximum number of named options of one object.
 MOST_OPTIONS = 10
-#: Of ids that are named.
+#: Maximum number of named ids.
 NAMED = 5
 
 Line = tuple[str, str, str]
 
 
 def plan(zk: Facade, old: Config, new: Config) -> Results:
-    """One row per effect; in the order in which it matters.
+    """Return one row per effect, in order of importance.
 
-    :param zk: facade; each list is read once when it is :class:`~nodepool.status.once.Once`.
+    :param zk: facade; each list is read once if it is :class:`~nodepool.status.once.Once`.
     :raises KazooException: ZooKeeper cannot be reached.
     """
     looks: list[Callable[[Facade, Config, Config], Iterator[Line]]] = [
@@ -42,7 +45,7 @@ def plan(zk: Facade, old: Config, new: Config) -> Results:
 
 
 def _options(old: Config, new: Config) -> Iterator[Line]:
-    """Which options would have other values, by section and name; without what may be a secret."""
+    """Yield options with changed values, by section and name, without possible secrets."""
     before, after = shown(old), shown(new)
     for section, kind in (("labels", "label"), ("diskimages", "diskimage"), ("providers", "provider")):
         for name in sorted(before[section].keys() & after[section].keys()):
@@ -74,12 +77,12 @@ def _offered(config: Config) -> list[frozenset[str]]:
 
 
 def _elsewhere(zk: Facade, old: Config) -> list[Any]:
-    """Registered pools of providers that this configuration does not have: other launchers' alone."""
+    """Return registered pools of other launchers' providers, which are not configured here."""
     return [pool for pool in zk.getRegisteredPools() if pool.provider_name not in old.providers]
 
 
 def _never(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
-    """Open requests that no pool could serve."""
+    """Yield open requests that no pool could serve."""
     pools = [*_offered(new), *(pool.labels for pool in _elsewhere(zk, old))]
     lost: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for request in zk.readRequests():
@@ -90,7 +93,7 @@ def _never(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
 
 
 def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
-    """Nodes whose provider, pool or label would be gone."""
+    """Yield nodes whose provider, pool or label would no longer be configured."""
     others = {pool.provider_name for pool in _elsewhere(zk, old)}
     gone: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in zk.readNodes(with_contenders=False):
@@ -105,8 +108,8 @@ def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
         elif node.state == READY and node.allocated_to is None and not set(node.type) & set(pool.labels):
             gone["label", ",".join(node.type)].append(str(node.id))
     texts = {
-        "provider": "nobody would look after nodes {ids} any more, nor delete them, until a launcher has the provider again",
-        "pool": "no request would get nodes {ids}; they go when they were used, or by `nodepool delete`",
+        "provider": "nodes {ids} would neither be managed nor deleted until a launcher has the provider again",
+        "pool": "no request would get nodes {ids}; they are deleted after use, or by `nodepool delete`",
         "label": "no request would get the ready nodes {ids}; `nodepool delete` removes them",
     }
     for (kind, name), ids in sorted(gone.items()):
@@ -114,16 +117,18 @@ def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
 
 
 def _limits(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
-    """Limits that are below what is there."""
+    """Yield limits that are below the current use."""
     nodes = [node for node in zk.readNodes(with_contenders=False) if node.state not in (DELETING, DELETED, FAILED)]
     counts = Counter((node.provider, node.pool) for node in nodes)
     for provider in new.providers.values():
         if provider.max_concurrency == 0:
-            yield "limit", f"provider {provider.name}", "max-concurrency 0: it would take no request"
+            yield "limit", f"provider {provider.name}", "max-concurrency 0: it would accept no requests"
         for name, pool in provider.pools.items():
             there = counts[provider.name, name]
             if pool.max_servers < there:
-                text = f"max-servers {pool.max_servers:g} is below its {there} nodes: none would be made until they are fewer"
+                text = (
+                    f"max-servers {pool.max_servers:g} is below its {there} nodes: no node would be created until there are fewer"
+                )
                 yield "limit", f"pool {provider.name}-{name}", text
     used: dict[str, Counter[str]] = defaultdict(Counter)
     for node in nodes:
@@ -138,7 +143,7 @@ def _limits(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
 
 
 def _created(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
-    """Nodes for ``min-ready``."""
+    """Yield effects on ``min-ready`` nodes."""
     ready: Counter[str] = Counter()
     for node in zk.readNodes(with_contenders=False):
         if node.state == READY and node.allocated_to is None:
@@ -154,7 +159,7 @@ def _created(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
 
 
 def _managed(config: Config) -> dict[str, set[str]]:
-    """Provider -> images that are uploaded there."""
+    """Return provider -> images that are uploaded there."""
     return {p.name: set(p.diskimages or ()) for p in config.providers.values() if p.manage_images}
 
 
@@ -170,7 +175,7 @@ def _removed_images(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
             yield (
                 "strands uploads",
                 f"image {image}",
-                f"{count} uploads would stay in provider {provider}: nobody would have it",
+                f"{count} uploads would remain in provider {provider}, which no launcher would have",
             )
         elif image in before.get(provider, ()) and image in new.diskimages and image not in managed.get(provider, ()):
             yield "deletes images", f"image {image}", f"its {count} uploads in provider {provider} would be deleted"

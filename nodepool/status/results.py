@@ -18,7 +18,7 @@ import prettytable
 from nodepool.base.problems import printable
 from nodepool.status.fit import fitted
 
-#: Of a cell of a table: each line is as wide as the widest cells.
+#: Of a table cell: each line is as wide as the widest cells.
 MOST_CHARACTERS = 1000
 FORMATS = ("table", "json", "yaml", "csv")
 
@@ -45,7 +45,7 @@ class Results:
 
 
 def format_age(seconds: float) -> str:
-    """``DD:HH:MM:SS``; days may grow."""
+    """Return ``DD:HH:MM:SS``; days may have more digits."""
     minutes, second = divmod(max(0, int(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -53,7 +53,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """``1 min 38 s``: the two largest units."""
+    """Return a duration in its two largest units, such as ``1 min 38 s``."""
     left = max(0, int(seconds))
     parts = []
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
@@ -66,7 +66,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """``1.5 GiB``; bytes without a fraction."""
+    """Return a size such as ``1.5 GiB``; bytes have no fraction."""
     unit = 0
     while abs(number) >= 1024 and unit < len(UNITS) - 1:
         number /= 1024
@@ -106,7 +106,10 @@ def _selected(results: Results, fields: Iterable[str] | None) -> dict[str, str]:
 
 
 class _Table(prettytable.PrettyTable):
-    """The library's table, in a third of its time where it is plain text in one line per row: lists have thousands of rows."""
+    """The table of the library, three times faster for plain text with one line per row.
+
+    Lists have thousands of rows.
+    """
 
     def __str__(self) -> str:
         rows = [self.field_names, *([str(cell) for cell in row] for row in self.rows)]
@@ -132,7 +135,7 @@ def _table(results: Results, fields: Iterable[str] | None, now: float, width: in
 
 
 def _cut(key: str, text: object, width: int | None) -> Any:
-    """The text in that width: what explains something is wrapped, all else is cut."""
+    """Return the text cut to that width; explanations are wrapped instead."""
     if width is None or len(str(text)) <= width:
         return text
     return "\n".join(textwrap.wrap(str(text), width)) if key in WRAPPED else f"{str(text)[: width - 3]}..."
@@ -149,19 +152,22 @@ def _csv(results: Results, now: float) -> str:
 
 
 def harmless(value: object) -> Any:
-    """Return the value so that a spreadsheet takes it for text, not for a formula."""
+    """Return the value so that a spreadsheet reads it as text, not as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def plain(value: object) -> Any:
-    """Values of records that are no JSON (none are expected) as text."""
+    """Return values that JSON cannot represent (none are expected) as text."""
     if isinstance(value, (datetime.datetime, set, frozenset, bytes)):
         return str(value)
     return repr(value)
 
 
 def _encodable(text: str) -> str:
-    """JSON in ZooKeeper can hold half of a surrogate pair, which no terminal or page can: it is shown escaped."""
+    """Escape halves of surrogate pairs.
+
+    JSON in ZooKeeper can contain them, but terminals and pages cannot show them.
+    """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -172,12 +178,12 @@ def output(
     clock: Callable[[], float] = time.time,
     width: int | None = None,
 ) -> str:
-    """The text of the results, without a final newline.
+    """Return the text of the results, without a final newline.
 
-    ``width``: characters that a table may be wide; None: as wide as it is.
+    ``width``: maximum width of a table in characters; None: unlimited.
 
-    ``pretty`` (or ``table``) honours ``fields`` in the table's order; ``json`` holds all keys;
-    ``yaml`` and ``csv`` hold the table's columns.
+    ``pretty`` (or ``table``) honors ``fields`` in the table's order; ``json`` contains all keys; ``yaml`` and ``csv``
+    contain the table's columns.
 
     :raises ValueError: unknown format.
     """

@@ -1,4 +1,4 @@
-"""Who may see the pages and ``/api/v1``: this machine, unless the configuration says otherwise (``webapp``: ``pages``)."""
+"""Access to the pages and ``/api/v1``: this machine, unless ``webapp: pages`` is set."""
 
 from __future__ import annotations
 
@@ -25,17 +25,21 @@ HEADERS = (
 
 
 def check(pages: str, environ: Mapping[str, Any]) -> None:
-    """:raises HttpError: this client may not (403), this method is none (405), or there are no pages (404)."""
+    """Check the access of a client.
+
+    :raises HttpError: the client (403) or the method (405) is not allowed, or the pages are disabled (404).
+    """
     if pages == OFF:
-        raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; the pages are switched off (webapp: pages)")
+        raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; the pages are disabled (webapp: pages)")
     if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
         raise HttpError(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET and HEAD")
     if pages == EVERYWHERE:
         return
-    # A page of elsewhere whose name is made to mean this machine must not read it through the browser: so the name counts, too.
+    # A foreign page whose name resolves to this machine must not read it through the browser: so the name is checked.
     if not _is_loopback(str(environ.get("REMOTE_ADDR") or "")) or not _names_us(str(environ.get("HTTP_HOST") or "")):
         raise HttpError(
-            http.HTTPStatus.FORBIDDEN, "The pages are for this machine only; set pages: everywhere in webapp to change that"
+            http.HTTPStatus.FORBIDDEN,
+            "The pages are available on this machine only; to change that, set webapp: pages: everywhere",
         )
 
 
@@ -49,7 +53,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _names_us(host: str) -> bool:
-    """Of the header Host: an address, localhost, or the name of this machine."""
+    """Return whether the Host header is an address, localhost, or the name of this machine."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").lower()
     try:

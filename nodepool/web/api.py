@@ -35,12 +35,12 @@ class Listing:
     read: Callable[..., status.Results]
     columns: Mapping[str, str]
     parameters: tuple[str, ...] = ()
-    #: It tells about this launcher (``read`` gets the NodePool), not about the cluster.
+    #: It shows this launcher (``read`` gets the NodePool), not the cluster.
     own: bool = False
 
 
 def _uploads(zk: ZooKeeper) -> status.Results:
-    """The table of old; JSON has the keys of the detailed one."""
+    """Return the table of 11.0.0; JSON has the keys of the detailed one."""
     return status.Results(status.image_list(zk, detail=True, ended=False).rows, status.UPLOAD_COLUMNS)
 
 
@@ -62,7 +62,7 @@ LISTINGS = {
 
 
 class Application:
-    """Answers GET, and every other method alike, from the launcher's picture of the cluster."""
+    """Answers GET, and every other method alike, from the launcher's mirror."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Application:
             if not own:
                 return self._dispatch(request, environ)
             if request.path == EVENTS:
-                # Who gets them does not come here (StreamChannel); who cannot is told why.
+                # Clients of streams are handled by StreamChannel; rejected ones get a 503 response with the reason.
                 self._streams.check(environ)
                 raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Try again")
             return self._api.answer(request, self._pages, environ)
@@ -118,14 +118,14 @@ class Application:
             try:
                 access.check(self._pages, environ)
             except HttpError as error:
-                log.debug("No way to the pages: %s", error)
+                log.debug("Not redirecting to the pages: %s", error)
             else:
                 return Response(b"", status=http.HTTPStatus.FOUND, headers=(("Location", PAGES), *NO_STORE), cors=False)
         there = ", ".join(sorted([*LISTINGS, "/ready", "/metrics"]))
         raise HttpError(http.HTTPStatus.NOT_FOUND, f"Not found; there are {there}")
 
     def _ready(self) -> Response:
-        """Details follow in lines of their own, also when ready (a configuration that could not be reloaded)."""
+        """Return readiness; details follow in separate lines, even when ready."""
         readiness = getattr(self._nodepool, "getReadiness", None)
         ready, details = readiness() if readiness else (bool(self._nodepool.ready), [])
         first = "OK" if ready else "Not ready"
@@ -141,7 +141,7 @@ class Application:
         if zk is None:
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper has not been reached yet")
         if not getattr(zk, "synced", True):
-            # A call to ZooKeeper would wait for the server, and with it the few threads that answer /ready, too.
+            # A call to ZooKeeper would wait for the server and block the few threads that also answer /ready.
             raise HttpError(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
                 ("ZooKeeper's content is being read, try again" if zk.connected else "ZooKeeper cannot be reached"),
@@ -157,7 +157,7 @@ class Application:
         try:
             entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
         except TimeoutError:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being made for another client, try again") from None
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being generated for another client, try again") from None
         headers = (
             ("Cache-Control", f"max-age={self._max_age:g}, public"),
             ("Last-Modified", format_date(entry.made_at)),
@@ -170,7 +170,7 @@ class Application:
 
 
 def _fields(request: Request, listing: Listing) -> tuple[str, ...] | None:
-    """The columns asked for in the table's order, so that spellings of one question share a cache entry."""
+    """Return the requested columns in table order, so that spellings share a cache entry."""
     text = request.parameters.get("fields")
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Keeps responses for a moment, so that many dashboards cost no more than one."""
+"""Caches responses for a moment, so that many dashboards cost no more than one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 MAX_ENTRIES = 64
-#: Seconds to wait for a body that another thread is making.
+#: Seconds to wait for a body that another thread is generating.
 MAKE_TIMEOUT = 2.0
 
 
@@ -27,9 +27,9 @@ class Entry(Generic[T]):
 
 
 class ResponseCache(Generic[T]):
-    """A bounded mapping of recent bodies, or of what they are made of.
+    """A bounded mapping of recent bodies, or of their data.
 
-    The oldest go first, and those that have expired with the next new one.
+    The oldest entries are dropped first, and expired ones when the next entry is added.
     """
 
     def __init__(
@@ -48,20 +48,22 @@ class ResponseCache(Generic[T]):
         self._making: dict[Hashable, Future[Entry[T]]] = {}
 
     def _expired(self) -> bool:
-        """Whether the oldest entry is."""
+        """Return whether the oldest entry has expired."""
         oldest = next(iter(self.cache.values()), None)
         return oldest is not None and oldest.expires_at <= self._monotonic()
 
     def renew(self) -> None:
-        """Who asks from now on gets nothing that was made, or begun, before."""
+        """Invalidate entries that exist or are being generated."""
         with self._lock:
             self.cache.clear()
             self._making = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> Entry[T]:
-        """The kept entry, or a new one; equal requests at one time are computed once, without holding up others.
+        """Return the cached entry, or a new one.
 
-        :raises TimeoutError: another thread has been making it for longer than :data:`MAKE_TIMEOUT`.
+        Concurrent equal requests are computed once, without blocking others.
+
+        :raises TimeoutError: another thread has been generating it for longer than :data:`MAKE_TIMEOUT`.
         """
         with self._lock:
             entry = self.cache.get(key)
@@ -86,7 +88,7 @@ class ResponseCache(Generic[T]):
             if making is self._making:
                 self.cache[key] = entry
                 self.cache.move_to_end(key)
-            # What has expired is of no use, and may be large.
+            # Expired entries are useless, and may be large.
             while len(self.cache) > self._max_entries or self._expired():
                 self.cache.popitem(last=False)
         ours.set_result(entry)

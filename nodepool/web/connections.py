@@ -10,9 +10,9 @@ from waitress.server import TcpWSGIServer
 
 from nodepool.web.streams import StreamChannel, Streams
 
-#: Connections at a time, and seconds without a byte after which one is closed.
+#: Maximum number of connections, and seconds without a byte after which one is closed.
 CONNECTION_LIMIT, IDLE_TIMEOUT = 500, 30
-#: Seconds in which a request must arrive, from its first byte on.
+#: Seconds in which a request must arrive, from its first byte.
 REQUEST_TIMEOUT = 10.0
 #: Seconds between two checks for connections that are too slow.
 CHECK = 5.0
@@ -34,7 +34,10 @@ class Channel(StreamChannel):
 
 
 class Server(TcpWSGIServer):
-    """Accepts connections always: when there are too many, the client with most of them loses its oldest idle one."""
+    """Always accepts connections.
+
+    If there are too many, the client with most of them loses its oldest idle one.
+    """
 
     channel_class = Channel
     streams: Streams
@@ -45,7 +48,7 @@ class Server(TcpWSGIServer):
             idle = [channel for channel in self.active_channels.values() if not channel.requests and not channel.streaming]
             if idle:
                 counts = Counter(channel.addr[0] for channel in self.active_channels.values())
-                # An answer that is being sent is cut off only if its client has most connections.
+                # An answer that is being sent is cut off only if its client has the most connections.
                 min(idle, key=lambda c: (-counts[c.addr[0]], c.total_outbufs_len > 0, c.creation_time)).handle_close()
 
     def maintenance(self, now: float) -> None:

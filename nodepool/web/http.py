@@ -1,4 +1,4 @@
-"""The little HTTP that the interface needs, on plain WSGI: values, negotiation, conditional requests."""
+"""The parts of HTTP used by the interface, on WSGI: values, negotiation, conditions."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ class Request:
 
     @classmethod
     def fromEnviron(cls, environ: Mapping[str, Any]) -> Request:
-        """
-        :raises HttpError: a parameter cannot be understood (400).
+        """Return the request.
+
+        :raises HttpError: a parameter is invalid (400).
         """
         path = environ.get("PATH_INFO", "").encode("latin-1", "replace").decode("utf-8", "replace")
         lists = parse_parameters(environ.get("QUERY_STRING", ""))
@@ -65,7 +66,7 @@ class Request:
 
 
 def parse_parameters(query: str) -> dict[str, list[str]]:
-    """The values of each parameter.
+    """Return the values of each parameter.
 
     :raises HttpError: not UTF-8, too many or too long (400).
     """
@@ -95,7 +96,7 @@ def format_date(seconds: float) -> str:
 
 
 def _ranges(accept: str) -> list[tuple[str, str, float]] | None:
-    """Media ranges with their weights; None when the header is malformed."""
+    """Return media ranges with their weights; None if the header is malformed."""
     result = []
     for part in accept.split(","):
         media, *parameters = (piece.strip() for piece in part.split(";"))
@@ -119,7 +120,10 @@ def _ranges(accept: str) -> list[tuple[str, str, float]] | None:
 
 
 def negotiate(accept: str | None, offers: Sequence[str]) -> str | None:
-    """The offer that ranks first; the earlier one at equal weight; None when none is acceptable."""
+    """Return the offer that ranks first; None if none is acceptable.
+
+    Of offers with equal weight the earlier one is returned.
+    """
     ranges = _ranges(accept) if accept else None
     if not ranges:
         return offers[0]

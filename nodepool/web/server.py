@@ -29,7 +29,7 @@ log = logging.getLogger("nodepool.WebApp")
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """A bound socket; ``OSError`` with address and port in its text."""
+    """Return a bound socket; ``OSError`` with address and port in its text."""
     try:
         family, kind, proto, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.socket(family, kind, proto)
@@ -45,7 +45,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 class _Dispatcher(ThreadedTaskDispatcher):
-    """Gives its threads a name that test benches know (FAK-4.5)."""
+    """Names its threads as test benches expect (FAK-4.5)."""
 
     def start_new_thread(self, target: Callable[[int], None], thread_no: int) -> None:
         threading.Thread(target=target, name=f"Thread-WebApp-{thread_no}", args=(thread_no,), daemon=True).start()
@@ -54,7 +54,7 @@ class _Dispatcher(ThreadedTaskDispatcher):
 class WebApp(threading.Thread):
     """Serves the state of ``nodepool`` (needs ``ready`` and ``getZK()``) over HTTP.
 
-    The socket listens once this is constructed; ``OSError`` when it cannot.
+    The socket listens once this is constructed; ``OSError`` if it cannot.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class WebApp(threading.Thread):
             )
 
     def stop(self) -> None:
-        """End the server and its threads; returns within seconds, also if it never ran."""
+        """End the server and its threads within seconds; allowed if it never ran."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -117,6 +117,6 @@ class WebApp(threading.Thread):
         if self.is_alive():
             self.server.pull_trigger()
             self.join(STOP_TIMEOUT)
-        # Only now: the loop must not meet closed descriptors, nor we write to one that was closed.
+        # Not earlier: the loop must not use closed descriptors, and we must not write to one.
         wasyncore.close_all(self._map, ignore_all=True)
         self.server.task_dispatcher.shutdown(timeout=STOP_TIMEOUT)

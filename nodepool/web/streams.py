@@ -1,7 +1,7 @@
-"""``/api/v1/events``: server-sent events to many clients at once, without a thread for each.
+"""``/api/v1/events``: server-sent events to many clients without a thread for each.
 
-An ordinary request occupies one of the server's few threads until it is answered. The connection of a stream is set aside after
-its head was sent; one thread writes to all of them what has happened.
+An ordinary request occupies one of the few server threads until it is answered. The connection of a stream is handed
+over after its head was sent; one thread writes new events to all streams.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from nodepool.zk.mirror.feed import REPORTED, TYPES, Event, Feed, matches
 
 MOST_STREAMS = 300
 HEARTBEAT = 15.0
-"""Seconds after which something is sent in any case: it finds out who has gone, and keeps the connection open."""
+"""Seconds after which something is sent in any case: this detects closed connections and keeps others open."""
 DIGEST = 4.0
-"""Seconds between two messages to a page, which only wants to know what to ask for again; the first comes at once."""
+"""Seconds between two messages to a page, which only needs to know what to fetch again; the first is sent immediately."""
 BEAT = ": \n\n"
 SLOW = 1 << 18
-"""Bytes that may wait for a client; who is slower is cut off, and comes back."""
+"""Bytes that may wait for a client; slower clients are disconnected, and reconnect."""
 MOST_WAITING, TOGETHER = 20000, 500
-"""Events that wait to be sent, and that are sent at once, at most."""
+"""Maximum number of events that wait to be sent, and that are sent together."""
 _HEAD = (
     "HTTP/1.1 200 OK",
     "Content-Type: text/event-stream; charset=UTF-8",
@@ -50,7 +50,7 @@ log = logging.getLogger("nodepool.WebApp")
 class Stream:
     """One client.
 
-    :param digest: it gets how many events of each kind there were, and not the events.
+    :param digest: it gets the number of events of each type, and not the events.
     """
 
     def __init__(self, channel: HTTPChannel, digest: bool, filters: Mapping[str, list[str]]) -> None:
@@ -60,7 +60,7 @@ class Stream:
         self.filters = dict(filters)
 
     def send(self, text: str) -> bool:
-        """False: the client is gone, or too slow."""
+        """Send a text; return False if the client has disconnected or is too slow."""
         channel = self.channel
         if not channel.connected or channel.total_outbufs_len > SLOW:
             self.close()
@@ -85,8 +85,9 @@ class Streams:
     def __init__(
         self, feed: Feed | None, pages: str, renew: Callable[[], None], monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """
-        :param renew: what is called before pages are told to ask again: no answer may be from before the change.
+        """Create the streams.
+
+        :param renew: called before pages are notified to fetch again: no answer may be from before the change.
         """
         self._feed = feed
         self._renew = renew
@@ -95,7 +96,7 @@ class Streams:
         self._lock = threading.Lock()
         self._streams: list[Stream] = []
         self._arrived: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        #: Events that came faster than they could be sent.
+        #: Events that arrived faster than they could be sent.
         self._left_out = 0
         self._thread = threading.Thread(target=self._run, name="Thread-WebApp-events", daemon=True)
 
@@ -114,16 +115,16 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    # -- a new one, on a thread of the server
+    # -- a new stream, on a thread of the server
 
     def check(self, environ: Mapping[str, Any]) -> tuple[bool, dict[str, list[str]], int | None]:
-        """Whether a digest is wanted, the filters, and the last event that the client has.
+        """Return whether a digest is requested, the filters, and the client's last event.
 
-        :raises HttpError: what is asked for cannot be had.
+        :raises HttpError: the request is invalid.
         """
         access.check(self._pages, environ)
         if self._feed is None:
-            raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; events are the launcher's")
+            raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; only launchers provide events")
         request = Request.fromEnviron(environ)
         filters = {
             key: [one for value in values for one in value.split(",")]
@@ -131,20 +132,20 @@ class Streams:
             if key not in _NOT_FILTERS
         }
         if unknown := set(filters.get("type", ())) - TYPES.keys():
-            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"There is no type {', '.join(sorted(unknown))[:80]}; see /api/v1")
+            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"Unknown type {', '.join(sorted(unknown))[:80]}; see /api/v1")
         last = environ.get("HTTP_LAST_EVENT_ID") or request.parameters.get("since")
         if last is not None and not (last.isascii() and last.isdecimal() and len(last) < 16):
-            raise HttpError(http.HTTPStatus.BAD_REQUEST, "since and Last-Event-ID are the number of an event")
+            raise HttpError(http.HTTPStatus.BAD_REQUEST, "since and Last-Event-ID must be the number of an event")
         with self._lock:
             full = len(self._streams) >= MOST_STREAMS and self._in_the_way(str(environ.get("REMOTE_ADDR"))) is None
         if full:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_STREAMS} clients follow events already")
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_STREAMS} clients already follow events; try again later")
         return "digest" in request.parameters, filters, int(last) if last is not None else None
 
     def open(self, environ: Mapping[str, Any], channel: HTTPChannel) -> None:
-        """Answer with the head of a stream and what was missed.
+        """Return the head of a stream and the missed events.
 
-        :raises HttpError: it cannot be had; nothing was sent.
+        :raises HttpError: the stream is refused; nothing was sent.
         """
         digest, filters, last = self.check(environ)
         assert self._feed is not None
@@ -164,7 +165,10 @@ class Streams:
                 self._streams.append(stream)
 
     def _in_the_way(self, address: str) -> Stream | None:
-        """The oldest stream of the address that has most; None when no other address has more than this one."""
+        """Return the oldest stream of the address with the most streams.
+
+        None if no other address has more than this one.
+        """
         counts = Counter(stream.address for stream in self._streams)
         most, count = max(counts.items(), key=lambda item: item[1])
         return None if counts[address] >= count else next(stream for stream in self._streams if stream.address == most)
@@ -200,7 +204,7 @@ class Streams:
                 self._send(lambda stream: BEAT)
 
     def _next(self, seconds: float) -> list[Event] | None:
-        """What has arrived, at the latest after so many seconds; None at the end."""
+        """Return new events after at most this many seconds; None at the end."""
         events: list[Event] = []
         try:
             event = self._arrived.get(timeout=seconds)
@@ -214,7 +218,7 @@ class Streams:
         return None
 
     def _tell(self, events: list[Event]) -> None:
-        """Send them to those who follow events; most clients are pages, which do not."""
+        """Send events to clients that follow them; most clients are pages, which do not."""
         with self._lock:
             followers = [stream for stream in self._streams if not stream.digest]
         if followers:
@@ -222,7 +226,7 @@ class Streams:
             self._send(lambda stream: "".join(text for event, text in told if stream.wants(event)), followers)
 
     def _send(self, text_for: Callable[[Stream], str], streams: list[Stream] | None = None) -> None:
-        """To all, unless it is said to whom."""
+        """Send a text to all clients, or to the given ones."""
         if streams is None:
             with self._lock:
                 streams = list(self._streams)
@@ -232,8 +236,8 @@ class Streams:
                 text = text_for(stream)
                 if (text and not stream.send(text)) or not stream.channel.connected:
                     gone.append(stream)
-            except Exception:  # it concerns this client only
-                log.exception("A client that follows events is left:")
+            except Exception:  # it affects this client only
+                log.exception("Disconnecting a client that follows events, because of an error:")
                 gone.append(stream)
         if gone:
             with self._lock:
@@ -268,12 +272,12 @@ class StreamChannel(HTTPChannel):
         try:
             self.server.streams.open(environ, self)
         except HttpError:
-            super().service()  # the application says the same
+            super().service()  # the application returns the same error
             return
         except Exception:
-            log.exception("Cannot begin to send events:")
+            log.exception("Cannot start an event stream:")
             self.will_close = True
-        # Nothing more is read from this client, but that it goes is noticed.
+        # Nothing more is read from this client, but its disconnect is noticed.
         self.streaming = True
         with self.requests_lock:
             for each in self.requests:
@@ -282,7 +286,7 @@ class StreamChannel(HTTPChannel):
         self.server.pull_trigger()
 
     def handle_write(self) -> None:
-        # waitress takes a connection without requests for its own: it would write beside our thread.
+        # waitress assumes that it owns connections without requests: it would write concurrently with our thread.
         with self.outbuf_lock:
             super().handle_write()
 

@@ -1,4 +1,4 @@
-"""The tables of ``/api/v1`` and of the pages: what each row has, as JSON and CSV."""
+"""The tables of ``/api/v1`` and of the pages: their rows, as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Rows = list[dict[str, Any]]
 #: What a request waits for: texts and codes.
 Waits = tuple[tuple[str, ...], tuple[str, ...]]
 NOTHING: Waits = ((), ())
-#: Record, what it waits for, who declined, its row.
+#: Record, what it waits for, declining pools, its row.
 Kept = tuple[Any, Waits, list[str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """``read`` gets the NodePool; ``columns``: key -> title of what a page shows at first."""
+    """``read`` gets the NodePool; ``columns``: key -> title of columns shown by default."""
 
     read: Callable[[Any], Rows]
     columns: Mapping[str, str]
-    #: Keys with few values, of which a page lets people choose.
+    #: Keys with few values, from which users can choose on a page.
     choices: tuple[str, ...] = ()
 
 
 def _number(value: object) -> float | None:
-    """Of a record, which may have anything there."""
+    """Return the number in a record, which may contain anything."""
     return value if isinstance(value, (int, float)) and abs(value) < LARGEST else None
 
 
@@ -55,13 +55,16 @@ class Launcher(status.Explaining, Protocol):
 
 
 class NodeRows:
-    """Rows of nodes; a row is made again only when its record is another one: records are never changed in place."""
+    """Rows of nodes; a row is created again only if its record is another object.
+
+    Records are never modified.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
 
     def read(self, nodepool: Source) -> Rows:
-        """``since`` and ``created`` are UNIX seconds; ports are hidden as in ``/node-list``."""
+        """Return rows; times are UNIX seconds, ports are hidden as in ``/node-list``."""
         kept: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
         for node in nodepool.getZK().readNodes(with_contenders=True):
             node_id = node.id or ""
@@ -97,7 +100,7 @@ def _node_row(node: Node, locked: bool) -> dict[str, Any]:
 
 
 class RequestRows:
-    """Rows of requests, kept as those of nodes are."""
+    """Rows of requests, cached as those of nodes."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Kept] = {}
@@ -132,7 +135,7 @@ class RequestRows:
 
 
 def _waits(reasons: list[dict[str, Any]]) -> Waits:
-    """The most telling reason, and the codes of all with that one first."""
+    """Return the most informative reason, and all codes, starting with its code."""
     reason = causes.main_reason(reasons)
     if reason is None:
         return NOTHING
@@ -140,7 +143,7 @@ def _waits(reasons: list[dict[str, Any]]) -> Waits:
 
 
 def _placed(entry: Kept, place: int | None, served: Mapping[str, float]) -> dict[str, Any]:
-    """Add the queue position, which changes with other requests, and the estimated wait in seconds."""
+    """Add the queue position, which depends on other requests, and the estimated seconds."""
     request, waits, _declined, row = entry
     stuck = bool(waits[1]) and waits[1][0] not in causes.FLOWING
     expected = None if place is None or stuck else expected_wait(served, request.node_types, place)

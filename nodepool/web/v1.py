@@ -1,4 +1,4 @@
-"""``/api/v1`` and the pages on ``/ui/``: beside the paths of release 11.0.0 (doc/operation/web.rst)."""
+"""``/api/v1`` and the pages on ``/ui/``, not in release 11.0.0 (doc/operation/web.rst)."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ API, PAGES, STATIC = "/api/v1/", "/ui/", "/ui/static/"
 EVENTS = "/api/v1/events"
 JSON = "application/json"
 LIMIT, MOST, MOST_CHOICES, MOST_LABELS = 500, 20000, 200, 40
-"""Rows of an answer, unless asked for otherwise, and at most; values to choose from; labels of the overview."""
+"""Default and maximum rows of an answer; values to choose from; labels of the overview."""
 ROWS_AGE = 1.0
-"""Seconds for which rows are good."""
+"""Seconds for which rows are cached."""
 FILES = {"app.css": "text/css; charset=UTF-8", "app.js": "text/javascript; charset=UTF-8", "icon.svg": "image/svg+xml"}
-#: Key -> values of which a page lets people choose.
+#: Key -> values from which users can choose on a page.
 Choices = dict[str, list[str]]
 T = TypeVar("T")
 _NOT_FILTERS = frozenset({"format", "limit", "offset", "sort", "q"})
 
 
 class Api:
-    """Answers for one launcher; every answer is of the whole cluster."""
+    """Answers for one launcher; every answer covers the whole cluster."""
 
     def __init__(self, nodepool: Launcher, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._nodepool = nodepool
         self._history = HistoryReader()
-        #: Of each table the rows and the choices.
+        #: The rows and the choices of each table.
         self._rows: ResponseCache[tuple[Rows, Choices]] = ResponseCache(ROWS_AGE, monotonic=monotonic)
         self._answers: ResponseCache[bytes] = ResponseCache(ROWS_AGE, monotonic=monotonic)
-        #: Those of which there are thousands keep what they have made.
+        #: Tables with thousands of rows cache them.
         self._readers = {"nodes": NodeRows().read, "requests": RequestRows().read}
         self._source = _Source(nodepool, monotonic)
 
@@ -59,7 +59,10 @@ class Api:
         return path.startswith((API, PAGES)) or path in ("/api/v1", "/ui")
 
     def answer(self, request: Request, pages: str, environ: Mapping[str, Any]) -> Response:
-        """:raises HttpError: anything but 200 and 304."""
+        """Return the answer.
+
+        :raises HttpError: anything but 200 and 304.
+        """
         access.check(pages, environ)
         if request.path.startswith(STATIC):
             response = self._static(request.path.removeprefix(STATIC))
@@ -82,14 +85,14 @@ class Api:
     # -- /api/v1
 
     def renew(self) -> None:
-        """Who asks from now on is told of nothing that is older."""
-        # The innermost first: what is made of it must not be older, either.
+        """Invalidate cached data, so that later requests get newer data."""
+        # The innermost first: data based on it must not be older, either.
         self._source.renew()
         self._rows.renew()
         self._answers.renew()
 
     def _shared(self, request: Request) -> Response:
-        """Many pages ask for the same when they are told of a change: it is made once a second for all of them."""
+        """Return an answer shared for a second: notified pages all ask for the same."""
         made: list[Response] = []
 
         def make() -> bytes:
@@ -139,7 +142,7 @@ class Api:
             if key in _NOT_FILTERS:
                 continue
             if known is not None and key not in known:
-                raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} has no {key}; there are {', '.join(sorted(known))}")
+                raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} has no {key}; known are {', '.join(sorted(known))}")
             wanted[key] = [value for one in values for value in one.split(",")]
         test, text = test_of(wanted), (given.get("q") or "").lower()
         found = [row for row in rows if test(row) and (not text or _mentions(row, text))]
@@ -155,12 +158,12 @@ class Api:
         if form == "csv":
             return _csv(part, known or list(table.columns), name)
         if form != "json":
-            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"format is json or csv, not {form[:40]}")
+            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"format must be json or csv, not {form[:40]}")
         columns = [{"key": key, "title": title} for key, title in table.columns.items()]
         return _json({"columns": columns, "rows": part, "total": len(found), "choices": choices})
 
     def _read(self, name: str) -> tuple[Rows, Choices]:
-        """The rows, and values to choose from, made once a second for all who ask."""
+        """Return the rows and values to choose from, generated once a second for all clients."""
 
         def make() -> tuple[Rows, Choices]:
             rows = self._readers.get(name, TABLES[name].read)(self._source)
@@ -186,10 +189,10 @@ class Api:
         }
 
     def _config(self) -> dict[str, Any]:
-        """Of each launcher, as loaded, this one first; what may be a secret is left out."""
+        """Return the loaded configurations of all launchers without secrets, this one first."""
         own = self._nodepool.shown_config()
         if own is None:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "There is no configuration in force yet")
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "No configuration is in force yet")
         zk = self._nodepool.getZK()
         files = {_launcher(report): {**report["config"], "not_running": report["not_running"]} for report in zk.readReports()}
         others = [
@@ -201,7 +204,7 @@ class Api:
 
     def _explain(self, kind: str, name: str) -> Response:
         if kind not in KINDS:
-            raise HttpError(http.HTTPStatus.NOT_FOUND, f"There is no kind {kind[:40]}; there are {', '.join(KINDS)}")
+            raise HttpError(http.HTTPStatus.NOT_FOUND, f"Unknown kind {kind[:40]}; known are {', '.join(KINDS)}")
         zk = self._nodepool.getZK()
         feed = getattr(self._nodepool, "feed", None) if kind in ("request", "node") else None
         try:
@@ -212,7 +215,7 @@ class Api:
 
 
 class _Source:
-    """The NodePool as tables know it; what one of them has read the others need not read in that second."""
+    """The NodePool as used by tables; data read for one table are cached for a second."""
 
     def __init__(self, nodepool: Launcher, monotonic: Callable[[], float]) -> None:
         self._nodepool = nodepool
@@ -242,7 +245,7 @@ def _file(name: str, content_type: str) -> Response:
 def _json(content: object) -> Response:
     try:
         text = json.dumps(content, default=plain, allow_nan=False)
-    except ValueError:  # infinity and the like are no JSON, and no browser takes them
+    except ValueError:  # infinity and the like are not valid JSON, and browsers reject them
         text = json.dumps(_finite(content), default=plain)
     return Response(text.encode(), JSON)
 
@@ -272,7 +275,7 @@ def _csv_head(name: str) -> tuple[str, http.HTTPStatus, tuple[tuple[str, str], .
 
 
 def _harmless(value: object) -> Any:
-    """As a spreadsheet takes it for text, not for a formula."""
+    """Return the value so that a spreadsheet reads it as text, not as a formula."""
     if isinstance(value, list):
         value = ",".join(map(str, value))
     if isinstance(value, dict):
@@ -290,7 +293,7 @@ def _mentions(row: Mapping[str, Any], text: str) -> bool:
 
 
 def _order(value: object) -> tuple[int, Any]:
-    """Numbers before texts, nothing at last."""
+    """Return a sort key: numbers before texts, empty values last."""
     if value is None:
         return (2, "")
     return (0, value) if isinstance(value, (int, float)) else (1, str(value))
@@ -309,5 +312,5 @@ def _number(given: Mapping[str, str], name: str, default: int, most: int) -> int
     if text is None:
         return default
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {text[:40]}")
+        raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} must be a whole number, not {text[:40]}")
     return min(int(text), most)

@@ -1,4 +1,7 @@
-"""``python -m nodepool.whatif``: one run, of a job from standard input (see `replay`); its result is JSON on standard output."""
+"""``python -m nodepool.whatif``: run one job from standard input (see `replay`).
+
+The result is JSON on standard output.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Before anything else that makes a lock.
+    # Before anything else that creates a lock.
     from nodepool.simulation import install, kernel
 
     kernel.use(kernel.Kernel(0))

@@ -55,7 +55,8 @@ class Assumptions:
 
     @classmethod
     def read(cls, path: str) -> Assumptions:
-        """
+        """Read the assumptions.
+
         :raises AssumptionsError: the file cannot be read, or does not fit the schema.
         """
         try:
@@ -66,8 +67,9 @@ class Assumptions:
 
     @classmethod
     def of(cls, data: Any) -> Assumptions:
-        """
-        :raises v.Invalid: it does not fit the schema.
+        """Return the assumptions.
+
+        :raises v.Invalid: the data do not fit the schema.
         """
         data = SCHEMA(data)
         found = cls()
@@ -83,7 +85,7 @@ class Assumptions:
         return found
 
     def learn(self, launch_times: Mapping[str, list[float]]) -> None:
-        """Use measured launch times for the labels about which nothing else was said."""
+        """Use measured launch times for labels without other assumptions."""
         for label, times in launch_times.items():
             self.launch_times.setdefault(label, times)
 

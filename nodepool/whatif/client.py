@@ -1,4 +1,4 @@
-"""A client that behaves like Zuul: it submits requests, locks and uses nodes, and returns them.
+"""A client that behaves like Zuul: it submits requests, uses nodes, and returns them.
 
 It needs no tasks: the server answers within the call, and timers of the kernel call the client.
 """
@@ -82,7 +82,8 @@ class Session:
 
 
 class Client:
-    """
+    """A client like Zuul.
+
     :param submitted: called with the id of a request and what it asks for.
     """
 

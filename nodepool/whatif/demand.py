@@ -44,7 +44,8 @@ class Demand:
 
 @dataclass
 class Trace:
-    """
+    """The requests, with measured times.
+
     :param launch_times: measured launch times in seconds by label; empty for a trace from a file.
     :param estimated: requests whose duration is unknown and was replaced by the median of their label.
     """
@@ -105,7 +106,7 @@ def _demand(row: Mapping[str, str | None]) -> Demand:
 
 
 def _time(text: str) -> float:
-    """Return seconds, of a number or of a date and time."""
+    """Return seconds, from a number or from a date and time."""
     try:
         number = float(text)
     except ValueError:
@@ -123,7 +124,8 @@ def _relative(requests: list[Demand]) -> list[Demand]:
 
 
 def write_csv(path: str, requests: Iterable[Demand]) -> None:
-    """
+    """Write a trace.
+
     :raises OSError: the file cannot be written.
     """
     with open(path, "w", newline="", encoding="utf8") as file:

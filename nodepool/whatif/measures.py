@@ -129,7 +129,10 @@ class Measures:
 
 
 def _waiting(waits: Iterable[_Wait]) -> dict[str, Any]:
-    """Return counts, and waiting times in seconds; of requests that never ended there is only the count."""
+    """Return counts, and waiting times in seconds.
+
+    For requests that never ended there is only the count.
+    """
     waits = list(waits)
     times = sorted(wait.seconds for wait in waits if wait.seconds is not None and not wait.failed)
     return {
@@ -143,7 +146,10 @@ def _waiting(waits: Iterable[_Wait]) -> dict[str, Any]:
 
 
 def percentile(ordered: list[float], part: float) -> float | None:
-    """Return the smallest value that is at least as large as this part of all; None if there is none."""
+    """Return the smallest value that is at least as large as this part of all.
+
+    None if there are no values.
+    """
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None
 
 

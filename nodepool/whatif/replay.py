@@ -37,7 +37,7 @@ _IDS = re.compile(r"(\[[^\]]*\] )+")
 
 
 def replay(job: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Run a job in a process whose standard library was replaced; return the summary of its measures.
+    """Run a job in a process whose standard library was replaced; return its measures.
 
     :param job: as of :func:`make_job`.
     :param progress: called with the completed part in percent.
@@ -62,14 +62,20 @@ def make_job(config: dict[str, Any], demand: list[Demand], assumptions: Assumpti
 
 
 def _file_in_memory(text: str) -> str:
-    """Return the path of a file that goes with this process, since configurations contain secrets."""
+    """Return the path of a file that ends with this process.
+
+    Configurations contain secrets.
+    """
     file = os.memfd_create("nodepool.yaml")
     os.write(file, text.encode())
     return f"/proc/self/fd/{file}"
 
 
 class _Complaints(logging.Handler):
-    """Collects warnings and errors of the launcher. It has no lock, since it is also called outside of tasks."""
+    """Collects warnings and errors of the launcher.
+
+    It has no lock, since it is also called outside of tasks.
+    """
 
     def __init__(self, config_file: str) -> None:
         super().__init__(logging.WARNING)
@@ -151,7 +157,7 @@ class _Run:
         """Return what limits the result."""
         from nodepool.whatif.machines import unknown_sizes
 
-        notes = [f"provider {name} is left out: {reason}" for name, reason in sorted(config.provider_errors.items())]
+        notes = [f"provider {name} is not simulated: {reason}" for name, reason in sorted(config.provider_errors.items())]
         unknown = unknown_sizes(config, self._assumptions)
         notes += [f"{text}; the limit has no effect (--assume: labels, resources)" for text in unknown]
         offered = {label for provider in config.providers.values() for pool in provider.pools.values() for label in pool.labels}

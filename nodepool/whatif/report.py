@@ -76,7 +76,10 @@ def _hours(runs: Mapping[str, dict[str, Any]]) -> Results:
 
 
 def chart(runs: Mapping[str, dict[str, Any]]) -> str:
-    """Return an SVG with machines and waiting requests over time, one panel for each run, all with one scale."""
+    """Return an SVG with machines and waiting requests over time.
+
+    There is one panel for each run, all with one scale.
+    """
     most = max((value[name] for run in runs.values() for value in run["series"] for name in _SERIES), default=1) or 1
     span = max((value["time"] for run in runs.values() for value in run["series"]), default=1.0) or 1.0
     height = len(runs) * (_HEIGHT + 2 * _TOP)

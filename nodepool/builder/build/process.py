@@ -152,7 +152,7 @@ class BuildProcess:
         self.environment.setdefault(processes.MARKER_VARIABLE, random_source.token_hex(16))
         self.pid: int | None = None
         self.log_error: str | None = None
-        """Why the log file is incomplete; the build itself goes on."""
+        """Why the log file is incomplete; the build itself continues."""
         self._log_file = log_file
         self._redactor = Redactor(secrets)
         self._lines = LineSplitter(on_line)

@@ -209,7 +209,7 @@ class BuildRun:
         for directory in self._tracker.build_dirs[known:]:
             noted = self._entry is not None and self._entry.note_dir(directory)
             if noted and os.path.basename(directory).startswith("dib_image."):
-                # A raw image is made there long after this line, and moved as it is.
+                # After this line, a raw image is created there over a long time and moved unchanged.
                 self._close_to_others(directory)
         self._tail.append(text)
         progress = self.progress

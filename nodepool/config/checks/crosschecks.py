@@ -99,7 +99,7 @@ def backing_labels(offers: list[Offer], defined: set[Any]) -> Iterator[Finding]:
         place = (*offer.where, "backing-label")
         chain = _way_back(offer.label, offer.backing, backed)
         if chain:
-            # A pool with machines of its own may end it.
+            # A pool whose machines need no backing nodes may end the cycle.
             fatal = not real.intersection(chain)
             yield Finding(f"backing labels form a cycle: {' -> '.join(chain)}", place, fatal=fatal)
         elif offer.backing not in backed and offer.backing not in real:

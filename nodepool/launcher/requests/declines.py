@@ -39,7 +39,7 @@ class Declines:
         self._failing: dict[str, LabelProblems] = {}
         #: Label -> pool -> why it last declined to launch nodes for min-ready.
         self.min_ready: dict[str, dict[str, tuple[Reason, ...]]] = {}
-        #: The client on which the parent has been made.
+        #: The client on which the parent znode was created.
         self._parent_made: object = None
 
     def note(self, request: NodeRequest, launcher_id: str, pool: str, reasons: list[Reason]) -> None:

@@ -205,7 +205,7 @@ class Connection(kazoo_connection.ConnectionHandler):
                 break
             start = offset + 4
             offset = start + length
-            # Each message of its own buffer: kazoo's deserializers slice from an offset.
+            # Each message has a separate buffer: kazoo's deserializers slice from an offset.
             result = self._message(data[start:offset])
             if result is kazoo_connection.CLOSE_RESPONSE:
                 break

@@ -271,7 +271,7 @@ class ImageMethods(FacadeBase):
     def deleteUpload(self, image: str, build_id: str, provider: str, upload_number: str) -> None:
         self._delete(paths.upload(image, build_id, provider, upload_number))
 
-    # -- all at once
+    # -- everything
 
     def readImages(self, cached: bool = True) -> ImageData:
         """Return everything about images; from a complete mirror, else read (pipelined)."""

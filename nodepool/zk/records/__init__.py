@@ -297,7 +297,7 @@ _NODE_PLAIN = (
     "requestor",
     "node_properties",
 )
-#: Those of them that the mirror and the launcher look up.
+#: Those of them by which the mirror and the launcher search.
 _NODE_KEYS = ("provider", "pool", "allocated_to", "launcher", "tenant_name", "requestor", "az")
 #: Those that users of a node read as text.
 _NODE_TEXTS = (
