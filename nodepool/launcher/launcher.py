@@ -69,7 +69,7 @@ def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
         with tree.lock:
             bad = sorted(tree.bad.items())
         found += [
-            Problem(one_line(f"ZooKeeper record {path} is ignored until it is mended or removed: {reason}"))
+            Problem(one_line(f"ZooKeeper record {path} is ignored until it is repaired or removed: {reason}"))
             for path, reason in bad
         ]
     return found

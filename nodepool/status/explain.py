@@ -251,7 +251,9 @@ def _open_request(
         label = f"{pool.provider_name}-{pool.name}"
         if label not in told:
             verdict = (
-                "busy with another request" if pool.paused else "offers it; its launcher gives no reason why it does not serve it"
+                "busy with another request"
+                if pool.paused
+                else "offers it; its launcher reports no reason why it does not serve it"
             )
             if launching:
                 verdict = "not needed: another pool launches the nodes"
@@ -453,7 +455,7 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
         verdict = "full" if pool.paused else f"takes requests, priority {pool.priority:g}"
         found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
     found.problems = _problems(zk, provider=[name])
-    found.answer = "runs" if running or pools else "no launcher runs it: its nodes stay as they are"
+    found.answer = "runs" if running or pools else "no launcher runs it; its nodes remain unchanged"
     _set(found, causes.of_provider(zk, name, clock), found.answer)
     return found
 

@@ -111,7 +111,7 @@ class Api:
         try:
             return cache.get(key, make).body
         except TimeoutError:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being made for another client, try again") from None
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being generated for another client, try again") from None
 
     def _api(self, request: Request) -> Response:
         zk = self._nodepool.getZK()

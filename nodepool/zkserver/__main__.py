@@ -34,7 +34,7 @@ def main() -> int:
     parser.set_defaults(host="127.0.0.1")
     args = parser.parse_args()
     if args.port is None and args.unix is None and args.tls_port is None:
-        parser.error("nothing to listen on; give --port, --unix or --tls-port")
+        parser.error("no address to listen on; specify --port, --unix or --tls-port")
     if args.tls_port is not None and None in (args.tls_cert, args.tls_key, args.tls_ca):
         parser.error("--tls-port needs --tls-cert, --tls-key and --tls-ca")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)

@@ -181,7 +181,7 @@ def delete_local_build(images_dir: str, image: str, build_id: str, log: logging.
     try:
         names = _names(images_dir, image, build_id)
     except OSError as error:
-        log.error("Cannot read images-dir %s: %s; build %s of %s stays", images_dir, error.strerror, build_id, image)
+        log.error("Cannot read images-dir %s: %s; build %s of %s is not deleted", images_dir, error.strerror, build_id, image)
         return False
     for name in names:
         path = os.path.join(images_dir, name)
