@@ -41,7 +41,7 @@ def requests_sent(builder: Any) -> int:
 
 
 @pytest.mark.spec("a builder at rest needs under 60 ZooKeeper operations a minute, under 1 % of a core")
-def test_at_rest(builders: BuilderBench) -> None:
+def test_builder_at_rest_needs_little_zookeeper_and_cpu(builders: BuilderBench) -> None:
     builder = start(builders, IMAGES, PROVIDERS, num_builders=2)
 
     def uploaded() -> bool:
@@ -80,7 +80,7 @@ def test_at_rest(builders: BuilderBench) -> None:
 
 
 @pytest.mark.spec("a request is being built within 0.2 s, a ready build is being uploaded within 0.2 s")
-def test_reaction(builders: BuilderBench) -> None:
+def test_requests_and_builds_are_processed_within_200_ms(builders: BuilderBench) -> None:
     """By the clock of the server; the median, since a loaded machine delays some."""
     start(builders, IMAGES[:1], PROVIDERS[:1])
     image, provider = IMAGES[0], PROVIDERS[0]

@@ -51,7 +51,7 @@ def test_configuration_that_cannot_work(builders: BuilderBench, tmp_path: pathli
 
 
 @pytest.mark.spec("BLD-2: component record with state running, removed at the stop")
-def test_component(builders: BuilderBench) -> None:
+def test_builder_is_registered_until_it_stops(builders: BuilderBench) -> None:
     builder = builders.start(builders.config([]))
     path = "/nodepool/components/builder"
     kazoo = builders.zk.kazoo_client
@@ -162,7 +162,7 @@ def test_strangers_read_nothing_during_a_build(builders: BuilderBench, temporary
     "BLD-21: Inherited abstract images reach the command with elements in order and merged environment; "
     "DIB_RELEASE is the text 21 for an integer 21"
 )
-def test_command(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+def test_command_gets_exact_arguments_and_environment(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     record = tmp_path / "calls"
     base = {
         "name": "base",
@@ -273,7 +273,9 @@ def test_docker_makes_no_file(builders: BuilderBench) -> None:
 
 @pytest.mark.spec("BLD-21: Build exceeding build-timeout ends failed, also when nothing is printed")
 @pytest.mark.parametrize("how", [{"CREATE_SLEEP": "3600"}, {"CREATE_CHATTER": "1"}, {"CREATE_SLEEP": "3600", "CREATE_DEAF": "1"}])
-def test_timeout(builders: BuilderBench, tmp_path: pathlib.Path, how: Env, statsd: StatsdReceiver) -> None:
+def test_build_that_exceeds_its_timeout_fails(
+    builders: BuilderBench, tmp_path: pathlib.Path, how: Env, statsd: StatsdReceiver
+) -> None:
     children = tmp_path / "children"
     image = builders.image(formats=["tar"], **{"build-timeout": 1})
     image["env-vars"] |= {"CREATE_CHILDREN": str(children), **how}
@@ -334,7 +336,7 @@ def test_failing_image_and_repair(builders: BuilderBench, statsd: StatsdReceiver
     assert builders.progress(failed.id).state == FAILED  # the reason stays for a while
 
 
-def test_growing_delay(builders: BuilderBench) -> None:
+def test_delay_of_a_failing_build_grows(builders: BuilderBench) -> None:
     image = builders.image(formats=["tar"])
     image["env-vars"]["CREATE_STATUS"] = "1"
     builder = builders.start(builders.config([image]), cleanup_interval=0)
@@ -450,7 +452,7 @@ def test_not_enough_disk_space(builders: BuilderBench) -> None:
     "BLD-21: A third one -> the oldest build's record, uploads, files and log are gone; two ready builds "
     "remain; the third is uploaded"
 )
-def test_rotation(builders: BuilderBench) -> None:
+def test_old_builds_are_replaced_and_deleted(builders: BuilderBench) -> None:
     builder = builders.start(builders.config([builders.image()], [builders.provider()]))
     first = builders.wait_build()
     builders.wait_upload(build=first.id)
@@ -477,7 +479,7 @@ def test_rotation(builders: BuilderBench) -> None:
     "BLD-21: Manual request: second build appears, two ready builds, request gone; status shows it pending "
     "before and building while the lock is held"
 )
-def test_manual_request(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+def test_manual_request_causes_a_second_build(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     from nodepool import status
 
     block = tmp_path / "block"
@@ -517,7 +519,7 @@ def test_manual_requests_go_first(builders: BuilderBench, tmp_path: pathlib.Path
 
 
 @pytest.mark.spec("BLD-21: pause: true: no build; other images go on. Provider-level pause: built, not uploaded")
-def test_pause(builders: BuilderBench) -> None:
+def test_paused_image_is_not_built(builders: BuilderBench) -> None:
     paused, other = builders.image("paused", pause=True), builders.image("other")
     provider = builders.provider(images=["paused", {"name": "other", "pause": True}])
     flagged = builders.image("flagged", formats=["tar"])
@@ -550,7 +552,7 @@ def test_two_builders_share_the_work(builders: BuilderBench, tmp_path: pathlib.P
 
 
 @pytest.mark.spec("BLD-16: values are reloaded without restart; a bad file leaves the last good in force")
-def test_reload(builders: BuilderBench) -> None:
+def test_invalid_reload_keeps_the_last_valid_configuration(builders: BuilderBench) -> None:
     path = pathlib.Path(builders.config([builders.image(formats=["tar"])]))
     builder = builders.start(str(path))
     builders.wait_build()

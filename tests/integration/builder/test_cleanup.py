@@ -150,7 +150,7 @@ def test_pause_of_a_configured_image_stays(builders: BuilderBench) -> None:
     "cloud works again, upload and build records vanish"
 )
 @pytest.mark.spec("BLD-21: Deletion of an upload is repeated (at least five times in the test) until it succeeds")
-def test_cloud_refuses(builders: BuilderBench, cloud: BalkyCloud) -> None:
+def test_refused_deletion_is_retried_until_it_succeeds(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builders.start(config(builders, [cloud.provider()]))
     upload = builders.wait_upload(provider="balky")
     cloud.do("delete-fails")
@@ -225,7 +225,7 @@ def test_upload_without_external_id(builders: BuilderBench, cloud: BalkyCloud) -
 @pytest.mark.spec(
     "BLD-21: Builder 2, not serving builder 1's provider, does not delete builder 1's ready but not yet uploaded build"
 )
-def test_two_builders(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+def test_builder_deletes_only_its_own_files(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     one, two = BalkyCloud(tmp_path, "one"), BalkyCloud(tmp_path, "two")
     one.do("upload-fails")
     (tmp_path / "images2").mkdir()
@@ -254,7 +254,7 @@ def test_two_builders(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("BLD-21: A record uploading without lock, next to a good upload of a kept build, is dropped")
-def test_abandoned_upload(builders: BuilderBench, cloud: BalkyCloud) -> None:
+def test_abandoned_upload_of_a_kept_build_is_dropped(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builder = builders.start(config(builders, [cloud.provider()]))
     good = builders.wait_upload(provider="balky")
     store_upload(builders, good.build_id, "balky", UPLOADING, external_id=None)
@@ -267,7 +267,7 @@ def test_abandoned_upload(builders: BuilderBench, cloud: BalkyCloud) -> None:
 
 
 @pytest.mark.spec("BLD-11: Failed and abandoned builds disappear on the next pass; files of abandoned builds with them")
-def test_abandoned_build(builders: BuilderBench) -> None:
+def test_abandoned_build_is_deleted_with_its_files(builders: BuilderBench) -> None:
     failed = store_build(builders, state=FAILED)
     abandoned = store_build(builders, state=BUILDING)
     running = store_build(builders, "other", BUILDING)
@@ -301,7 +301,9 @@ def test_events_do_not_hide_failures(builders: BuilderBench, cloud: BalkyCloud) 
 
 
 @pytest.mark.spec("issue 3: one bad record stops nothing else; it and its files are never deleted")
-def test_unreadable_records(builders: BuilderBench, cloud: BalkyCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_record_blocks_nothing_else(
+    builders: BuilderBench, cloud: BalkyCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     kazoo = builders.zk.kazoo_client
     bad = store_build(builders)
     kazoo.set(f"/nodepool/images/{IMAGE}/builds/{bad}", b"{no json")
@@ -323,7 +325,7 @@ def test_unreadable_records(builders: BuilderBench, cloud: BalkyCloud, caplog: p
 
 
 @pytest.mark.spec("BLD-4: a record with no data must be treated as absent everywhere and be removed by cleanup")
-def test_empty_znodes(builders: BuilderBench, cloud: BalkyCloud) -> None:
+def test_record_without_data_is_removed(builders: BuilderBench, cloud: BalkyCloud) -> None:
     kazoo = builders.zk.kazoo_client
     kept = store_build(builders)
     path = f"/nodepool/images/{IMAGE}/builds"
@@ -353,7 +355,7 @@ def test_upload_of_a_build_that_is_gone(builders: BuilderBench, cloud: BalkyClou
 
 
 @pytest.mark.spec("BLD-10.C, BLD-10.E: files without record, stray manifests and checksums go; others stay")
-def test_orphan_files(builders: BuilderBench) -> None:
+def test_files_without_record_are_deleted(builders: BuilderBench) -> None:
     kept = store_build(builders)
     store_files(builders, IMAGE, "e" * 32)
     store_files(builders, "some-other-image", "0000000012")
@@ -472,7 +474,7 @@ def test_delete_after_upload_without_provider(builders: BuilderBench) -> None:
 # -- progress records
 
 
-def test_progress_records(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+def test_obsolete_progress_records_are_deleted(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     store = builders.zk.progress
     now = time.time()
     ids = {name: (name[0] * 32) for name in ("dead", "baked", "fresh-failure", "old-failure")}
@@ -519,7 +521,9 @@ def test_progress_records(builders: BuilderBench, tmp_path: pathlib.Path) -> Non
 
 
 @pytest.mark.spec("CLI-7.1: request, worker and state gauges after each pass")
-def test_gauges(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path, statsd: StatsdReceiver) -> None:
+def test_gauges_are_sent_after_each_pass(
+    builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path, statsd: StatsdReceiver
+) -> None:
     block = tmp_path / "block"
     cloud.do("upload-blocks")
     blocked = builders.image("blocked")

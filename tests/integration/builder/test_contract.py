@@ -133,7 +133,7 @@ def bad_images(builders: BuilderBench, tmp: pathlib.Path) -> dict[str, tuple[dic
 
 
 @pytest.mark.spec("issue 3: each bad image gives one clear error in record, log and command; all others go on")
-def test_bad_images(builders: BuilderBench, program: Program, tmp_path: pathlib.Path) -> None:
+def test_bad_image_fails_alone(builders: BuilderBench, program: Program, tmp_path: pathlib.Path) -> None:
     bad = bad_images(builders, tmp_path)
     config = builders.config([*(image for image, _ in bad.values()), builders.image(formats=["tar"])], [builders.provider()])
     program.start(config)
@@ -158,7 +158,7 @@ def test_bad_images(builders: BuilderBench, program: Program, tmp_path: pathlib.
 
 
 @pytest.mark.spec("issue 3: a command that ignores TERM")
-def test_deaf_command(builders: BuilderBench, program: Program) -> None:
+def test_command_that_ignores_term_is_killed(builders: BuilderBench, program: Program) -> None:
     deaf = builders.image("deaf", formats=["tar"], **{"build-timeout": 1})
     deaf["env-vars"].update(CREATE_SLEEP="3600", CREATE_DEAF="1")
     program.start(builders.config([deaf, builders.image(formats=["tar"])]))
@@ -168,7 +168,7 @@ def test_deaf_command(builders: BuilderBench, program: Program) -> None:
 
 
 @pytest.mark.spec("CFG-4.3: images-dir must exist; issue 3: missing or not writable is one clear error")
-def test_images_dir(builders: BuilderBench, program: Program, tmp_path: pathlib.Path) -> None:
+def test_unusable_images_dir_is_one_clear_error(builders: BuilderBench, program: Program, tmp_path: pathlib.Path) -> None:
     def refusal(*prefix: str, **top: Any) -> str:
         program.log.unlink(missing_ok=True)
         return program.refusal(builders.config([builders.image()], **top), *prefix)
@@ -220,7 +220,7 @@ def test_no_temporary_directory(builders: BuilderBench, program: Program, tmp_pa
 
 
 @pytest.mark.spec("CFG-5.3: parent cycle: one clear error; a running builder keeps the last good configuration")
-def test_parent_cycle(builders: BuilderBench, program: Program) -> None:
+def test_parent_cycle_keeps_the_last_valid_configuration(builders: BuilderBench, program: Program) -> None:
     cycle = [builders.image("a", formats=["tar"], parent="b"), builders.image("b", parent="a"), builders.image(formats=["tar"])]
     config = builders.config(cycle)
     assert "diskimage parents form a cycle: a -> b -> a" in program.refusal(config)
@@ -248,7 +248,7 @@ BROKEN_BUILDS = {
 
 
 @pytest.mark.spec("issue 3: broken JSON or an empty build znode: an error each, all goes on")
-def test_broken_records(builders: BuilderBench, program: Program) -> None:
+def test_broken_record_does_not_stop_the_builder(builders: BuilderBench, program: Program) -> None:
     config = builders.config([builders.image(), builders.image("other")], [builders.provider(images=[IMAGE, "other"])])
     kazoo = builders.zk.kazoo_client
     program.start(config)
@@ -309,7 +309,7 @@ def test_provider_gone_during_upload(builders: BuilderBench, tmp_path: pathlib.P
 )
 @pytest.mark.spec("CLI-9: image-delete with a real upload: its record disappears while a builder runs")
 @pytest.mark.spec("CLI-9: dib-image-delete removes record and files, also without the manifest directory")
-def test_commands(builders: BuilderBench, program: Program) -> None:
+def test_image_commands_work_with_a_running_builder(builders: BuilderBench, program: Program) -> None:
     images = [builders.image(), builders.image("asleep", pause=True)]
     config = builders.config(images, [builders.provider(images=[IMAGE, "asleep"])])
     program.start(config)
@@ -486,7 +486,7 @@ def test_metrics_at_rest(builders: BuilderBench, statsd: StatsdReceiver) -> None
 
 
 @pytest.mark.spec("BLD-1: names and defaults that tools rely on")
-def test_names() -> None:
+def test_builder_has_names_and_defaults_that_tools_use() -> None:
     from nodepool import builder as module
 
     builder = NodePoolBuilder("nodepool.yaml")

@@ -53,7 +53,9 @@ def hook_script(tmp: pathlib.Path, text: str) -> str:
     "BLD-9: external name from image_name_format; metadata; checksums; record ready with id, name, format, "
     "connection data; first number 0000000001"
 )
-def test_what_arrives(builders: BuilderBench, cloud: BalkyCloud, statsd: StatsdReceiver) -> None:
+def test_uploaded_image_has_name_metadata_and_checksums(
+    builders: BuilderBench, cloud: BalkyCloud, statsd: StatsdReceiver
+) -> None:
     image = builders.image(metadata={"key": "image", "own": "image"}, username="ubuntu", **{"python-path": "/usr/bin/python3"})
     provider = cloud.provider(
         [{"name": IMAGE, "meta": {"key": "provider"}}], **{"image-name-format": "{image_name}/{upload_id}/{timestamp}/{build_id}"}
@@ -145,7 +147,7 @@ def test_upload_starts_at_once(builders: BuilderBench, cloud: BalkyCloud) -> Non
 
 
 @pytest.mark.spec("BLD-21: Adding a second provider to the running builder's file: the existing build is uploaded there")
-def test_second_provider(builders: BuilderBench) -> None:
+def test_existing_build_is_uploaded_to_an_added_provider(builders: BuilderBench) -> None:
     builders.start(builders.config([builders.image()], [builders.provider("fake-one")]))
     upload = builders.wait_upload(provider="fake-one")
     builders.config([builders.image()], [builders.provider("fake-one"), builders.provider("fake-two")])
@@ -154,7 +156,7 @@ def test_second_provider(builders: BuilderBench) -> None:
 
 
 @pytest.mark.spec("BLD-21: Mixed drivers in one file: those without image management are skipped by the builder")
-def test_mixed_drivers(builders: BuilderBench) -> None:
+def test_drivers_without_images_are_skipped(builders: BuilderBench) -> None:
     static = {"name": "static", "driver": "static", "pools": []}
     builder = builders.start(builders.config([builders.image()], [static, builders.provider()]))
     builders.wait_upload()
@@ -168,7 +170,7 @@ def test_mixed_drivers(builders: BuilderBench) -> None:
     "BLD-21: First upload to provider A fails once while B works: A ends with exactly one failed and one "
     "ready record (cleanup off), B with none failed; B became ready before A's retry"
 )
-def test_one_failure(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+def test_failed_upload_is_repeated_once_it_can_succeed(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     bad, good = BalkyCloud(tmp_path, "bad"), BalkyCloud(tmp_path, "good")
     bad.do("upload-fails", 1)
     builders.start(config(builders, bad.provider(), good.provider()), cleanup_interval=0, num_uploaders=1)
@@ -184,7 +186,7 @@ def test_one_failure(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("BLD-9: growing delay per pair, forgotten on success, on a new build or on change of configuration")
-def test_growing_delay(builders: BuilderBench, cloud: BalkyCloud) -> None:
+def test_delay_of_a_failing_upload_grows_until_success(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-fails")
     builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
     wait_for(lambda: len(cloud.calls("upload")) >= 4, what="four attempts")
@@ -355,7 +357,7 @@ def test_a_directory_in_use_is_refused(builders: BuilderBench, cloud: BalkyCloud
 
 
 @pytest.mark.spec("BLD-21: Upload hook runs with the local file name as third argument before the image counts as ready")
-def test_hook(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path) -> None:
+def test_upload_hook_runs_before_the_image_is_ready(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path) -> None:
     record, go = tmp_path / "record", tmp_path / "go"
     hook = hook_script(
         tmp_path, f'echo "$1 $2 $3" > {record}.new\nmv {record}.new {record}\nwhile ! [ -e {go} ]; do sleep 0.02; done'
@@ -374,7 +376,7 @@ def test_hook(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path)
 
 @pytest.mark.spec("BLD-9: failing hook: log status and outputs, delete the image from the cloud, record failed")
 @pytest.mark.parametrize("text", ["echo to-out; echo to-err >&2; exit 3", None])
-def test_failing_hook(
+def test_failing_hook_deletes_the_uploaded_image(
     builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     hook = "/does/not/exist" if text is None else hook_script(tmp_path, text)

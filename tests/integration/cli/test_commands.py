@@ -146,7 +146,7 @@ def set_state(plain, request_id, state, **values):
 
 
 @pytest.mark.spec("CLI-9: no subcommand: main() returns 1")
-def test_no_subcommand(config, capsys, monkeypatch):
+def test_missing_subcommand_returns_1(config, capsys, monkeypatch):
     assert nodepoolcmd.main(["-c", config]) == 1
     assert "usage: nodepool" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["nodepool", "-c", config])
@@ -208,7 +208,7 @@ def test_listings_of_an_empty_tree(run, plain):
 
 
 @pytest.mark.spec("CLI-9: list: 9 cells per row, --detail 21; state is cell 6 (from 0), id cell 0")
-def test_list(run, rows, plain):
+def test_list_has_9_columns_and_21_with_detail(run, rows, plain):
     first, second = make_node(plain, public_ipv4="192.0.2.1"), make_node(plain, state="building")
     plain.lockNode(second)
     found = rows("list")
@@ -224,7 +224,7 @@ def test_list(run, rows, plain):
 
 
 @pytest.mark.spec("CLI-9: hold shows hold")
-def test_hold(rows, run, plain):
+def test_held_node_is_shown_as_hold(rows, run, plain):
     node = make_node(plain)
     assert [(row[0], row[6], row[8]) for row in rows("hold", node.id)] == [(node.id, "hold", "unlocked")]
     assert plain.getNode(node.id).state == "hold"
@@ -234,7 +234,7 @@ def test_hold(rows, run, plain):
 
 @pytest.mark.spec("CLI-9: hold of a node locked by somebody raises the timeout exception after 5 s")
 @pytest.mark.parametrize("command", ["hold", "delete"])
-def test_locked_node(config, plain, command, monkeypatch):
+def test_locked_node_is_not_changed_after_a_time_out(config, plain, command, monkeypatch):
     from nodepool.cmd.commands import nodes
 
     assert nodes.LOCK_TIMEOUT == 5
@@ -247,7 +247,7 @@ def test_locked_node(config, plain, command, monkeypatch):
     plain.unlockNode(node)
 
 
-def test_delete(rows, run, plain):
+def test_deleted_node_is_marked_and_unlocked(rows, run, plain):
     node = make_node(plain)
     assert [(row[0], row[6], row[8]) for row in rows("delete", node.id)] == [(node.id, "deleting", "unlocked")]
     assert run("delete", "999") == "Node id 999 not found\n"
@@ -317,7 +317,7 @@ def provider_config(name, **values):
 
 
 @pytest.mark.spec("CLI-9: delete and delete --now make the node disappear")
-def test_delete_now(run, rows, plain, managers, providers):
+def test_node_disappears_after_delete_with_and_without_now(run, rows, plain, managers, providers):
     node = make_node(plain)
     assert run("delete", "--now", node.id) == f"Provider p for node {node.id} not defined on this launcher\n"
     assert plain.getNode(node.id).state == "ready"
@@ -332,7 +332,7 @@ def test_delete_now(run, rows, plain, managers, providers):
 
 
 @pytest.mark.spec("CLI-9: image-list cells 3, 6; dib-image-list cells 0, 1, 4; image-status cell 0")
-def test_image_listings(rows, plain):
+def test_image_listings_have_stable_columns(rows, plain):
     build = make_build(plain)
     number = make_upload(plain, build)
     (row,) = rows("image-list")
@@ -343,7 +343,7 @@ def test_image_listings(rows, plain):
 
 
 @pytest.mark.spec("CLI-9: pause shows paused; double pause and unpause are quiet; then ready again")
-def test_pause(run, rows, plain, config):
+def test_pausing_twice_is_silent(run, rows, plain, config):
     make_build(plain)
     for _ in range(2):
         assert run("image-pause", "fake-image") == ""
@@ -360,7 +360,7 @@ def test_pause(run, rows, plain, config):
 
 
 @pytest.mark.spec("CLI-9: image-build of an image paused in the configuration raises")
-def test_image_build(run, plain, config):
+def test_build_of_an_image_paused_in_the_configuration_is_refused(run, plain, config):
     for name, text in (
         ("paused-image", "Skipping build request for image paused-image; paused"),
         ("base", "Trying to build a non disk-image-builder image: base"),
@@ -376,7 +376,7 @@ def test_image_build(run, plain, config):
 
 
 @pytest.mark.spec("CLI-9: image-status lists the image while a request is pending")
-def test_image_status(run, plain):
+def test_image_status_lists_images_with_a_request(run, plain):
     run("image-build", "fake-image")
 
     def state():
@@ -393,7 +393,7 @@ def test_image_status(run, plain):
 
 
 @pytest.mark.spec("CLI-9: image-delete with nonsense arguments ends quietly")
-def test_image_delete(run, plain):
+def test_upload_in_progress_is_not_deleted(run, plain):
     def delete(build, number):
         return run("image-delete", "--provider", "p", "--image", "fake-image", "--build-id", build,
                    "--upload-id", number)  # fmt: skip
@@ -464,7 +464,7 @@ def test_info_and_erase(run, rows, plain):
 
 
 @pytest.mark.parametrize(("answer", "erased"), [("y\n", True), ("Y\n", True), ("\n", False), ("yes\n", False), ("", False)])
-def test_erase_asks(console, plain, answer, erased):
+def test_erase_asks_for_confirmation(console, plain, answer, erased):
     make_node(plain)
     reply = console("erase", "p", input=answer)
     assert reply.returncode == 0
@@ -477,7 +477,7 @@ def test_erase_asks(console, plain, answer, erased):
 
 
 @pytest.mark.spec("CLI-9: export/import, BLD-18")
-def test_export_import(run, plain, tmp_path):
+def test_exported_image_data_can_be_imported(run, plain, tmp_path):
     build = make_build(plain)
     with plain.imageUploadLock("fake-image", build, "p", blocking=False):
         number = make_upload(plain, build)
@@ -528,7 +528,7 @@ def test_import_refuses_other_files(config, plain, tmp_path, text):
 # -- requests
 
 
-def test_request_create(run, plain):
+def test_created_requests_have_the_given_options(run, plain):
     ids = run("request", "create", "a", "a", "b", "--priority", "200", "--relative-priority", "7", "--tenant", "t",
               "--provider", "p", "--count", "2").split()  # fmt: skip
     assert ids == ["200-0000000000", "200-0000000001"]
@@ -546,7 +546,7 @@ def test_request_create(run, plain):
 
 
 @pytest.mark.parametrize(("state", "status"), [("fulfilled", 0), ("failed", 1)])
-def test_request_wait(console, plain, state, status):
+def test_wait_returns_the_outcome_as_status(console, plain, state, status):
     request_id = console("request", "create", "a").stdout.strip()
 
     def work():
@@ -587,7 +587,7 @@ def test_request_create_and_wait(run, plain):
     assert outcome["state"] == "fulfilled" and outcome["nodes"] == ["0000000001"]
 
 
-def test_request_show(run, plain, config):
+def test_show_prints_a_request_with_its_nodes(run, plain, config):
     request_id, nodes = make_fulfilled(plain)
     out = run("request", "show", request_id)
     assert f"Request {request_id}" in out and "Requestor: t" in out and nodes[1] in out
@@ -706,7 +706,7 @@ def test_large_lists_are_read_in_parallel(run, plain):
 
 
 @pytest.mark.spec("CLI-9: config-validate on the good sample file works without ZooKeeper")
-def test_config_validate(tmp_path):
+def test_config_validate_needs_no_zookeeper(tmp_path):
     sample = str(REPOSITORY / "etc" / "nodepool.yaml")
     with open(sample, encoding="utf-8") as stream:
         text = stream.read()

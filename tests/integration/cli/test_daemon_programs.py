@@ -97,7 +97,7 @@ def launcher(tmp_path):
 
 @pytest.mark.spec("CLI-2.3: INT: orderly stop, status 0; USR1 as INT; TERM within seconds")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_foreground(launcher, number):
+def test_signals_stop_a_foreground_daemon_in_order(launcher, number):
     with launcher.start("-f") as process:
         wait_for(launcher.ready)
         assert not launcher.pid_file.exists()
@@ -109,7 +109,7 @@ def test_foreground(launcher, number):
 
 @pytest.mark.spec("CLI-8: active in any mode, always visible")
 @pytest.mark.parametrize("option", ["-f", "-d"])
-def test_stack_dump(launcher, option):
+def test_stack_dump_is_always_visible(launcher, option):
     with launcher.start(option) as process:
         wait_for(launcher.ready)
         process.send_signal(signal.SIGUSR2)
@@ -151,7 +151,7 @@ def test_second_signal_exits_at_once(launcher):
 
 
 @pytest.mark.spec("CLI-2.2: background: pid file, log file; pid file removed on orderly exit")
-def test_background(launcher):
+def test_background_daemon_writes_pid_and_log_file(launcher):
     reply = launcher.run()
     assert (reply.returncode, reply.stdout, reply.stderr) == (0, "", "")
     pid = int(launcher.pid_file.read_text())
@@ -171,7 +171,7 @@ def test_background(launcher):
 
 @pytest.mark.spec("CLI-1: one clear line on standard error, status 1")
 @pytest.mark.parametrize("options", [("-f",), ()])
-def test_broken_configuration(launcher, options):
+def test_broken_configuration_is_one_line_and_status_1(launcher, options):
     launcher.config.unlink()
     reply = launcher.run(*options)
     assert reply.returncode == 1 and reply.stdout == ""
@@ -198,7 +198,7 @@ def test_port_in_use(launcher, options):
     assert process.returncode == 0
 
 
-def test_missing_directories(launcher):
+def test_missing_directories_are_reported_at_start(launcher):
     reply = launcher.run("-p", "/no/such/dir/x.pid")
     assert reply.returncode == 1
     assert reply.stderr.startswith("nodepool-launcher: error: cannot write pid file /no/such/dir/x.pid: ")
@@ -223,7 +223,7 @@ def test_systemd_is_told(launcher, tmp_path):
             process.communicate(timeout=10)
 
 
-def test_version(launcher):
+def test_version_is_printed(launcher):
     reply = launcher.run("--version")
     assert reply.returncode == 0 and reply.stdout.startswith("Nodepool version: ")
     assert launcher.run("--fake").returncode == 2

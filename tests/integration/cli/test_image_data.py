@@ -78,7 +78,7 @@ def test_log_path_of_something_else(run, plain, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["nothing", "a/b", ""])
-def test_unknown_log(console, plain, name):  # noqa: F811
+def test_log_of_an_unknown_build_is_an_error(console, plain, name):  # noqa: F811
     result = console("image-log", name)
     assert result.returncode == 1 and f"no build of {name} is known; see dib-image-list --detail" in result.stderr
 

@@ -274,7 +274,7 @@ def test_deleting_goes_on_after_a_harmless_change(run, plain, monkeypatch):  # n
 
 
 @pytest.mark.spec("CLI-9: double pause and double unpause are quiet; after unpause the state is ready again")
-def test_pause(run, rows, plain):  # noqa: F811
+def test_unpaused_image_is_ready_again(run, rows, plain):  # noqa: F811
     make_build(plain)
     for _ in range(2):
         assert run("image-pause", IMAGE) == ""
@@ -454,7 +454,7 @@ def test_waiting_tells_about_pause_busy_builders_and_lost_ones(start, plain, bui
     assert process.end()[0] == 1
 
 
-def test_time_out(start, plain, builder):  # noqa: F811
+def test_time_out_of_image_build_has_status_3(start, plain, builder):  # noqa: F811
     process = start("image-build", IMAGE, "--wait", "--timeout", "0.5")
     status, out, _ = process.end()
     assert status == 3 and f"Not finished in time: {IMAGE}; the request remains" in out
@@ -462,7 +462,7 @@ def test_time_out(start, plain, builder):  # noqa: F811
     assert plain.hasBuildRequest(IMAGE)
 
 
-def test_interrupt(start, plain, builder):  # noqa: F811
+def test_interrupted_image_build_leaves_the_build_running(start, plain, builder):  # noqa: F811
     process = start("image-build", IMAGE, "--wait")
     wait_for(lambda: plain.hasBuildRequest(IMAGE), what="the request")
     build = builder.begin()

@@ -62,7 +62,7 @@ def test_explain_a_waiting_request(shell: Shell, bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("issue: explain request: failed ones tell why; other kinds; what is unknown is an error")
-def test_explain_others(shell: Shell, bench: LauncherBench) -> None:
+def test_explain_covers_all_types_of_objects(shell: Shell, bench: LauncherBench) -> None:
     request_id = bench.submit("nosuch")
     bench.wait_request(request_id, "failed")
     assert "nosuch" in shell("explain", "request", request_id).splitlines()[0]
@@ -96,7 +96,7 @@ def test_charts_after_a_restart(bench: LauncherBench, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.spec("issue: history: asked, accepted, create call, boot, scan, handed over, used, deleted; also when it is gone")
-def test_history(shell: Shell, bench: LauncherBench) -> None:
+def test_history_shows_the_whole_life_of_a_deleted_object(shell: Shell, bench: LauncherBench) -> None:
     request_id, (node,) = bench.fulfilled("fake-label")
     pool = bench.pools[0]
     bench.zuul.accept(request_id)
@@ -149,7 +149,9 @@ def test_filters_and_width(shell: Shell, bench: LauncherBench, monkeypatch: pyte
 
 @pytest.mark.spec("issue: events --follow --json, list --watch and top: from ZooKeeper, until interrupted")
 @pytest.mark.parametrize("arguments", [["events", "--follow", "--json"], ["list", "--watch", "--format", "json"], ["top"]])
-def test_following(shell: Shell, bench: LauncherBench, arguments: list[str], tmp_path: pathlib.Path) -> None:
+def test_followed_listings_end_when_interrupted(
+    shell: Shell, bench: LauncherBench, arguments: list[str], tmp_path: pathlib.Path
+) -> None:
     output = tmp_path / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(

@@ -57,7 +57,7 @@ def test_nodes_and_requests(bench: LauncherBench, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.spec("issue: plan: another launcher that offers it counts")
-def test_other_launchers(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_of_other_launchers_count_as_offered(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.quota(instances=0)
     bench.start(config(provider("theirs", labels=["c"])))
     bench.submit("c")
@@ -66,7 +66,7 @@ def test_other_launchers(bench: LauncherBench, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.spec("issue: plan: what it would build, upload, delete")
-def test_images(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_lists_images_to_build_upload_and_delete(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
     def given(*images: str, uploaded: tuple[str, ...], **more: Any) -> dict[str, Any]:
         entry = provider("one", labels=["a"], diskimages=[{"name": name} for name in uploaded])
         return {

@@ -41,7 +41,7 @@ def get(site: Site, path: str) -> Any:
 
 
 @pytest.mark.spec("issue: each table as JSON and CSV, filtered, sorted, in parts")
-def test_tables(site: Site) -> None:
+def test_tables_can_be_filtered_sorted_and_paged(site: Site) -> None:
     served, _ = site.bench.fulfilled("fake-label")
     site.bench.fulfilled(HOSTILE)
     about = get(site, "/api/v1")
@@ -76,7 +76,7 @@ def test_tables(site: Site) -> None:
         ("/api/v1/events?since=x", 400), ("/api/v1/events?type=nosuch", 400),
     ],
 )  # fmt: skip
-def test_refused(site: Site, path: str, status: int) -> None:
+def test_malformed_requests_get_a_clear_4xx(site: Site, path: str, status: int) -> None:
     site.bench.fulfilled("fake-label")
     found, headers, body = ask(site, path)
     assert found == status, body
@@ -84,7 +84,7 @@ def test_refused(site: Site, path: str, status: int) -> None:
 
 
 @pytest.mark.spec("issue: the new pages are on loopback unless the configuration says otherwise; the seven paths stay open")
-def test_who_may(site: Site) -> None:
+def test_pages_are_only_available_on_loopback_by_default(site: Site) -> None:
     for path in ("/ui/", "/api/v1/nodes", "/api/v1/events"):
         assert ask(site, path, Host="evil.example")[0] == 403
         assert ask(site, path, "POST")[0] == 405
@@ -108,7 +108,7 @@ def test_who_may(site: Site) -> None:
 
 
 @pytest.mark.spec("issue: the configuration as loaded, secrets redacted")
-def test_config(site: Site) -> None:
+def test_configuration_is_shown_without_secrets(site: Site) -> None:
     (found,) = get(site, "/api/v1/config")["launchers"]
     assert found["providers"]["fake-provider"]["cloud"] == "fake"
     assert found["error"] is None and found["labels"]["fake-label"] == {"min-ready": 0}
@@ -197,7 +197,7 @@ class Client:
 
 
 @pytest.mark.spec("issue: event feed: server-sent, typed, filterable; what was missed comes again")
-def test_events(site: Site) -> None:
+def test_missed_events_are_sent_after_a_reconnect(site: Site) -> None:
     every, mine, page = Client(site), Client(site, "?type=request-changed&labels=fake-label"), Client(site, "?digest")
     for client in (every, mine, page):
         client.wait("retry:")
@@ -250,7 +250,7 @@ def test_no_old_answer(long_shared: None, site: Site) -> None:
 
 
 @pytest.mark.spec("issue: slow and many clients: the launcher's work and other clients are unaffected")
-def test_slow_clients(site: Site) -> None:
+def test_slow_clients_do_not_affect_others(site: Site) -> None:
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.connect(("127.0.0.1", site.port))
@@ -274,7 +274,7 @@ def test_slow_clients(site: Site) -> None:
 
 
 @pytest.mark.spec("issue: tenant limits against use")
-def test_tenants(bench: LauncherBench) -> None:
+def test_tenants_show_limits_and_use(bench: LauncherBench) -> None:
     limits = {"tenant-resource-limits": [{"tenant-name": "t1", "max-servers": 3, "max-cores": 10}]}
     pool = bench.start(config(provider(), **limits))
     bench.fulfilled("fake-label", tenant_name="t1")

@@ -76,18 +76,18 @@ def upload(zk, other):
 
 @pytest.mark.spec("CLI-9: browser-like Accept, and text/plain: Content-Type, body contains the image name")
 @pytest.mark.parametrize("accept", [BROWSER, "text/plain"])
-def test_text(get, upload, accept):
+def test_image_lists_are_text_by_default(get, upload, accept):
     for path in ("/image-list", "/dib-image-list"):
         assert IMAGE in get(path, accept)
 
 
 @pytest.mark.spec("CLI-9: fields=id,image,state on /image-list")
-def test_fields(get, upload):
+def test_fields_select_columns_of_the_image_list(get, upload):
     assert f"| {upload[0]} | {IMAGE} | ready |" in get("/image-list?fields=id,image,state", "text/plain")
 
 
 @pytest.mark.spec("CLI-9: JSON of /image-list and /dib-image-list")
-def test_json(get, upload):
+def test_image_lists_are_available_as_json(get, upload):
     build, number = upload
     row = get("/image-list")[0]
     assert (row["id"], row["upload_id"], row["image"], row["provider"], row["state"]) == (build, number, IMAGE, "p", "ready")
@@ -98,7 +98,7 @@ def test_json(get, upload):
 
 
 @pytest.mark.spec("CLI-6.5: state in /dib-image-list is paused for builds of a paused image")
-def test_paused(get, zk, other, upload):
+def test_builds_of_a_paused_image_are_shown_as_paused(get, zk, other, upload):
     other.setImagePaused(IMAGE, True)
     wait_for(lambda: zk.image_tree.paused, what="the pause in the mirror")
     assert get("/dib-image-list")[0]["state"] == "paused"
@@ -108,7 +108,7 @@ def test_paused(get, zk, other, upload):
 
 
 @pytest.mark.spec("CLI-9: /image-status: null, after a request pending, while the build lock is held building")
-def test_image_status(get, zk, other, upload):
+def test_image_status_shows_pending_and_building_requests(get, zk, other, upload):
     def shown():
         row = get("/image-status")[0]
         return row["paused"], row["build_request"]

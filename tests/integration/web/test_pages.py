@@ -25,7 +25,7 @@ def busy(site: Site) -> tuple[str, str]:
 
 
 @pytest.mark.spec("issue: reasons on pages, deep links, live; no script of hostile names runs; nothing from other hosts")
-def test_pages(site: Site) -> None:
+def test_pages_show_reasons_and_run_no_foreign_script(site: Site) -> None:
     served, waiting = busy(site)
     with browser(site.address) as seen:
         seen.open("/")
@@ -54,7 +54,7 @@ def test_pages(site: Site) -> None:
 
 
 @pytest.mark.spec("issue: live, also after a proxy has answered for a launcher that was not there")
-def test_follows_again(site: Site) -> None:
+def test_page_follows_events_again_after_an_outage(site: Site) -> None:
     with browser(site.address) as seen:
         seen.page.route("**/events?digest=1", lambda route: route.fulfill(status=502, body="bad gateway"), times=1)
         seen.open("/ui/nodes")
@@ -65,7 +65,7 @@ def test_follows_again(site: Site) -> None:
 
 
 @pytest.mark.spec("issue: event feed, filterable on its page, too; deep links")
-def test_events_page(site: Site) -> None:
+def test_events_page_can_be_filtered(site: Site) -> None:
     served, _waiting = busy(site)
     with browser(site.address) as seen:
         seen.page.route("**/events?since=*", lambda route: route.fulfill(status=502, body="bad gateway"), times=1)
@@ -88,7 +88,7 @@ def test_events_page(site: Site) -> None:
 
 @pytest.mark.spec("issue: each page: light and dark, phone and desk; axe finds nothing serious; no errors")
 @pytest.mark.parametrize("scheme, width", [("light", 1280), ("dark", 375)])
-def test_accessible(site: Site, scheme: str, width: int) -> None:
+def test_pages_are_accessible(site: Site, scheme: str, width: int) -> None:
     served, waiting = busy(site)
     with browser(site.address, color_scheme=scheme, viewport={"width": width, "height": 800}) as seen:
         for path in (*PATHS, f"request/{waiting}", f"request/{served}", "label/fake-label", "provider/fake-provider"):
@@ -99,7 +99,7 @@ def test_accessible(site: Site, scheme: str, width: int) -> None:
 
 
 @pytest.mark.spec("issue: keyboard")
-def test_keyboard(site: Site) -> None:
+def test_pages_can_be_used_by_keyboard(site: Site) -> None:
     busy(site)
     with browser(site.address) as seen:
         seen.open("/ui/nodes")
@@ -171,7 +171,7 @@ def test_reason_comes_by_itself(site: Site) -> None:
 
 
 @pytest.mark.spec("issue: hostile records: a page shows what it can")
-def test_wild_times(site: Site) -> None:
+def test_page_shows_records_with_invalid_times(site: Site) -> None:
     site.bench.ready_node("fake-provider", "main", "fake-label", created_time=10**400, comment="kept")
     site.bench.submit("fake-label", created_time=10**400)
     with browser(site.address) as seen:

@@ -46,7 +46,7 @@ def request(**values: Any) -> zkm.NodeRequest:
 
 
 @pytest.mark.spec(SPEC + "getNodeRequests_empty, getNodeRequests, getNodeRequest, getNodeRequest_not_found")
-def test_reading_requests(zk: Any) -> None:
+def test_missing_requests_read_as_none(zk: Any) -> None:
     assert zk.getNodeRequests() == []
     assert zk.getNodeRequest("100-0000000000") is None
     create = zk.kazoo_client.create
@@ -66,7 +66,7 @@ def test_reading_requests(zk: Any) -> None:
 
 
 @pytest.mark.spec(SPEC + "storeNodeRequest, storeNodeRequest_update, deleteNodeRequest; DRV-8")
-def test_storing_requests(zk: Any, other: Any) -> None:
+def test_stored_requests_can_be_updated_and_deleted(zk: Any, other: Any) -> None:
     record = request(node_types=["b", "a"], requestor="zuul", requestor_data={"x": 1})
     zk.storeNodeRequest(record)
     assert record.id.startswith("100-") and record.event_id
@@ -92,7 +92,7 @@ def test_storing_requests(zk: Any, other: Any) -> None:
     SPEC + "getNodeRequestLockIDs, getNodeRequestLockStats, nodeRequestLockStatsIterator, "
     "nodeRequestIterator, deleteNodeRequestLock"
 )
-def test_request_locks(zk: Any, other: Any) -> None:
+def test_request_lock_directories_are_listed(zk: Any, other: Any) -> None:
     first, second = request(), request()
     for record in (first, second):
         zk.storeNodeRequest(record)
@@ -129,7 +129,7 @@ def test_request_locks(zk: Any, other: Any) -> None:
 
 
 @pytest.mark.spec(SPEC + "getNodes, getNode, getNode_not_found, storeNode, storeNode_update, deleteNode")
-def test_nodes(zk: Any, other: Any) -> None:
+def test_stored_nodes_can_be_updated_and_deleted(zk: Any, other: Any) -> None:
     assert zk.getNode("0000000007") is None
     record = node(zkm.INIT, hold_job="j", external_id={"a": 1}, resources={"cores": 4})
     zk.storeNode(record)
@@ -150,7 +150,7 @@ def test_nodes(zk: Any, other: Any) -> None:
 
 
 @pytest.mark.spec(SPEC + "lockNode_multi, lockNode_unlockNode, unlockNode_not_locked")
-def test_node_locks(zk: Any, other: Any) -> None:
+def test_locked_node_cannot_be_locked_again(zk: Any, other: Any) -> None:
     record = node()
     zk.storeNode(record)
     zk.lockNode(record)
@@ -208,7 +208,7 @@ def test_waiting_for_a_node(zk: Any, zk_chroot: Chroot) -> None:
 
 
 @pytest.mark.spec(SPEC + "forceUnlockNode; ZK-6.7; DRV-8: lock that outlives the process")
-def test_force_unlock(zk: Any, zk_chroot: Chroot) -> None:
+def test_force_unlock_deletes_the_lock_of_another_client(zk: Any, zk_chroot: Chroot) -> None:
     record = node()
     zk.storeNode(record)
     owner = ZooKeeper(zk_chroot.connect(), enable_cache=False)
@@ -232,7 +232,7 @@ def test_force_unlock(zk: Any, zk_chroot: Chroot) -> None:
 
 @pytest.mark.spec(SPEC + "getReadyNodesOfTypes, getReadyNodesOfTypes_multilabel")
 @pytest.mark.parametrize("cached", [True, False])
-def test_ready_nodes(zk: Any, other: Any, cached: bool) -> None:
+def test_ready_nodes_are_listed_under_each_label(zk: Any, other: Any, cached: bool) -> None:
     nodes = {
         name: node(**values)
         for name, values in {
@@ -253,7 +253,7 @@ def test_ready_nodes(zk: Any, other: Any, cached: bool) -> None:
 
 
 @pytest.mark.spec(SPEC + "nodeIterator; PY-3: without a mirror iterators read through")
-def test_node_iterator(zk: Any, other: Any) -> None:
+def test_node_iterator_reads_through_without_mirror(zk: Any, other: Any) -> None:
     ids = []
     for _ in range(3):
         record = node()
@@ -288,7 +288,7 @@ def test_delete_oldest_unused_node(zk: Any) -> None:
 
 
 @pytest.mark.spec("DRV-8: watchNode(node, callback)")
-def test_watch_node(zk: Any, other: Any) -> None:
+def test_watch_reports_each_change_of_a_node(zk: Any, other: Any) -> None:
     record = node()
     zk.storeNode(record)
     calls: list[tuple[str, bool]] = []
@@ -318,7 +318,7 @@ def test_no_write_without_the_lock(zk: Any, other: Any) -> None:
 
 
 @pytest.mark.spec(SPEC + "pool_component; ZK-4, 15")
-def test_pool_component(zk: Any, zk_chroot: Chroot) -> None:
+def test_registered_pool_is_visible_to_other_launchers(zk: Any, zk_chroot: Chroot) -> None:
     client = zk_chroot.connect()
     component = PoolComponent(client, "np01", "11.0.0")
     component.content.update(
@@ -353,7 +353,7 @@ def test_pool_component(zk: Any, zk_chroot: Chroot) -> None:
 
 
 @pytest.mark.spec(SPEC + "buildZooKeeperHosts_single, …_multiple, …_ipv6")
-def test_build_hosts() -> None:
+def test_zookeeper_hosts_include_port_and_chroot() -> None:
     from nodepool.config import ZooKeeperConnectionConfig as Server
     from nodepool.config import buildZooKeeperHosts
 

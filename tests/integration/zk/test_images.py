@@ -61,7 +61,7 @@ def image_locks(facade: Any) -> dict[str, tuple[Any, str]]:
     "…_exception_nonblocking and …_exception_blocking"
 )
 @pytest.mark.parametrize("name", ["build", "build id", "upload", "number"])
-def test_image_locks(zk: Any, other: Any, name: str) -> None:
+def test_image_locks_are_exclusive(zk: Any, other: Any, name: str) -> None:
     lock, path = image_locks(zk)[name]
     with lock(zk, blocking=False):
         assert zk.kazoo_client.exists(path) is not None
@@ -116,7 +116,7 @@ def test_orphans_read_as_none(zk: Any) -> None:
 
 
 @pytest.mark.spec(SPEC + "storeBuild, store_and_get_build; getImageNames, getBuildIds")
-def test_builds(zk: Any) -> None:
+def test_stored_builds_can_be_read(zk: Any) -> None:
     first = build(builder="host", builder_id="id", formats=["raw", "qcow2"], username="u", python_path="p", shell_type="s")
     one, two = zk.storeBuild("image", first), zk.storeBuild("image", build())
     assert one != two and len(one) == 32
@@ -144,7 +144,7 @@ def test_images_not_found(zk: Any) -> None:
 
 
 @pytest.mark.spec(SPEC + "storeImageUpload, storeImageUpload_invalid_build, store_and_get_image_upload")
-def test_uploads(zk: Any) -> None:
+def test_upload_of_a_missing_build_is_refused(zk: Any) -> None:
     with pytest.raises(exceptions.ZKException, match="Cannot find build"):
         zk.storeImageUpload("image", "f" * 32, "prov", upload())
     build_id = zk.storeBuild("image", build())
@@ -165,7 +165,7 @@ def test_uploads(zk: Any) -> None:
 
 
 @pytest.mark.spec(SPEC + "build_request")
-def test_build_request(zk: Any, other: Any) -> None:
+def test_build_request_can_be_submitted_and_removed(zk: Any, other: Any) -> None:
     assert not zk.hasBuildRequest("image")
     zk.submitBuildRequest("image")
     zk.submitBuildRequest("image")
@@ -256,7 +256,7 @@ def test_records_are_deleted_although_another_client_asks_for_their_lock(zk: Any
 
 
 @pytest.mark.spec(SPEC + "deleteBuild, deleteBuild_with_uploads, deleteUpload")
-def test_deleting_builds(zk: Any) -> None:
+def test_build_with_uploads_is_not_deleted(zk: Any) -> None:
     build_id = zk.storeBuild("image", build())
     assert zk.deleteBuild("image", zk.storeBuild("image", build()))
     number = zk.storeImageUpload("image", build_id, "prov", upload())
@@ -270,7 +270,7 @@ def test_deleting_builds(zk: Any) -> None:
 
 
 @pytest.mark.spec("ZK-11: corrupt or empty records read as none")
-def test_broken_images(zk: Any) -> None:
+def test_broken_image_records_read_as_none(zk: Any) -> None:
     for data in (b"", b"{", b'{"state": "odd"}'):
         zk.kazoo_client.create(f"/nodepool/images/image/builds/{data.hex()}x", data, makepath=True)
     assert len(zk.getBuildIds("image")) == 3 and zk.getBuilds("image") == []

@@ -156,7 +156,7 @@ def test_batches_keep_their_order(client: Any) -> None:
     assert len(client.get_children("/b")) == 1200
 
 
-def test_large_messages(client: Any) -> None:
+def test_many_large_messages_are_answered(client: Any) -> None:
     data = bytes(range(256)) * 3600  # close to the server's limit
     answers = [client.create_async(f"/big{i}", data) for i in range(8)]
     assert [a.get(timeout=30) for a in answers] == [f"/big{i}" for i in range(8)]
@@ -181,7 +181,7 @@ def test_a_request_that_cannot_be_written_hurts_only_itself(client: Any) -> None
 # -- what kazoo promises still holds
 
 
-def test_errors(client: Any) -> None:
+def test_errors_are_raised_as_kazoo_exceptions(client: Any) -> None:
     client.create("/e", b"1")
     with pytest.raises(NodeExistsError):
         client.create("/e", b"1")
@@ -196,7 +196,7 @@ def test_errors(client: Any) -> None:
     assert client.unchroot(client.full_path("/e")) == "/e" and client.full_path("/") == client.chroot
 
 
-def test_transactions(client: Any) -> None:
+def test_transactions_are_applied_as_a_whole(client: Any) -> None:
     client.create("/t", b"")
     txn = client.transaction()
     txn.check("/t", 0)
@@ -238,7 +238,7 @@ def test_one_shot_and_persistent_watches_side_by_side(client: Any) -> None:
     wait_for(lambda: len(persistent) == 2 and len(once) == 1)
 
 
-def test_kazoo_recipes(client: Any, zk_chroot: Chroot) -> None:
+def test_kazoo_recipes_work_on_our_connection(client: Any, zk_chroot: Chroot) -> None:
     other = zk_chroot.connect().client
     lock, theirs = client.Lock("/lock", "me"), other.Lock("/lock", "they")
     assert lock.acquire(timeout=5)

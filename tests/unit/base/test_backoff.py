@@ -17,7 +17,7 @@ def test_pauses_grow_to_their_limit() -> None:
     assert [Backoff(1.0, 100.0, factor=3.0).pause(n) for n in (1, 2, 3, 9)] == [1, 3, 9, 100]
 
 
-def test_jitter_shortens() -> None:
+def test_jitter_shortens_the_pause() -> None:
     backoff = Backoff(2.0, 8.0, jitter=0.5)
     assert [backoff.pause(9, chance) for chance in (lambda: 0.0, lambda: 0.5, lambda: 1.0)] == [4, 6, 8]
     assert 1 <= backoff.pause(1) <= 2

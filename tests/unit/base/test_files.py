@@ -51,7 +51,7 @@ def test_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_locks(tmp_path: Path) -> None:
+def test_shared_locks_exclude_an_exclusive_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with path.open("w") as one, path.open("w") as other, path.open("w") as third:
         lock_file(one.fileno(), shared=True)

@@ -29,5 +29,5 @@ def test_why_not_offered(asked: list[str], offered: list[str], words: str | None
     assert why_not_offered(asked, pools(*offered)) == words
 
 
-def test_joined() -> None:
+def test_names_are_joined_in_words() -> None:
     assert [joined(w) for w in ([], ["a"], ["b", "a"], ["c", "b", "a"])] == ["", "a", "a and b", "a, b and c"]

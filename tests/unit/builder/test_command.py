@@ -23,7 +23,7 @@ def image(**options: Any) -> DiskImage:
 
 
 @pytest.mark.spec("BLD-7.2: <dib-cmd words> -x -t <formats> --checksum --no-tmpfs [...] -o <output> <elements>")
-def test_command() -> None:
+def test_default_command_has_sorted_formats_and_all_elements() -> None:
     assert build_command(image(formats=["vhd", "qcow2", "raw"], elements=["b", "a"]), "/images", "debian-0123") == [
         "disk-image-create", "-x", "-t", "qcow2,raw,vhd", "--checksum", "--no-tmpfs", "--qemu-img-options", "compat=0.10",
         "-o", "/images/debian-0123", "b", "a",
@@ -38,7 +38,7 @@ def test_command_without_qcow2_and_elements() -> None:
 
 
 @pytest.mark.spec("BLD-7.2: dib-cmd is split like a shell would; %p is replaced by the installed package's directory")
-def test_own_command() -> None:
+def test_dib_cmd_is_split_like_a_shell_does() -> None:
     text = """%p/../tests/fake-dib --name "two words" 'a;b' $HOME"""
     command = build_command(image(**{"dib-cmd": text}), "/my images", "debian-1")
     assert command[:5] == [f"{PACKAGE}/../tests/fake-dib", "--name", "two words", "a;b", "$HOME"]
@@ -46,13 +46,13 @@ def test_own_command() -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [("dib 'x", "check its quotes"), ("  ", "dib-cmd is empty")])
-def test_bad_command(text: str, message: str) -> None:
+def test_invalid_dib_cmd_is_an_error(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"diskimage debian: .*{message}"):
         build_command(image(**{"dib-cmd": text}), "/images", "debian-1")
 
 
 @pytest.mark.spec("BLD-7.3: the daemon's environment, then DIB_* and ELEMENTS_PATH, then env-vars override anything")
-def test_environment() -> None:
+def test_env_vars_override_the_environment() -> None:
     base = {"PATH": "/usr/bin", "HOME": "/root", "DIB_RELEASE": "from outside", "KEPT": "1"}
     environment = build_environment(image(release=21), "/images/debian-1", "/elements", base, "/tmp/private")
     assert environment == {
@@ -83,7 +83,7 @@ def test_programs_beside_python_are_found_once_and_last() -> None:
     assert done.stdout.startswith(b"Python 3")
 
 
-def test_temporary_base() -> None:
+def test_tmpdir_of_the_image_has_precedence() -> None:
     assert temporary_base(image(), {}) == "/tmp"
     assert temporary_base(image(), {"TMPDIR": "/var/tmp"}) == "/var/tmp"
     assert temporary_base(image(**{"env-vars": {"TMPDIR": "/big"}}), {"TMPDIR": "/var/tmp"}) == "/big"

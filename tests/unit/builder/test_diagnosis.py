@@ -36,7 +36,7 @@ TRACE = "+ diskimage_builder/lib/img-functions:trap_cleanup:37       :   exit 10
         (["error " + "x" * 1000], ("error " + "x" * 1000)[:300]),
     ],
 )
-def test_cause(lines: list[str], cause: str) -> None:
+def test_cause_is_the_line_that_explains_the_failure(lines: list[str], cause: str) -> None:
     diagnosis = Diagnosis()
     for line in lines:
         diagnosis.feed(line)

@@ -66,7 +66,7 @@ def test_image_files_of_an_id(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("BLD: path building ignores a trailing slash")
-def test_path(tmp_path: pathlib.Path) -> None:
+def test_image_path_ignores_a_trailing_slash(tmp_path: pathlib.Path) -> None:
     image_file = DibImageFile("myid1234", ".qcow2")
     assert image_file.extension == "qcow2"
     assert image_file.to_path(str(tmp_path)) == image_file.to_path(f"{tmp_path}/") == f"{tmp_path}/myid1234.qcow2"
@@ -76,7 +76,7 @@ def test_path(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("BLD: only the first 32 / 64 characters of the checksum files count; either may be missing")
-def test_checksums(tmp_path: pathlib.Path) -> None:
+def test_checksum_files_are_read_if_they_exist(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "i-1.raw"
     path.write_bytes(b"image")
     image_file = DibImageFile("i-1", "raw")
@@ -96,7 +96,7 @@ def test_checksums(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("BLD: split a file name or a dib-image id at the last dash")
-def test_split() -> None:
+def test_image_id_is_split_at_the_last_dash() -> None:
     assert image_files.split_image_id("ubuntu-jammy-0000000001") == ("ubuntu-jammy", "0000000001")
     for text in ("ubuntu", "-1", "ubuntu-", ""):
         with pytest.raises(ValueError, match="is not <image>-<build id>"):
@@ -109,7 +109,7 @@ def test_split_undoes_join(image: str, build_id: str) -> None:
 
 
 @pytest.mark.spec("BLD: each distinct <image>-<id> among the entries that match <anything>-<hex digits>.<word>")
-def test_local_builds(tmp_path: pathlib.Path) -> None:
+def test_local_builds_are_found_by_their_file_names(tmp_path: pathlib.Path) -> None:
     touch(
         tmp_path, "builder_id.txt", "ubuntu-jammy-0000000001.raw", f"debian.12-{HEX}.qcow2.sha256", f"a-{HEX}.vhd-intermediate",
         f"b-{HEX}.qcow2-new", f"c-{HEX}.vhd-intermediate.bak", "notes.txt", "ubuntu-xyz.raw", "plain", f"d-{HEX}", ".hidden",
@@ -150,7 +150,7 @@ def test_what_cannot_be_deleted_is_named_and_the_rest_goes(tmp_path: pathlib.Pat
 
 
 @pytest.mark.spec("BLD-12: delete every other image file with its checksums; the manifest directory stays")
-def test_delete_format(tmp_path: pathlib.Path) -> None:
+def test_delete_format_keeps_other_formats_and_the_manifest(tmp_path: pathlib.Path) -> None:
     touch(tmp_path, "i-1.raw", "i-1.raw.md5", "i-1.raw.sha256", "i-1.qcow2", "i-1.qcow2.md5")
     (tmp_path / "i-1.d").mkdir()
     image_files.delete_format(str(tmp_path), "i-1", "raw")
@@ -168,7 +168,7 @@ def test_sizes_are_those_on_disk(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("BLD-20: images are not open to everybody")
-def test_make_private(tmp_path: pathlib.Path) -> None:
+def test_make_private_revokes_access_of_others(tmp_path: pathlib.Path) -> None:
     touch(tmp_path, "i-1.raw", "i-1.raw.md5", "i-2.raw")
     inner = tmp_path / "i-1.d" / "dib-manifests"
     inner.mkdir(parents=True)
@@ -217,7 +217,7 @@ def aged_logs(directory: pathlib.Path, *logs: str) -> None:
 
 
 @pytest.mark.spec("BLD-8: pruning selects exactly <image>-<id>.log; keep the newest max(retention, 1); negative: none")
-def test_prune_logs(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_prune_logs_keeps_the_newest_logs_of_this_image(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     others = ["ubuntu-jammy-0000000001.log", "ubuntu-01.log.gz", "ubuntu.log", "my-ubuntu-01.log"]
     touch(tmp_path, *others)
     for retention, kept in ((-1, 3), (2, 2), (1, 1), (0, 1)):
@@ -241,7 +241,7 @@ def test_log_that_stays(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.spec("BLD-8: <build-log-dir>/<image>-<build id>.log, directory created on demand")
-def test_open_log(tmp_path: pathlib.Path) -> None:
+def test_open_log_creates_the_directory(tmp_path: pathlib.Path) -> None:
     path = image_files.log_path(str(tmp_path / "a" / "b"), "ubuntu-jammy", HEX)
     assert path == f"{tmp_path}/a/b/ubuntu-jammy-{HEX}.log"
     old = os.umask(0)
@@ -258,7 +258,7 @@ def test_open_log(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("BLD: builder_id.txt holds a canonical version-4 UUID, no newline; existing content is used, stripped")
-def test_builder_id(tmp_path: pathlib.Path) -> None:
+def test_builder_id_is_created_once(tmp_path: pathlib.Path) -> None:
     first = image_files.builder_id(str(tmp_path))
     path = tmp_path / "builder_id.txt"
     assert path.read_text() == first == str(uuid.UUID(first))
@@ -322,7 +322,7 @@ def test_expected_bytes_is_the_largest_earlier_build(tmp_path: pathlib.Path) -> 
 
 
 @pytest.mark.spec("BLD-20: disk-space check before a build")
-def test_check_space(tmp_path: pathlib.Path) -> None:
+def test_check_space_reports_missing_disk_space(tmp_path: pathlib.Path) -> None:
     assert image_files.check_space(str(tmp_path), "/tmp", 1) is None
     state = os.statvfs(tmp_path)
     assert 0 <= image_files.free_bytes(str(tmp_path / "not" / "there")) <= state.f_blocks * state.f_frsize

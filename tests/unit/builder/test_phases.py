@@ -39,7 +39,7 @@ def test_phases_of_qcow2_and_raw() -> None:
     assert len(tracker.build_dirs) == 2
 
 
-def test_without_timestamps() -> None:
+def test_phases_are_read_from_output_without_timestamps() -> None:
     tracker = PhaseTracker()
     assert tracker.feed("dib-run-parts Running /tmp/in_target.d/install.d/10-cloud-init\r\n")
     assert tracker.phase == "install"

@@ -48,7 +48,7 @@ def test_no_ready_build() -> None:
 
 
 @pytest.mark.spec("BLD-6: build when the newest ready build is as old as rebuild-age")
-def test_age() -> None:
+def test_image_is_built_at_its_rebuild_age() -> None:
     one = image("a", rebuild_age=100)
     assert built([one], ImageData(builds=[build("a", "1", 100)])) == "a"
     young = decide([one], ImageData(builds=[build("a", "1", 99), build("a", "2", 5000)]))
@@ -56,14 +56,14 @@ def test_age() -> None:
 
 
 @pytest.mark.spec("BLD-6: build when the newest ready build's formats do not include every format wanted now")
-def test_formats() -> None:
+def test_image_is_built_for_a_missing_format() -> None:
     data = ImageData(builds=[build("a", "1", formats=("raw", "tar"))])
     assert built([image("a", ("raw",))], data) is None
     assert built([image("a", ("raw", "qcow2"))], data) == "a"
 
 
 @pytest.mark.spec("BLD-6: paused images and images without a format are not considered at all")
-def test_left_alone() -> None:
+def test_paused_images_and_images_without_format_are_not_built() -> None:
     data = ImageData(paused={"flag"}, request_marks=dict.fromkeys(("flag", "pause", "none"), (1, 0)))
     assert built([image("flag"), image("pause", pause=True), image("none", ())], data) is None
 

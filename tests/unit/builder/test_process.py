@@ -103,7 +103,7 @@ def test_output_is_there_while_it_runs(bench: Bench) -> None:
 
 
 @pytest.mark.spec("BLD-7.6: exact timer, whole process group, a last log line saying so; no line Exit code")
-def test_timeout(bench: Bench) -> None:
+def test_timeout_ends_the_whole_process_group(bench: Bench) -> None:
     started = time.monotonic()
     ending = bench.run("echo begun; sleep 1000 & wait", timeout=1.0)
     assert ending.timed_out
@@ -139,7 +139,7 @@ def test_hostile_commands_end(bench: Bench, script: str) -> None:
 
 
 @pytest.mark.spec("BLD-7.7: exit of the command ends the build, though a background child keeps the pipe open")
-def test_background_child(bench: Bench) -> None:
+def test_build_ends_although_a_child_keeps_the_pipe_open(bench: Bench) -> None:
     process = bench.make("sleep 1000 & setsid sleep 1000 & echo done; exit 3")
     process.drain = 0.3
     process.start()
@@ -158,7 +158,7 @@ def test_filter_may_write_after_the_end(bench: Bench) -> None:
 
 
 @pytest.mark.spec("BLD-2: terminate the child's whole process group (TERM, then KILL after a grace period)")
-def test_terminate(bench: Bench) -> None:
+def test_terminate_sends_term_to_the_process_group(bench: Bench) -> None:
     process = bench.make("trap 'echo cleaning; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
     process.start()
     results: list[ProcessResult] = []
@@ -311,7 +311,7 @@ def test_lines_do_not_depend_on_chunks(data: bytes, size: int) -> None:
 
 
 @pytest.mark.spec("BLD-9: post-upload hook: arguments, no shell, inherited environment, output captured")
-def test_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hook_runs_without_shell_and_its_output_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "yes")
     code = 'printf "%s|" "$@" $INHERITED; echo problem >&2; exit 5'
     assert run_hook(["bash", "-c", code, "hook", "provider one", "id;x"], None, 20, log) == (

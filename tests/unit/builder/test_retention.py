@@ -97,7 +97,7 @@ def removed(snapshot: Snapshot, the_rules: Rules, everything: bool = True) -> tu
 
 
 @pytest.mark.spec("BLD-11: Two newest ready builds are kept with whatever uploads they have; older ones go")
-def test_rotation() -> None:
+def test_two_newest_ready_builds_are_kept() -> None:
     builds = [build(f"b{n}", n) for n in range(1, 5)]
     uploads = [upload(f"b{n}", "p", 1, n) for n in range(1, 5)]
     assert removed(Snapshot(data(builds, uploads)), rules({"p": {IMAGE}})) == ({"b1", "b2"}, {"b1/p/1", "b2/p/1"}, set())
@@ -166,7 +166,7 @@ def test_failed_and_abandoned_builds() -> None:
 
 
 @pytest.mark.spec("BLD-4: a record with no data must be treated as absent and be removed by cleanup")
-def test_empty_znodes() -> None:
+def test_empty_records_are_removed_in_full_passes() -> None:
     snapshot = Snapshot(data([build("b1", 1)], [upload("e1", "p", 1, 5)], empty_builds={(IMAGE, "e1"), (IMAGE, "e2")}))
     assert removed(snapshot, rules({"p": {IMAGE}})) == ({"e1", "e2"}, {"e1/p/1"}, set())
     assert removed(snapshot, rules({"p": {IMAGE}}), everything=False) == (set(), set(), set())
@@ -276,7 +276,7 @@ def image(delete: bool = True, keep: tuple[str, ...] = ()) -> Any:
 
 
 @pytest.mark.spec("BLD-12: keep-formats and formats of providers without a ready upload stay; only what was uploaded goes")
-def test_surplus_formats() -> None:
+def test_surplus_formats_are_uploaded_ones_that_nobody_needs() -> None:
     record = build("b1", 1, formats=("qcow2", "raw", "vhd"))
     providers = [provider("q", fmt="qcow2"), provider("r", fmt="raw"), provider("v", fmt="vhd"), provider("x", ("other",), "vhd")]
     done = [upload("b1", "q", 1, 1), upload("b1", "r", 1, 1, fmt="raw"), upload("b1", "v", 1, 1, FAILED, fmt="vhd")]

@@ -33,7 +33,7 @@ def test_nothing_before_somebody_reads(image: pathlib.Path) -> None:
     meter.close()
 
 
-def test_missing_file(tmp_path: pathlib.Path) -> None:
+def test_missing_file_has_no_size(tmp_path: pathlib.Path) -> None:
     meter = UploadMeter(str(tmp_path / "absent"))
     meter.sample()
     assert (meter.total, meter.sent) == (None, None)

@@ -212,7 +212,7 @@ def test_kinds_become_the_launchers_exceptions(kind: ErrorKind, cls: type[Except
     assert translate(CloudError(ErrorKind.TRANSIENT), classify).__class__ is CloudError
 
 
-def test_silence() -> None:
+def test_cloud_without_answers_is_silent() -> None:
     calls, clock = make()
     assert not calls.silent(clock())
     seen: list[bool] = []

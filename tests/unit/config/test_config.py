@@ -50,7 +50,7 @@ def complete():
 
 class TestReading:
     @pytest.mark.spec("CFG-2.1: each NODEPOOL_ variable replaces %(NAME); others and undefined ones stay")
-    def test_substitution(self):
+    def test_each_known_variable_is_replaced_once(self):
         env = {"NODEPOOL_A": "1", "NODEPOOL_B": "%(NODEPOOL_A)", "OTHER": "x"}
         text = "%(NODEPOOL_A) '%(NODEPOOL_B)' %(OTHER) %(NODEPOOL_C) %(NODEPOOL_A)s"
         assert npconfig.substitute_env_vars(text, env) == "1 '%(NODEPOOL_A)' %(OTHER) %(NODEPOOL_C) 1s"
@@ -79,7 +79,7 @@ class TestReading:
         assert "a" in npconfig.loadConfig(path, ENV).labels
 
     @pytest.mark.spec("CFG-2.5: unknown top-level keys are ignored, with a warning")
-    def test_unknown_key(self, write, caplog):
+    def test_unknown_top_level_option_is_ignored_with_a_warning(self, write, caplog):
         load(write, "some-new-key: 1\nlabels: [{name: a}]")
         assert "some-new-key" in caplog.text
 
@@ -94,7 +94,7 @@ class TestReading:
             load(write, "labels:\n  - [")
 
     @pytest.mark.spec("CFG-9.1: as_list")
-    def test_as_list(self):
+    def test_as_list_wraps_single_values(self):
         assert npconfig.as_list(None) == []
         assert npconfig.as_list([1]) == [1]
         assert npconfig.as_list("a") == ["a"]
@@ -109,7 +109,7 @@ class TestReading:
 
 class TestTopLevel:
     @pytest.mark.spec("CFG-17: webapp section with port 8080 and address 127.0.0.1 is read back as such")
-    def test_webapp(self, write):
+    def test_webapp_section_is_read(self, write):
         config = load(write, "webapp: {port: 8080, listen_address: 127.0.0.1}")
         assert config.webapp == {"port": 8080, "listen_address": "127.0.0.1"}
         assert npconfig.Config().webapp == {"port": 8005, "listen_address": "0.0.0.0"}
@@ -121,7 +121,7 @@ class TestTopLevel:
         assert load(write, text).max_hold_age == age
 
     @pytest.mark.spec("CFG-7: stored names of tenant limits")
-    def test_tenant_limits(self):
+    def test_missing_tenant_limits_are_infinite(self):
         assert complete().tenant_resource_limits == {
             "tenant-1": {"instances": math.inf, "cores": 10, "ram": math.inf, "volumes": 5, "L-NOT-A-REAL-CODE": 7}
         }
@@ -130,7 +130,7 @@ class TestTopLevel:
         with pytest.raises(ConfigurationError, match=r"tenant-name.*nodepool\.yaml:2"):
             load(write, "tenant-resource-limits:\n  - max-cores: 1\n")
 
-    def test_values(self):
+    def test_complete_sample_has_the_expected_values(self):
         config = complete()
         assert config.webapp["port"] == 8005
         assert config.zookeeper_timeout == 20.0
@@ -148,14 +148,14 @@ class TestTopLevel:
         with pytest.raises(ConfigurationError, match="expected a whole number"):
             load(write, "build-log-retention: many")
 
-    def test_null_lists(self, write):
+    def test_empty_lists_are_accepted(self, write):
         config = load(write, "providers:\nlabels:\ndiskimages:\nzookeeper-servers:\n")
         assert not config.providers
 
 
 class TestZooKeeper:
     @pytest.mark.spec("CFG-17: One host, several hosts (order kept), IPv6 literal in brackets, chroot appended")
-    def test_connection_string(self):
+    def test_connection_string_keeps_order_and_brackets_ipv6(self):
         server = npconfig.ZooKeeperConnectionConfig
         build = npconfig.buildZooKeeperHosts
         assert build([server("127.0.0.1", 2181)]) == "127.0.0.1:2181"
@@ -176,7 +176,7 @@ class TestZooKeeper:
         assert split_hosts(config.zookeeper_servers) == ("zk1.example.com:2281,[::1]:2281", "/test")
 
     @pytest.mark.spec("CFG-4.5: the same chroot on every entry is accepted, differing ones are an error")
-    def test_chroots(self, write, caplog):
+    def test_different_chroots_are_refused(self, write, caplog):
         config = load(write, "zookeeper-servers: [{host: a, chroot: /x}, {host: b, chroot: /x}]")
         assert split_hosts(config.zookeeper_servers) == ("a:2281,b:2281", "/x")
         assert "'/x,b:2281/x'" in caplog.text
@@ -188,7 +188,7 @@ class TestZooKeeper:
         with pytest.raises(ConfigurationError, match="must start with '/'"):
             load(write, "zookeeper-servers: [{host: a, chroot: x}]")
 
-    def test_parse(self):
+    def test_chroot_is_split_from_the_hosts(self):
         assert split_hosts("a:1,[::1]:2/x/y") == ("a:1,[::1]:2", "/x/y")
         assert split_hosts("a:1/x/, b:2/x,") == ("a:1,b:2", "/x")
         assert split_hosts("a") == ("a", "")
@@ -211,7 +211,7 @@ diskimages:
 
 class TestDiskImages:
     @pytest.mark.spec("CFG-17: Two abstract levels plus a leaf")
-    def test_levels(self, write):
+    def test_image_inherits_over_two_abstract_levels(self, write):
         config = load(write, IMAGES)
         assert list(config.diskimages) == ["leaf", "other"]
         leaf = config.diskimages["leaf"]
@@ -219,7 +219,7 @@ class TestDiskImages:
         assert leaf.env_vars == {"A": "y", "B": "bar", "C": "moo", "D": "zoo"}
 
     @pytest.mark.spec("CFG-17: Child with parent: own dib-cmd wins, integer release arrives as a string")
-    def test_child(self, write):
+    def test_option_of_a_child_image_overrides_its_parent(self, write):
         images = load(write, IMAGES).diskimages
         assert images["leaf"].dib_cmd == "parent"
         assert images["other"].dib_cmd == "own"
@@ -230,7 +230,7 @@ class TestDiskImages:
         assert images["leaf"].build_timeout == npconfig.DiskImage.BUILD_TIMEOUT
 
     @pytest.mark.spec("CFG-17: delete-after-upload and keep-formats set on a parent are effective for its child")
-    def test_flags(self, write):
+    def test_flags_of_a_parent_image_apply_to_its_child(self, write):
         images = load(write, IMAGES).diskimages
         assert images["leaf"].delete_after_upload is True
         assert images["leaf"].keep_image_types == {"raw"}
@@ -240,26 +240,26 @@ class TestDiskImages:
         assert images["leaf"].meta == {"x": 1, "y": 2}
 
     @pytest.mark.spec("CFG-5.3: unknown parent and cycle are clear errors")
-    def test_bad_parents(self, write):
+    def test_unknown_parent_and_cycle_are_errors(self, write):
         with pytest.raises(KeyError, match=r"diskimage a has non-existant parent: b \(.*nodepool.yaml:1"):
             load(write, "diskimages: [{name: a, parent: b}]")
         with pytest.raises(ConfigurationError, match="cycle: a -> b -> a"):
             load(write, "diskimages: [{name: a, parent: b}, {name: b, parent: a}]")
 
     @pytest.mark.spec("CFG-5.1: numbers and booleans in env-vars become strings")
-    def test_env_vars(self, write, caplog):
+    def test_numbers_and_booleans_in_env_vars_become_strings(self, write, caplog):
         config = load(write, "diskimages: [{name: a, env-vars: {N: 5, B: true}}]")
         assert config.diskimages["a"].env_vars == {"N": "5", "B": "true"}
         assert "boolean" in caplog.text
 
-    def test_defaults(self):
+    def test_image_has_documented_defaults(self):
         image = npconfig.DiskImage("x")
         assert (image.username, image.python_path, image.shell_type) == ("zuul", "auto", None)
         assert (image.rebuild_age, image.build_timeout, image.dib_cmd) == (86400, 28800, "disk-image-create")
 
     @pytest.mark.spec("CFG-17: Built formats are the union of `formats` and the formats of the providers")
     @pytest.mark.spec("DRV-3.4: image types of managed images")
-    def test_formats(self, write):
+    def test_image_formats_include_those_of_its_providers(self, write):
         text = """
 diskimages: [{name: only, formats: [raw]}, {name: both, formats: [raw]}]
 providers:
@@ -280,7 +280,7 @@ diskimages: [{name: image, env-vars: {A: a, B: b}}]
 
     @pytest.mark.spec("CFG-17: Servers given only in the secure file are used; host:port + chroot")
     @pytest.mark.spec("CFG-17: An env-var given only in the secure file appears in env_vars; user zuul")
-    def test_replaces(self, write):
+    def test_secure_file_replaces_servers_and_env_vars(self, write):
         config = load(write, self.MAIN)
         secure = write(
             "zookeeper-servers: [{host: good, port: 2, chroot: /secure}]\nzookeeper-tls: {cert: x}\n"
@@ -294,7 +294,7 @@ diskimages: [{name: image, env-vars: {A: a, B: b}}]
         assert config.diskimages["image"].username == "zuul"
 
     @pytest.mark.spec("CFG-8: unknown diskimage fails with its name")
-    def test_unknown_image(self, write):
+    def test_unknown_image_in_the_secure_file_is_an_error(self, write):
         config = load(write, self.MAIN)
         secure = write("diskimages: [{name: nope, env-vars: {}}]", "secure.yaml")
         with pytest.raises(ConfigurationError, match=r"secure\.yaml: unknown diskimage nope"):
@@ -319,7 +319,7 @@ diskimages: [{name: image, env-vars: {A: a, B: b}}]
 
 class TestFreshness:
     @pytest.mark.spec("CFG-9.1: checkRecentConfig compares modification times for equality")
-    def test_recent(self, write):
+    def test_changed_modification_time_means_not_recent(self, write):
         path = write("labels: []")
         config = npconfig.loadConfig(path, ENV)
         assert npconfig.checkRecentConfig(config, path)
@@ -329,7 +329,7 @@ class TestFreshness:
         assert not npconfig.checkRecentConfig(config, path)
 
     @pytest.mark.parametrize("inotify", [True, False])
-    def test_watcher(self, write, tmp_path, inotify, monkeypatch):
+    def test_watcher_notices_changed_files(self, write, tmp_path, inotify, monkeypatch):
         if not inotify:
             monkeypatch.setattr(ConfigWatcher, "_watch_directories", lambda self: None)
         path = write("a")
@@ -400,13 +400,13 @@ class TestEquality:
         assert one != two
 
     @pytest.mark.spec("CFG-17: Pools of different classes are never equal")
-    def test_classes(self):
+    def test_objects_of_different_classes_are_never_equal(self):
         assert ConcretePool() != OtherPool()
         assert OtherPool() != ConcretePool()
         assert npconfig.Label() != npconfig.DiskImage("x")
 
     @pytest.mark.spec("DRV-14.31: Two equal configuration loads give equal objects")
-    def test_loads(self):
+    def test_equal_files_give_equal_configurations(self):
         one, two = complete(), complete()
         assert one == two
         assert one.providers["cloud-1"] == two.providers["cloud-1"]
@@ -434,7 +434,7 @@ class TestProviders:
         assert "fakeish" in caplog.text
 
     @pytest.mark.spec("DRV-1: get_provider_config sets driver to openstack when absent")
-    def test_default_driver(self):
+    def test_default_driver_is_openstack(self):
         entry = {"name": "foo"}
         assert type(npconfig.get_provider_config(entry)).__name__ == "OpenStackProviderConfig"
         assert entry["driver"] == "openstack"
@@ -482,7 +482,7 @@ providers:
         ],
     )
     @pytest.mark.spec("DRV-3.4: unknown label -> load fails")
-    def test_broken_provider(self, write, options, expected):
+    def test_error_names_provider_pool_and_label(self, write, options, expected):
         text = "labels: [{name: l}]\ndiskimages: [{name: i}]\nproviders:\n"
         text += f"  - {{name: fake-1, cloud: fake, {options}}}"
         with pytest.raises(ConfigurationError) as error:
@@ -499,7 +499,7 @@ providers:
         assert "providers[t].pools[main].labels" in str(error.value)
 
     @pytest.mark.spec("DRV-1.8: an added search path option of the configuration")
-    def test_drivers_path(self, write, tmp_path):
+    def test_drivers_path_adds_a_driver(self, write, tmp_path):
         (tmp_path / "drivers" / "mine").mkdir(parents=True)
         (tmp_path / "drivers" / "mine" / "__init__.py").write_text(
             "from nodepool.driver.test import TestDriver\nclass Mine(TestDriver):\n    pass\n"
@@ -511,7 +511,7 @@ providers:
             Drivers.load([])
 
     @pytest.mark.spec("CFG-6: provider name twice: the later one replaces the earlier, in the labels too")
-    def test_twice(self, write, caplog):
+    def test_later_provider_replaces_an_earlier_one_of_the_same_name(self, write, caplog):
         text = "labels: [{name: l}]\nproviders:\n"
         text += "  - {name: t, driver: test, pools: [{name: one, labels: [l]}]}\n"
         text += "  - {name: t, driver: test, pools: [{name: two, labels: [l]}]}\n"

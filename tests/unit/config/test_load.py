@@ -100,7 +100,7 @@ def changed(old, new):
         ("            labels: l", "            labels: l\n            max-parallel-job: 2", ("did you mean max-parallel-jobs?",)),
     ],
 )  # fmt: skip
-def test_unknown_keys(daemon, old, new, words):
+def test_unknown_options_warn_with_a_suggestion(daemon, old, new, words):
     _, warnings = daemon.load(changed(old, new))
     assert len(warnings) == 1 and all(word in warnings[0] for word in words), warnings
 
@@ -118,7 +118,7 @@ def test_unknown_keys(daemon, old, new, words):
         ("  - name: l", "  - name: l\n    min-ready: many", (":6", "expected a whole number")),
     ],
 )  # fmt: skip
-def test_refused(daemon, old, new, words):
+def test_wrong_types_refuse_the_file(daemon, old, new, words):
     config, warnings = daemon.load(GOOD)
     assert not warnings and set(config.providers) == {"p", "s"}
     for keeper in (daemon.keeper, daemon.restarted()):
@@ -144,7 +144,7 @@ def test_refused(daemon, old, new, words):
         ("    driver: test", "    priority:\n    driver: test"),
     ],
 )
-def test_harmless(daemon, old, new):
+def test_harmless_errors_stay_warnings(daemon, old, new):
     config, warnings = daemon.load(changed(old, new))
     assert set(config.providers) == {"p", "s"}
     assert warnings
@@ -152,13 +152,13 @@ def test_harmless(daemon, old, new):
 
 
 @pytest.mark.spec(SPEC + "an unknown driver leaves out its provider only")
-def test_unknown_driver(daemon):
+def test_unknown_driver_disables_only_its_provider(daemon):
     config, warnings = daemon.load(changed("driver: test", "driver: nope"))
     assert set(config.providers) == {"s"} and warnings == []
 
 
 @pytest.mark.spec(SPEC + "the types of a driver from elsewhere are its own matter")
-def test_foreign_driver(daemon, tmp_path):
+def test_external_driver_checks_its_own_types(daemon, tmp_path):
     (tmp_path / "drivers" / "far").mkdir(parents=True)
     (tmp_path / "drivers" / "far" / "__init__.py").write_text(FOREIGN)
     text = f'drivers-path: {tmp_path}/drivers\n{GOOD}  - name: f\n    driver: far\n    size: "3"\n    zones: a\n'
@@ -170,7 +170,7 @@ def test_foreign_driver(daemon, tmp_path):
 
 
 @pytest.mark.spec(SPEC + "a value which the secure file replaces is judged after the replacement")
-def test_secure_file(daemon):
+def test_secure_values_are_checked_after_replacement(daemon):
     bad = changed("{host: localhost, port: 1}", "{host: a, port: x, chroot: noslash}")
     with pytest.raises(ConfigError):
         daemon.load(bad)
@@ -200,7 +200,7 @@ def refused_start(program, daemon, tmp_path, text):
 
 @pytest.mark.spec(SPEC + "when they start")
 @pytest.mark.parametrize("program", ["launcher", "builder"])
-def test_start(daemon, tmp_path, program):
+def test_daemon_refuses_to_start_with_a_wrong_type(daemon, tmp_path, program):
     text = changed("        labels: [l]", '        max-servers: "20"\n        labels: [l]')
     error = refused_start(program, daemon, tmp_path, text)
     assert f"{daemon.path}:11: providers[p].pools[main].max-servers" in error
@@ -216,7 +216,7 @@ def test_start_without_tls_files(daemon, tmp_path, program):
 
 
 @pytest.mark.spec("issue 11, users fault 6: a variable that is not set is named with its line")
-def test_unset_variable(daemon, monkeypatch):
+def test_unset_variable_is_reported_with_its_line(daemon, monkeypatch):
     monkeypatch.delenv("NODEPOOL_NOT_SET", raising=False)
     with pytest.raises(ConfigurationError) as info:
         daemon.load(GOOD + "webapp:\n  # %(NODEPOOL_COMMENT)\n  port: %(NODEPOOL_NOT_SET)\n")

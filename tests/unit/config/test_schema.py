@@ -55,7 +55,7 @@ def test_one_line_counts(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixtur
     assert nodepoolcmd.main(["-c", str(tmp_path / "nodepool.yaml"), "--strict", "config-validate"]) == 1
 
 
-def test_json(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_report_lists_problems(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, GOOD + "label: 1\n", "--format", "json") == 1
     report = json.loads(capsys.readouterr().out)
     (problem,) = report.pop("problems")
@@ -120,7 +120,7 @@ def test_it_is_a_schema() -> None:
     [*(ROOT / "etc").glob("nodepool*.yaml"), ROOT / "etc" / "aws.yaml", ROOT / "etc" / "openstack.yaml",
      ROOT / "etc" / "kubernetes.yaml",
      ROOT / "tests" / "fixtures" / "config" / "complete.yaml"]), ids=lambda path: path.name)  # fmt: skip
-def test_samples_fit(path: pathlib.Path) -> None:
+def test_samples_match_the_json_schema(path: pathlib.Path) -> None:
     data = yaml.safe_load(
         path.read_text().replace(": %(", ": '%(").replace(")\n", ")'\n") if "%(" in path.read_text() else path.read_text()
     )
@@ -143,7 +143,7 @@ def test_mistakes_do_not_fit(text: str, words: str) -> None:
     assert any(words in error.message for error in errors), [error.message for error in errors]
 
 
-def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_schema_needs_no_configuration(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It needs no configuration."""
     assert nodepoolcmd.main(["-c", str(tmp_path / "absent"), "config-schema"]) == 0
     assert json.loads(capsys.readouterr().out)["$schema"] == generated.DIALECT

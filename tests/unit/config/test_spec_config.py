@@ -129,7 +129,9 @@ def test_what_loads_is_valid(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFi
 
 @pytest.mark.spec("DRV-3.4: the schema is applied by config-validate only, extra keys are refused")
 @pytest.mark.parametrize("driver", PROVIDERS)
-def test_extra_keys(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, driver: str) -> None:
+def test_extra_options_fail_validation_but_not_loading(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, driver: str
+) -> None:
     values = content("fake", driver) if driver != "fake" else content("fake")
     values["providers"][-1]["no-such-option"] = 1
     path = write(tmp_path, values)
@@ -159,7 +161,7 @@ def test_duties_of_load(tmp_path: pathlib.Path, driver: str) -> None:
 
 
 @pytest.mark.spec("DRV-3.1: objects of different classes are never equal")
-def test_different_classes(tmp_path: pathlib.Path) -> None:
+def test_objects_of_different_providers_are_never_equal(tmp_path: pathlib.Path) -> None:
     config = load(tmp_path, *PROVIDERS)
     providers = list(config.providers.values())
     pools = [pool for provider in providers for pool in provider.pools.values()]

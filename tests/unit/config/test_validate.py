@@ -50,18 +50,18 @@ def has(messages, *words):
 
 
 @pytest.mark.spec("CFG-17: a file with `port: %(NODEPOOL_PORT)` validates and the validator holds the integer 8005")
-def test_complete():
+def test_complete_sample_is_valid_and_environment_gives_an_integer_port():
     validator = ConfigValidator(str(CONFIGURATIONS / "complete.yaml"))
     assert validator.validate(ENV) == 0
     assert validator.config["webapp"]["port"] == 8005
 
 
-def test_good(validate):
+def test_valid_file_has_status_0(validate):
     assert validate(GOOD)[0] == 0
 
 
 @pytest.mark.spec("CFG-17: Bad YAML -> 1")
-def test_bad_yaml(validate, tmp_path):
+def test_invalid_yaml_and_missing_file_have_status_1(validate, tmp_path):
     status, messages = validate("labels: [")
     assert status == 1
     assert has(messages, "YAML parsing failed", "nodepool.yaml:")
@@ -69,7 +69,7 @@ def test_bad_yaml(validate, tmp_path):
 
 
 @pytest.mark.spec("issue 11, users fault 6: a variable that is not set is named with its line")
-def test_unset_variable(validate):
+def test_unset_variable_is_reported_with_its_line(validate):
     status, messages = validate("webapp:\n  port: %(NODEPOOL_NOT_SET)\n")
     assert status == 1
     assert has(messages, "not set in the environment: NODEPOOL_NOT_SET (line 2); not valid YAML")
@@ -113,7 +113,7 @@ def test_unset_variable(validate):
         (("  - name: fake-1\n", "  - driver: test\n  - name: fake-1\n"), (":6", "name", "required key")),
     ],
 )
-def test_errors(validate, change, words):
+def test_error_is_reported_with_line_and_option_path(validate, change, words):
     text = GOOD.replace(*change)
     assert text != GOOD
     status, messages = validate(text)
@@ -161,7 +161,7 @@ providers:
 @pytest.mark.parametrize("extra", ["zookeeper-timeout: 10", "zookeeper-timeout: 10.5", "providers:", "labels:",
                                    "diskimages: [{name: x, shell-type: csh, release: 9, env-vars: {A: 1}}]",
                                    "tenant-resource-limits:", "zookeeper-insecure: true"])  # fmt: skip
-def test_accepted(validate, extra):
+def test_tolerated_values_are_accepted(validate, extra):
     assert validate(extra)[0] == 0
 
 
@@ -180,7 +180,7 @@ def test_accepted(validate, extra):
         ("providers: [{name: a, driver: test, pools: [{name: p}, {name: p}]}]", ("pool p already defined",)),
     ],
 )
-def test_warnings(validate, text, words):
+def test_warning_leaves_the_file_valid(validate, text, words):
     status, messages = validate(text)
     assert has(messages, *words), messages
     assert status == 0
@@ -192,7 +192,7 @@ def test_secrets_stay_out(validate):
     assert not has(messages, "hunter2")
 
 
-def test_odd_shapes(validate):
+def test_values_of_a_wrong_shape_are_refused(validate):
     for text in ("[]", "", "providers: [1]", "labels: x", "diskimages: [1]", "providers: {}", "zookeeper-servers: 1",
                  "providers: [{name: a, driver: test, pools: 1}]", "providers: [{name: a, driver: [x]}]",
                  "zookeeper-servers: [{host: a, port: x}]", "drivers-path: 1"):  # fmt: skip
@@ -280,7 +280,7 @@ def judge(request, validate, tmp_path, caplog):
         (SLIVERS + "    lease-time: 3", ("lease-time must be",)),
     ],
 )
-def test_impossible(judge, text, words):
+def test_options_that_cannot_work_are_refused(judge, text, words):
     taken, messages = judge(text)
     assert not taken and has(messages, *words), messages
 
@@ -299,7 +299,7 @@ def test_impossible(judge, text, words):
         ("zookeeper-servers:", ("no servers here",)),
     ],
 )
-def test_doubtful(judge, text, words):
+def test_options_that_11_0_0_tolerated_only_cause_warnings(judge, text, words):
     taken, messages = judge(text)
     assert taken and has(messages, *words), messages
 
@@ -307,12 +307,12 @@ def test_doubtful(judge, text, words):
 @pytest.mark.parametrize("text", ["webapp: {port: 0}", STATIC, SLIVERS, "max-hold-age: -1",
                                   SLIVERS.replace("driver: nodemanager", "driver: nodemanager\n    max-concurrency: -1"),
                                   "diskimages: [{name: a, env-vars: {port: 99999, timeout: -1}}]"])  # fmt: skip
-def test_possible(judge, text):
+def test_unusual_but_valid_options_cause_no_message(judge, text):
     assert judge(text) == (True, [])
 
 
 @pytest.mark.spec("issue 11, point 3: config-validate ends with one line that counts what is good")
-def test_counts(validate, caplog, tmp_path):
+def test_valid_file_ends_with_a_line_that_counts_labels_and_providers(validate, caplog, tmp_path):
     validate(GOOD)
     assert caplog.records[-1].getMessage() == f"{tmp_path}/nodepool.yaml is good (1 labels, 1 providers)"
     validate("wrong: 1")

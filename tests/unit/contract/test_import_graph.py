@@ -138,7 +138,7 @@ def test_named_modules_are_named() -> None:
         assert found <= names.strings, name
 
 
-def test_no_circles() -> None:
+def test_imports_have_no_cycles() -> None:
     assert circles(graph()) == []
 
 
@@ -210,7 +210,7 @@ def test_folder_circles_are_found() -> None:
     assert folder_circles(edges, folders) == {"nodepool.x": {"a -> b", "b -> c", "c -> a"}}
 
 
-def test_no_circles_of_folders() -> None:
+def test_imports_have_no_cycles_of_folders() -> None:
     """Two folders of one folder do not import each other, also not by way of others."""
     folders = {".".join(path.parent.relative_to(REPOSITORY).parts) for path in (REPOSITORY / "nodepool").rglob("*.py")}
     assert folder_circles(graph(), folders) == FOLDER_CIRCLES

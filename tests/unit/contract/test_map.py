@@ -21,7 +21,7 @@ def test_the_map_is_read() -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), PLACES)
-def test_place(path: str, name: str) -> None:
+def test_named_places_exist(path: str, name: str) -> None:
     tree = ast.parse((REPOSITORY / "nodepool" / path).read_text())
     names = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     names |= {
@@ -31,5 +31,5 @@ def test_place(path: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", TESTS)
-def test_its_tests(path: str) -> None:
+def test_named_test_files_exist(path: str) -> None:
     assert "def test_" in (REPOSITORY / "tests" / path).read_text()

@@ -16,14 +16,14 @@ from tests import REPOSITORY
 ETC = REPOSITORY / "etc"
 
 
-def test_configuration_loads():
+def test_sample_configuration_loads():
     config = loadConfig(str(ETC / "nodepool.yaml"))
     loadSecureConfig(config, str(ETC / "secure.conf"))
     assert config.webapp == {"port": 8005, "listen_address": "127.0.0.1"}
     assert set(config.labels) == {"bare-metal", "small"}
 
 
-def test_logging_configuration(tmp_path):
+def test_sample_logging_configuration_is_valid(tmp_path):
     text = (ETC / "logging.yaml").read_text()
     values = yaml.safe_load(text)
     values["handlers"]["file"]["filename"] = str(tmp_path / "x.log")
@@ -45,7 +45,7 @@ def test_images_of_the_sample():
 
 
 @pytest.mark.parametrize("daemon", ["nodepool-launcher", "nodepool-builder", "nodepool-nodemanager"])
-def test_systemd_unit(daemon):
+def test_systemd_units_start_their_daemon(daemon):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read(ETC / "systemd" / f"{daemon}.service")
@@ -69,7 +69,7 @@ def test_node_manager_configuration():
     assert loaded.default_rspec == {"nm_pids_max": 1024, "nm_disk_quota": 5_000_000, **memory}
 
 
-def test_aws_sample():
+def test_aws_sample_is_valid():
     from nodepool.config.checks.validation import Validation
     from nodepool.config.source import Source
 

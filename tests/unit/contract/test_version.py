@@ -14,7 +14,7 @@ ROOT = REPOSITORY
 
 
 @pytest.mark.spec("issue 11, users fault 3: a version of its own, the same everywhere")
-def test_version() -> None:
+def test_version_is_the_same_everywhere() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert setup["metadata"]["version"] == version.FALLBACK == "12.0.0"

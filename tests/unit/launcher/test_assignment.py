@@ -75,7 +75,7 @@ def requests(labels: str = "a", provider: str | None = None, declined: str = "")
 
 
 @pytest.mark.spec("LAU-2.3: an eligible pool takes it; the less busy one of equals")
-def test_eligible() -> None:
+def test_less_busy_eligible_pool_is_chosen() -> None:
     worker = Worker("one")
     assert choose(requests(), [pool("one")], {"one": worker}, 0).worker is worker
     busy, idle = Worker("one", load=5), Worker("two", load=1)
@@ -83,7 +83,7 @@ def test_eligible() -> None:
 
 
 @pytest.mark.spec("LAU-2.4: the wished provider, unless it cannot")
-def test_provider_wish() -> None:
+def test_preferred_provider_is_chosen_if_it_can_serve() -> None:
     one, two = Worker("one"), Worker("two")
     workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
     assert choose(requests(provider="p-two"), pools, workers, 0).worker is two
@@ -93,7 +93,7 @@ def test_provider_wish() -> None:
 
 
 @pytest.mark.spec("LAU-2.5, LAU-4: yield to a better pool that is not paused")
-def test_pool_priority() -> None:
+def test_open_pool_of_better_priority_is_chosen() -> None:
     low, high = Worker("low"), Worker("high")
     pools = [pool("low", priority=50), pool("high", priority=10)]
     workers = {"low": low, "high": high}
@@ -119,7 +119,7 @@ def test_paused_pools_only_check() -> None:
 
 
 @pytest.mark.spec("LAU-2.6, LAU-3: declined only when nobody is eligible, by all of ours; the last one fails it")
-def test_declines() -> None:
+def test_request_is_declined_by_all_pools_only_if_none_is_eligible() -> None:
     pools = [pool("one"), pool("two", "b"), pool("theirs", "c")]
     workers = {"one": Worker("one"), "two": Worker("two")}
     assert choose(requests("c"), pools, workers, 0).reason == "another launcher can serve it"
@@ -220,7 +220,9 @@ RECORDS = st.lists(
 
 @pytest.mark.spec("LAU-2: served by (priority string, relative priority, sequence); ZK-5")
 @given(RECORDS)
-def test_serving_order(records: list[tuple[str, int, tuple[str, ...], str | None, str | None]]) -> None:
+def test_requests_are_served_by_priority_and_sequence(
+    records: list[tuple[str, int, tuple[str, ...], str | None, str | None]],
+) -> None:
     tree = Tree()
     log: list[str] = []
     for number, (priority, relative, labels, tenant, wish) in enumerate(records):
@@ -399,7 +401,7 @@ def test_a_change_while_it_was_handed_out_is_not_lost() -> None:
 
 
 @pytest.mark.spec("LAU-2.10: left alone for a moment")
-def test_retry_after() -> None:
+def test_request_with_retry_after_rests() -> None:
     tree, worker = Tree(), Room(room=9)
     assignment = make(tree, worker)
     name = "200-0000000001"
@@ -646,7 +648,7 @@ def test_a_timer_leaves_claims_alone() -> None:
 
 
 @pytest.mark.spec("issue 11, users 5 hoarding: a pool without room gives way to one that is open, and keeps it when none is")
-def test_giving_way() -> None:
+def test_full_pool_releases_a_request_if_another_one_is_open() -> None:
     one, two = Worker("one"), Worker("two", load=3)
     workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
     assert choose(requests(), pools, workers, 0).gives_way

@@ -194,7 +194,7 @@ def test_free_node_of_an_unknown_pool_has_requests_looked_at(parts: Parts) -> No
     assert parts.node_changed(node(records.BUILDING, pool="another"), node(pool="another")) == {LOOK, "assignment.wake()"}
 
 
-def test_new_request(parts: Parts) -> None:
+def test_new_request_is_only_reported_to_the_assignment(parts: Parts) -> None:
     new = request()
     assert parts.request_changed("200-1", None, new) == {f"assignment.request_changed('200-1', {new!r})"}
 

@@ -29,7 +29,7 @@ def test_each_is_put_into_words_and_is_in_the_manual(code: Code) -> None:
     assert " ".join(fixed.strip(" :,;").split()[:4]).strip(",;:") in MANUAL.read_text()
 
 
-def test_what_matches() -> None:
+def test_reason_matches_its_code_and_parameters() -> None:
     reason = because(Code.TENANT_LIMIT, tenant="t", limit=3, resource="cores", used=3, needed=1)
     assert reason.matches(Code.TENANT_LIMIT) and reason.at("p").matches(Code.TENANT_LIMIT, tenant="t")
     assert not reason.matches(Code.TENANT_LIMIT, tenant="u") and not reason.matches(Code.BUSY)

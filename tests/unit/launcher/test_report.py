@@ -19,7 +19,7 @@ from nodepool.launcher.trends import Trends
 from nodepool.zk import reports
 
 
-def test_publish_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_is_published_once_per_change(monkeypatch: pytest.MonkeyPatch) -> None:
     kazoo = SimpleNamespace(client_id=(1, b""))
     state: Any = SimpleNamespace(config=Config(), zk=SimpleNamespace(kazoo_client=kazoo), clock=SYSTEM, identifier="nl01-1")
     reporter = Reporter(state, Trends(), list, lambda: (True, []), dict)

@@ -48,7 +48,7 @@ def scrape(client):
 
 
 @pytest.mark.spec("CLI-7: gauge name:value|g, counter name:1|c, timer name:12.000000|ms")
-def test_wire_format(client, server):
+def test_values_use_the_statsd_format(client, server):
     client.gauge("nodepool.nodes.ready", 1)
     client.incr("nodepool.launch.ready")
     client.timing("nodepool.launch.ready", 12)
@@ -98,7 +98,7 @@ def test_what_is_no_number_harms_nothing_else(client, server):
     assert scrape(client)[("b", ())] == 1
 
 
-def test_nobody_listens():
+def test_values_are_counted_without_a_statsd_server():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         address = sock.getsockname()

@@ -17,7 +17,7 @@ class Reporter(launches.StatsReporter):
 
 
 @pytest.mark.spec("CLI-7.2: launches, each name as timer and counter")
-def test_launch_statistics():
+def test_launch_result_is_recorded_under_all_names():
     client = metrics.Metrics()
     Reporter(client, az="az1", requestor="NodePool:min-ready", tenant="t.1").recordLaunchStats("error.quota", 12.5)
     names = {
@@ -40,11 +40,11 @@ def test_without_zone_and_requestor():
     assert set(client.snapshot().counters) == names
 
 
-def test_without_client():
+def test_launch_without_a_statsd_client_is_ignored():
     Reporter(None).recordLaunchStats("ready", 1)
 
 
-def test_get_client(monkeypatch):
+def test_statsd_client_uses_the_environment(monkeypatch):
     monkeypatch.delenv("STATSD_HOST", raising=False)
     monkeypatch.delenv("STATSD_PORT", raising=False)
     assert launches.get_client() is None
@@ -57,5 +57,5 @@ def test_get_client(monkeypatch):
     assert launches.get_client() is None
 
 
-def test_normalize():
+def test_special_characters_in_statsd_names_are_replaced():
     assert launches.normalize_statsd_name("NodePool:metastatic:a.b") == "NodePool_metastatic_a_b"

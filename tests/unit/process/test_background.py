@@ -16,7 +16,7 @@ from tests.conftest import wait_for
 
 
 @pytest.mark.spec("CLI-2.2: pid file: decimal process id and a newline")
-def test_pid_file(tmp_path):
+def test_pid_file_contains_the_pid_and_is_deleted_at_the_end(tmp_path):
     path = tmp_path / "x.pid"
     with background.PidFile(str(path)):
         assert path.read_text() == f"{os.getpid()}\n"
@@ -68,13 +68,13 @@ def test_two_in_one_process(tmp_path):
     background.PidFile(path).release()
 
 
-def test_missing_directory(tmp_path):
+def test_missing_directory_of_the_pid_file_is_reported(tmp_path):
     path = str(tmp_path / "no" / "x.pid")
     with pytest.raises(background.PidFileError, match=f"cannot write pid file {path}: No such file or directory"):
         background.PidFile(path).acquire()
 
 
-def test_must_detach(monkeypatch):
+def test_child_of_process_1_does_not_detach(monkeypatch):
     monkeypatch.setattr(os, "getppid", lambda: 1)
     assert not background.must_detach()
     monkeypatch.setattr(os, "getppid", lambda: 4711)
@@ -90,7 +90,7 @@ def script(tmp_path, text):
     )  # fmt: skip
 
 
-def test_detach(tmp_path):
+def test_detached_daemon_has_left_its_terminal(tmp_path):
     reply = script(tmp_path, """
         import json, os, signal, sys
         os.umask(0o077)
@@ -136,7 +136,7 @@ def test_detach_reports_failures(tmp_path):
     assert (reply.returncode, reply.stderr) == (1, "prog: error: the daemon ended while starting\n")
 
 
-def test_notify(tmp_path, monkeypatch):
+def test_systemd_is_notified(tmp_path, monkeypatch):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     assert not background.notify("READY=1")
     path = str(tmp_path / "notify")

@@ -64,7 +64,7 @@ def test_annotated_logger_order_and_missing_parts(caplog):
     assert caplog.records[-1].getMessage() == "plain"
 
 
-def test_missing_file(tmp_path):
+def test_missing_logging_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=f"Unable to read logging config file at {tmp_path}/no"):
         logconfig.load_config(str(tmp_path / "no"))
 

@@ -48,7 +48,7 @@ class Console:
 
 
 @pytest.mark.spec("CLI-2.4: greets with Console: and >>>; service object is self.server.app")
-def test_console(capsys):
+def test_each_console_has_separate_output(capsys):
     with running() as server:
         first, second = Console(server), Console(server)
         assert first.until_prompt() == "Console:\n>>> "

@@ -34,7 +34,7 @@ def sleeper():
 
 
 @pytest.mark.spec("CLI-8: records, in order; thread lines")
-def test_dump(caplog, without_tools, sleeper):
+def test_dump_lists_all_threads_with_stacks(caplog, without_tools, sleeper):
     caplog.set_level(logging.INFO)
     stack_dump.StackDumper().dump()
     first, threads, last = messages(caplog)
@@ -42,12 +42,12 @@ def test_dump(caplog, without_tools, sleeper):
     lines = threads.splitlines()
     assert f"Thread: {sleeper.ident} PoolWorker.p-main d: True" in lines
     assert f"Thread: {threading.main_thread().ident} MainThread d: False" in lines
-    assert any(line.startswith('  File "') and line.endswith(", in test_dump") for line in lines)
+    assert any(line.startswith('  File "') and line.endswith(", in test_dump_lists_all_threads_with_stacks") for line in lines)
     assert all(record.levelno >= logging.INFO for record in caplog.records)
 
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.CRITICAL])
-def test_always_visible(capsys, caplog, without_tools, level, monkeypatch):
+def test_dump_is_shown_at_every_log_level(capsys, caplog, without_tools, level, monkeypatch):
     logger = logging.getLogger("nodepool.stack_dump")
     monkeypatch.setattr(logger, "level", level)
     logger.manager._clear_cache()
@@ -57,7 +57,7 @@ def test_always_visible(capsys, caplog, without_tools, level, monkeypatch):
     assert shown[0] == "Beginning debug handler" and shown[-1] == "End debug handler"
 
 
-def test_signal(caplog, without_tools):
+def test_sigusr2_starts_a_dump_each_time(caplog, without_tools):
     caplog.set_level(logging.INFO)
     before = signal.getsignal(signal.SIGUSR2)
     try:
@@ -90,7 +90,7 @@ def test_second_signal_during_a_dump_is_ignored(caplog, monkeypatch):
 
 
 @pytest.mark.spec("CLI-8: yappi alternates, objgraph growth; a failure in one part is logged")
-def test_tools(caplog, monkeypatch):
+def test_profilers_alternate_and_failures_are_logged(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     calls = []
 

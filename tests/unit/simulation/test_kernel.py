@@ -239,7 +239,7 @@ def test_isolated_process_is_heard_when_it_is_back(talk: Any) -> None:
     assert talk(conversation) == b"x"
 
 
-def test_nobody_listens(talk: Any) -> None:
+def test_connection_without_listener_is_refused(talk: Any) -> None:
     def conversation(_socket: Any, _echo: Echo, _kernel: Kernel, network: Network) -> None:
         with pytest.raises(ConnectionRefusedError):
             network.create_connection(("echo", 8))

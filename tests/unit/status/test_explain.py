@@ -23,7 +23,7 @@ def request(number: int, labels: list[str], priority: int = 100, state: str = "r
 
 @given(st.lists(st.tuples(LABELS, st.sampled_from((100, 200)), st.sampled_from(("requested", "pending", "fulfilled")),
                           st.integers(0, 2)), max_size=12))  # fmt: skip
-def test_places(given: list[tuple[list[str], int, str, int]]) -> None:
+def test_queue_position_counts_earlier_requests_for_shared_labels(given: list[tuple[list[str], int, str, int]]) -> None:
     """As many come before it as want one of its labels and are served first."""
     requests = [request(number, *entry) for number, entry in enumerate(given)]
     waiting = [each for each in requests if each.state != "fulfilled"]
@@ -40,7 +40,7 @@ def test_a_request_with_a_strange_name_has_no_place() -> None:
     assert places([strange, request(2, ["a"])]) == {"100-0000000002": 1}
 
 
-def test_expected_wait() -> None:
+def test_expected_wait_is_that_of_the_slowest_label() -> None:
     """By the slowest label; by the launcher that has served most; unknown when nobody knows it of one of them."""
     served = rates([{"lately": {"a": {"a_minute": 2.0}, "b": {"a_minute": 30}}},
                     {"lately": {"a": {"a_minute": 6.0}, "c": {"a_minute": "x"}, "d": {"a_minute": 0}}}])  # fmt: skip
@@ -66,7 +66,7 @@ def test_expected_wait() -> None:
          (None, "create (quota): m", None)),
     ],
 )  # fmt: skip
-def test_calls(given: dict[str, Any], expected: tuple[object, ...]) -> None:
+def test_calls_show_rate_and_last_error(given: dict[str, Any], expected: tuple[object, ...]) -> None:
     assert tuple(calls_of(given).values()) == expected
 
 

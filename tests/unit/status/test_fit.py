@@ -39,7 +39,7 @@ def test_narrow_table_wraps_reasons_instead_of_cutting_them() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
-def test_fits(width: int) -> None:
+def test_table_fits_the_terminal(width: int) -> None:
     columns = {"id": "ID", "provider": "Provider", "label": "Label", "server_id": "Server ID", "state": "State"}
     rows = [{"id": "0000000001", "provider": "p" * 30, "label": ["l" * 20, "m" * 30], "server_id": "s" * 40, "state": "ready"}]
     lines = output(Results(rows, columns), "table", width=width).splitlines()

@@ -70,14 +70,14 @@ class FakeZK:
 
 
 @pytest.mark.spec("CLI-4: age DD:HH:MM:SS, days may grow")
-def test_format_age():
+def test_ages_show_days_hours_minutes_and_seconds():
     assert status.format_age(469) == "00:00:07:49"
     assert status.format_age(123 * 86400 + 3600) == "123:01:00:00"
     assert status.format_age(-5) == "00:00:00:00"
 
 
 @pytest.mark.spec("CLI-4: tables as PrettyTable draws them, left-aligned")
-def test_node_table():
+def test_node_table_is_left_aligned():
     zk = FakeZK([make_node(2, contenders={"x"}), make_node(1, external_id="srv-1")])
     text = status.output(status.node_list(zk, detail=False, clock=clock), "pretty", clock=clock)
     assert text.splitlines() == [
@@ -91,7 +91,7 @@ def test_node_table():
 
 
 @pytest.mark.spec("CLI-4: an empty table prints border, header, border, border")
-def test_empty_table():
+def test_empty_table_has_a_header():
     assert (
         status.output(status.request_list(FakeZK()), "pretty").splitlines()[0::2]
         == ["+------------+----------+-------+-----------+------------+-------+-------------+----------+"] * 2
@@ -129,14 +129,14 @@ def test_node_json_keys():
     [(22, 22), ("22", "22"), ({"token": "secret"}, "redacted"), ("abc", "redacted"), (None, "redacted"),
      (True, "redacted")],
 )  # fmt: skip
-def test_port(port, shown):
+def test_ports_with_credentials_are_redacted(port, shown):
     zk = FakeZK([make_node(1, connection_port=port)])
     results = status.node_list(zk)
     assert results.rows[0]["connection_port"] == shown
     assert "secret" not in status.output(results, "pretty")
 
 
-def test_one_node():
+def test_node_list_shows_the_requested_node():
     zk = FakeZK([make_node(1), make_node(2)])
     assert [row["id"] for row in status.node_list(zk, node_id="0000000002").rows] == ["0000000002"]
     assert status.node_list(zk, node_id="0000000003").rows == []
@@ -148,7 +148,7 @@ def test_node_without_state_time():
     status.output(results, "pretty")
 
 
-def test_image_list():
+def test_image_list_shows_the_age_of_the_state():
     upload = records.ImageUpload.fromDict(
         {"state": "ready", "state_time": NOW - 61.5, "external_id": "e", "external_name": "n"},
         "b" * 32, "p", "noble", "0000000001",
@@ -203,7 +203,7 @@ def test_image_status_of_all_known_images():
     assert "| a     | True   |               |                   |" in status.output(results, "pretty")
 
 
-def test_info_tables():
+def test_info_lists_images_and_nodes_of_the_provider():
     def upload(build, number, provider="p"):
         return records.ImageUpload.fromDict({"state": "ready"}, build, provider, "noble", number)
 
@@ -221,7 +221,7 @@ def test_info_tables():
     assert status.provider_images(zk, "nobody").rows == status.provider_nodes(zk, "nobody").rows == []
 
 
-def test_request_list():
+def test_request_list_shows_labels_and_requestor():
     request = records.NodeRequest.fromDict(
         {"state": "requested", "state_time": 1.0, "node_types": ["a", "b"], "requestor": "r", "event_id": "e"}, "200-0000000001"
     )
@@ -234,7 +234,7 @@ def test_request_list():
 
 
 @pytest.mark.spec('CLI-9: /label-list equals [{"label": "fake-label"}] for one label')
-def test_label_list():
+def test_label_list_contains_each_label_once():
     pools = [SimpleNamespace(supported_labels=["b", "a"]), SimpleNamespace(supported_labels=["b"]),
              SimpleNamespace(supported_labels=None)]  # fmt: skip
     assert status.label_list(FakeZK(pools=pools)).rows == [{"label": "a"}, {"label": "b"}]
@@ -261,6 +261,6 @@ def test_cells_of_tables_have_a_limit():
     assert max(map(len, status.output(status.node_list(zk, clock=clock), "table").splitlines())) < 2000
 
 
-def test_unknown_format():
+def test_unknown_output_format_is_an_error():
     with pytest.raises(ValueError, match="unknown output format 'xml'"):
         status.output(status.label_list(FakeZK()), "xml")

@@ -66,7 +66,7 @@ def sample(tmp_path: pathlib.Path, **changes: Any) -> str:
     return TESTS.format(**{"log": str(tmp_path / "log"), "count": 2, "whole": True, **changes})
 
 
-def test_noise(runner: Any, tmp_path: pathlib.Path) -> None:
+def test_noisy_tests_are_repeated_alone(runner: Any, tmp_path: pathlib.Path) -> None:
     done = stage(runner, tmp_path, sample(tmp_path))
     assert not done.good and done.noisy == ["test_sample.py::test_noisy[0]", "test_sample.py::test_noisy[1]"]
     assert not runner.verdict([done]), "one noisy test may be an accident, two are none"
@@ -85,12 +85,12 @@ def test_what_passes_alone_only_now_and_then_is_broken(runner: Any, tmp_path: pa
     assert done.noisy == [] and not runner.verdict([done])
 
 
-def test_broken(runner: Any, tmp_path: pathlib.Path) -> None:
+def test_broken_file_is_not_noisy(runner: Any, tmp_path: pathlib.Path) -> None:
     done = stage(runner, tmp_path, sample(tmp_path, whole=False))
     assert not done.good and done.noisy == []
 
 
-def test_many(runner: Any, tmp_path: pathlib.Path) -> None:
+def test_many_failures_are_not_repeated(runner: Any, tmp_path: pathlib.Path) -> None:
     done = stage(runner, tmp_path, sample(tmp_path, count=runner.MOST_RETRIED + 1))
     assert not done.good and done.noisy == []
 

@@ -20,7 +20,7 @@ from nodepool.web.http import HttpError
         ("127.0.0.1", "evil.example:8005", False),
     ],
 )  # fmt: skip
-def test_loopback(address: str, host: str, allowed: bool) -> None:
+def test_loopback_pages_are_only_for_this_machine(address: str, host: str, allowed: bool) -> None:
     environ = {"REQUEST_METHOD": "GET", "REMOTE_ADDR": address, "HTTP_HOST": host}
     if allowed:
         access.check("loopback", environ)
@@ -32,7 +32,7 @@ def test_loopback(address: str, host: str, allowed: bool) -> None:
         access.check("off", environ)
 
 
-def test_option() -> None:
+def test_pages_option_is_checked() -> None:
     config = Config()
     for value in WEB_PAGES:
         config.setWebApp({"pages": value})

@@ -70,7 +70,7 @@ def get(webapp):
 
 @pytest.mark.spec("CLI-9: browser-like Accept, and text/plain: Content-Type text/plain; charset=UTF-8")
 @pytest.mark.parametrize("accept", [BROWSER, "text/plain", "*/*", "text/*", "application/json, text/plain, */*", ""])
-def test_text(get, accept):
+def test_text_is_the_default_representation(get, accept):
     reply = get("/dib-image-list", Accept=accept)
     assert reply.status == 200 and reply.headers["Content-Type"] == TEXT
     assert "fake-image" in reply.body and not reply.body.endswith("\n")
@@ -78,7 +78,7 @@ def test_text(get, accept):
 
 @pytest.mark.spec("CLI-9: Accept application/json: Content-Type equals application/json")
 @pytest.mark.parametrize("accept", ["application/json", "application/*", "text/plain;q=0.5, application/json"])
-def test_json(get, accept):
+def test_json_is_returned_on_request(get, accept):
     reply = get("/dib-image-list", Accept=accept)
     assert reply.headers["Content-Type"] == "application/json"
     first = json.loads(reply.body)[0]
@@ -91,16 +91,16 @@ def test_json(get, accept):
      ("text/html;q=0, application/json;q=0.1", "application/json"), ("*/*;q=0.5, application/json", "application/json"),
      ("image/png", None), ("text/html;q=0", None), ("text/*, text/html;q=0.1", "text/plain")],
 )  # fmt: skip
-def test_negotiation(accept, expected):
+def test_most_preferred_offer_is_chosen(accept, expected):
     assert negotiate(accept, ("text/html", "text/plain", "application/json")) == expected
 
 
-def test_nothing_acceptable(get):
+def test_unacceptable_media_type_gives_406(get):
     assert get("/image-list", Accept="image/png").status == 406
 
 
 @pytest.mark.spec("CLI-6.2: fields shows only those columns in the table's order")
-def test_fields(get):
+def test_fields_select_columns_of_tables_only(get):
     reply = get("/dib-image-list?fields=state,id,nonsense,image")
     assert "| fake-image-b1 | fake-image | ready |" in reply.body
     reply = get("/dib-image-list?fields=id", Accept="application/json")
@@ -108,7 +108,7 @@ def test_fields(get):
 
 
 @pytest.mark.spec("CLI-9: /node-list")
-def test_node_list(get):
+def test_node_list_can_be_limited_to_one_node(get):
     rows = json.loads(get("/node-list", Accept="application/json").body)
     assert rows[0]["id"] == "0000000000" and rows[0]["connection_port"] == 22 and rows[0]["ipv6"] == ""
     assert [row["locked"] for row in rows] == ["unlocked", "locked"]
@@ -119,19 +119,19 @@ def test_node_list(get):
 
 
 @pytest.mark.spec("CLI-9: /label-list")
-def test_label_list(get):
+def test_label_list_contains_offered_labels(get):
     assert json.loads(get("/label-list", Accept="application/json").body) == [{"label": "fake-label"}]
 
 
 @pytest.mark.spec("CLI-6.2: /ready: 503, then OK; never from the cache")
-def test_ready(get, nodepool):
+def test_readiness_is_never_cached(get, nodepool):
     assert get("/ready").status == 503
     nodepool.ready = True
     reply = get("/ready")
     assert (reply.status, reply.body) == (200, "OK")
 
 
-def test_readiness_details(get, nodepool):
+def test_readiness_details_follow_in_separate_lines(get, nodepool):
     nodepool.getReadiness = lambda: (False, ["ZooKeeper: not connected"])
     reply = get("/ready")
     assert reply.status == 503 and reply.body.splitlines()[1:] == ["ZooKeeper: not connected"]
@@ -143,12 +143,12 @@ def test_readiness_details(get, nodepool):
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/image-list/", "/ready/", "/%ff"])
-def test_unknown_paths(get, path):
+def test_unknown_path_gives_404(get, path):
     assert get(path).status == 404
 
 
 @pytest.mark.parametrize("query", ["fields=%ff", "node_id=" + "x" * 2000, "&".join(f"a{n}=1" for n in range(50))])
-def test_bad_parameters(get, query):
+def test_invalid_parameter_gives_400(get, query):
     assert get(f"/node-list?{query}").status == 400
 
 
@@ -175,7 +175,7 @@ def test_every_method_like_get(get, method):
     assert int(reply.headers["Content-Length"]) > 0
 
 
-def test_cache(get, webapp, nodepool):
+def test_response_is_cached(get, webapp, nodepool):
     webapp.cache._monotonic = lambda: 100.0
     before = get("/label-list").body
     nodepool.zk.pools = []
@@ -194,7 +194,7 @@ def test_cache_is_bounded_and_knows_only_known_parameters(get, webapp):
     assert 0 < len(webapp.cache.cache) <= 64
 
 
-def test_cache_expires():
+def test_cached_response_expires():
     now = [0.0]
     cache = ResponseCache(1, clock=lambda: 1000.5, monotonic=lambda: now[0])
     assert cache.get("k", lambda: b"1").made_at == 1000.0
@@ -225,7 +225,7 @@ def test_no_traceback_out(get, nodepool, monkeypatch, error, code):
     assert "Traceback" not in reply.body and "secret" not in reply.body
 
 
-def test_metrics(get, nodepool):
+def test_metrics_are_exposed_for_prometheus(get, nodepool):
     nodepool.metrics.gauge(metrics.NODES("ready"), 3)
     reply = get("/metrics")
     assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -271,7 +271,7 @@ def test_a_slow_page_holds_up_no_other(monkeypatch):
     assert made[0].body == b"slow" == cache.get("slow", lambda: b"made twice").body
 
 
-def test_renewed():
+def test_renewal_invalidates_entries_being_generated():
     """What was made, or begun to be made, before is given to nobody who asks after."""
     cache: ResponseCache[str] = ResponseCache(10)
     inner: list[str] = []

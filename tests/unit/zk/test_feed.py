@@ -127,7 +127,7 @@ def test_a_listener_that_raises_harms_no_other(feed: Feed, caplog: pytest.LogCap
     assert len(heard) == 1
 
 
-def test_matches() -> None:
+def test_event_matches_by_field_values() -> None:
     event = {"type": "node-changed", "labels": ["a", "b"], "node": "1"}
     assert matches(event, {}) and matches(event, {"labels": ["b", "c"], "node": ["1"]})
     assert not matches(event, {"labels": ["c"]}) and not matches(event, {"request": ["1"]})
@@ -199,7 +199,7 @@ def test_without_zookeeper_memory_is_bounded(feed: Feed) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", zlib.compress(b"[]\n5\n{}\n{\n"), zlib.compress(b'{"type": 5, "time": "x"}')])
-def test_damaged_history(data: bytes) -> None:
+def test_damaged_history_is_skipped(data: bytes) -> None:
     kazoo: Any = Kazoo()
     kazoo.written["0000000000"] = data
     assert HistoryReader().read_all(kazoo) == []

@@ -92,7 +92,7 @@ def test_fraction_and_elapsed():
     assert build(state="failed").elapsed(130.0) is None
 
 
-def test_small_helpers():
+def test_helpers_format_short_texts():
     assert [format_bytes(n) for n in (5, 1024, 1.5 * 2**30, 2**60)] == ["5 B", "1.0 KiB", "1.5 GiB", "1048576.0 TiB"]
     assert cut("abcdef", 3) == "abc" and cut("\u65e5\u672c\u8a9e", 5) == "\u65e5\u672c" and cut("ab", 9) == "ab"
     assert [short_age(a) for a in ("00:00:00:07", "00:01:00:07", "01:00:00:00")] == ["00:07", "01:00:07", "01:00:00:00"]
@@ -105,7 +105,7 @@ def test_small_helpers():
 # -- records
 
 
-def test_round_trips():
+def test_progress_records_survive_serialization():
     record = build(exit_code=0, expected=12.5, next_try=9.0, manual=True, reason="because", last_line="b", log="/l")
     assert BuildProgress.fromDict(json.loads(record.serialize()), BUILD) == record
     sent = upload(started=1.0, updated=2.0, builder="nb", attempt=3)
@@ -268,7 +268,7 @@ def test_another_name_for_one_build_harms_no_record(zk_chroot, tree, store):
     assert tree.builds[BUILD].phase == "install"
 
 
-def test_the_facade(zk_chroot, zk):
+def test_facade_reads_progress_with_and_without_mirror(zk_chroot, zk):
     assert zk.readProgress() == module.ProgressData()
     zk.progress.write_build(build())
     wait_for(lambda: zk.readProgress().builds, what="the mirror")

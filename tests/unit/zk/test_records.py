@@ -21,7 +21,7 @@ def stored(record: Any) -> dict[str, Any]:
 
 
 @pytest.mark.spec("PY-2, DRV-8: state constants")
-def test_state_names() -> None:
+def test_state_constants_are_lower_case_names() -> None:
     for name in (
         "BUILDING",
         "UPLOADING",
@@ -44,7 +44,7 @@ def test_state_names() -> None:
 
 @pytest.mark.spec(SPEC + "BaseModel_bad_id, BaseModel_bad_state, BaseModel_toDict")
 @pytest.mark.parametrize("model", [zk.Node, zk.NodeRequest, zk.BaseModel, lambda o: zk.ImageBuild("i", o)])
-def test_base_model(model: Any) -> None:
+def test_base_model_refuses_invalid_ids_and_states(model: Any) -> None:
     with pytest.raises(TypeError, match="'id' attribute must be a string type"):
         model(123)
     record = model("0000000001")
@@ -56,7 +56,7 @@ def test_base_model(model: Any) -> None:
 
 
 @pytest.mark.spec("ZK-1: assigning a state stamps the time, reading does not")
-def test_state_time() -> None:
+def test_assigning_a_state_sets_its_time() -> None:
     node = zk.Node()
     assert (node.state, node.state_time) == (None, None)
     before = time.time()
@@ -66,7 +66,7 @@ def test_state_time() -> None:
 
 
 @pytest.mark.spec("ZK-1: legal states")
-def test_legal_states() -> None:
+def test_records_have_the_documented_states() -> None:
     assert {"requested", "pending", "fulfilled", "failed"} == zk.NodeRequest.VALID_STATES
     assert set(zk.Node.VALID_STATES) == {
         "init",
@@ -86,7 +86,7 @@ def test_legal_states() -> None:
 
 
 @pytest.mark.spec(SPEC + "ImageBuild_toDict, ImageBuild_fromDict; ZK-11")
-def test_image_build() -> None:
+def test_image_build_survives_serialization() -> None:
     build = zk.ImageBuild("image", "0" * 32)
     assert set(stored(build)) == {"state", "state_time", "username", "python_path", "shell_type"}
     build.state = zk.BUILDING
@@ -105,7 +105,7 @@ def test_image_build() -> None:
 
 
 @pytest.mark.spec(SPEC + "ImageUpload_toDict, ImageUpload_fromDict; ZK-11")
-def test_image_upload() -> None:
+def test_image_upload_survives_serialization() -> None:
     upload = zk.ImageUpload("b" * 32, "provider", "image", "0000000001", "u", "/p", "cmd")
     upload.state, upload.external_id, upload.external_name, upload.format = zk.READY, "ext", "image-1", "raw"
     data = stored(upload)
@@ -189,7 +189,7 @@ def test_node_request_defaults() -> None:
         {"requestor": ["x"]},
     ],
 )
-def test_bad_requests(values: dict[str, Any]) -> None:
+def test_malformed_request_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(RecordError):
         zk.NodeRequest.fromDict(values, "200-0000000001")
 
@@ -256,7 +256,7 @@ def test_node_round_trip(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.spec("ZK-7, DRV-8: absent keys")
-def test_node_defaults() -> None:
+def test_missing_node_fields_have_defaults() -> None:
     node = zk.Node.fromDict({"state": "ready"}, "1")
     for name in PLAIN:
         assert getattr(node, name) == ("zuul" if name == "username" else None), name
@@ -268,7 +268,7 @@ def test_node_defaults() -> None:
 
 
 @pytest.mark.spec(SPEC + "custom_connection_port; ZK-7: ssh_port mirrors it for old readers")
-def test_connection_port() -> None:
+def test_ssh_port_mirrors_the_connection_port() -> None:
     assert zk.Node.fromDict({"ssh_port": 2222}, "1").connection_port == 2222
     assert zk.Node.fromDict({"ssh_port": 2222, "connection_port": 5986}, "1").connection_port == 5986
     node = zk.Node()
@@ -305,18 +305,18 @@ def test_odd_node_values() -> None:
         {"az": ["a"]},
     ],
 )
-def test_bad_nodes(values: dict[str, Any]) -> None:
+def test_malformed_node_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(RecordError):
         zk.Node.fromDict(values, "1")
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b"5", b'"text"', b"\xff\xfe", b"[" * 100000])
-def test_bad_json(data: bytes) -> None:
+def test_invalid_json_is_refused(data: bytes) -> None:
     with pytest.raises(RecordError):
         parse_object(data)
 
 
-def test_no_data() -> None:
+def test_empty_data_is_no_record() -> None:
     assert parse_object(b"") is None and parse_object(None) is None
 
 
@@ -329,7 +329,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 @pytest.mark.spec("PY-2: NodeRequestLockStats, ImageBuildRequest")
-def test_small_records() -> None:
+def test_small_records_compare_by_value() -> None:
     assert zk.NodeRequestLockStats("a") == zk.NodeRequestLockStats("a") != zk.NodeRequestLockStats("b")
     assert zk.NodeRequestLockStats().lock_id is None
     request = zk.ImageBuildRequest("image", True)

@@ -23,12 +23,12 @@ GOOD: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_round_trip() -> None:
+def test_report_survives_serialization() -> None:
     assert reports.parse(reports.serialize(GOOD)) == GOOD
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", zlib.compress(b""), zlib.compress(b"[]"), zlib.compress(b"{"), None])
-def test_damaged(data: bytes | None) -> None:
+def test_damaged_report_is_refused(data: bytes | None) -> None:
     with pytest.raises(RecordError):
         reports.parse(data)
 
@@ -52,7 +52,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_configurations() -> None:
+def test_damaged_configuration_is_refused() -> None:
     assert reports.parse_config(reports.serialize(CONFIG)) == CONFIG
     for key in CONFIG:
         with pytest.raises(RecordError, match=key):
@@ -61,13 +61,13 @@ def test_configurations() -> None:
         reports.parse_config(b"x")
 
 
-def test_a_bomb() -> None:
+def test_compression_bomb_is_not_unpacked() -> None:
     """What unpacks to very much is not unpacked."""
     with pytest.raises(RecordError):
         reports.parse(zlib.compress(b'{"hostname": "' + b"x" * (64 << 20)))
 
 
-def test_too_large() -> None:
+def test_too_large_report_is_not_serialized() -> None:
     import random
 
     text = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=1 << 20))
@@ -85,7 +85,7 @@ WILD = st.recursive(
 
 
 @given(st.lists(WILD, max_size=4), st.dictionaries(st.text(max_size=3), WILD, max_size=3))
-def test_wild_content(waiting: list[Any], named: dict[str, Any]) -> None:
+def test_arbitrary_content_is_refused_or_has_a_usable_shape(waiting: list[Any], named: dict[str, Any]) -> None:
     """It is refused, or has the shape that readers rely on."""
     try:
         found = reports.parse(zlib.compress(json.dumps({**GOOD, "waiting": waiting, "labels": named, "lately": named}).encode()))

@@ -29,7 +29,7 @@ OPERATIONS = st.lists(
 
 @pytest.mark.spec("LAU-8.4, LAU-8.6: accepted but unrecorded nodes count")
 @given(OPERATIONS)
-def test_sums(operations: list[tuple[Any, ...]]) -> None:
+def test_sums_equal_those_of_a_model(operations: list[tuple[Any, ...]]) -> None:
     reservations, model = Reservations(), dict[Any, tuple[Any, ...]]()
     for kind, key, *values in operations:
         if kind == "reserve":

@@ -148,7 +148,7 @@ def test_no_checking_no_connection(peer: Any) -> None:
 
 
 @pytest.mark.spec("DRV-7.8: an address containing fake, or FAKE, completes without network")
-def test_fake_addresses(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_addresses_are_not_scanned(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scan(worker, target(22, ip="fake_v6")).result() == ["ssh-rsa FAKEKEY"]
     assert scan(worker, target(5986, "winrm", ip="fake")).result() == []
     assert nodeutils.nodescan("fake-host-1") == ["ssh-rsa FAKEKEY"]
@@ -167,7 +167,7 @@ def test_refused_until_timeout(worker: NodescanWorker) -> None:
 
 
 @pytest.mark.spec("LAU-21.195: hanging handshake -> connection-timeout error")
-def test_hanging_handshake(worker: NodescanWorker, peer: Any) -> None:
+def test_hanging_handshake_times_out(worker: NodescanWorker, peer: Any) -> None:
     silent = peer(lambda sock: None)
     with pytest.raises(exceptions.ConnectionTimeoutException):
         scan(worker, target(silent.port), timeout=1).result()
@@ -180,7 +180,7 @@ def test_hanging_handshake(worker: NodescanWorker, peer: Any) -> None:
 
 @pytest.mark.spec("LAU-21.196: repeated until the limit -> connection-timeout error")
 @pytest.mark.spec("LAU-16: pace retries, about one a second")
-def test_handshake_errors(worker: NodescanWorker, peer: Any) -> None:
+def test_handshake_errors_are_retried_until_the_limit(worker: NodescanWorker, peer: Any) -> None:
     def garbage(sock: socket.socket) -> None:
         sock.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
         sock.shutdown(socket.SHUT_WR)
@@ -220,7 +220,9 @@ def test_dropped_connections_do_not_lose_keys(worker: NodescanWorker, peer: Any,
 
 
 @pytest.mark.spec("LAU-21.197: with the parallel limit 1 two scans both complete")
-def test_queue(worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_scan_starts_when_another_one_ends(
+    worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(NodescanWorker, "MAX_REQUESTS", 1)
     requests = [NodescanRequest(target(sshd.port), True, 20, None) for _ in range(2)]
     for request in requests:
@@ -310,7 +312,7 @@ def test_name_resolution_does_not_block(worker: NodescanWorker, sshd: SSHServer,
     assert len(named.result()) == 5
 
 
-def test_unresolvable_name(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_name_fails_the_scan(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(host: str, *args: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -361,7 +363,7 @@ def test_stop_fails_what_is_under_way(peer: Any) -> None:
 
 
 @pytest.mark.spec("LAU-16: blocking variant: same two phases, raising the connection-timeout error")
-def test_blocking_variant(sshd: SSHServer) -> None:
+def test_blocking_scan_raises_on_time_out(sshd: SSHServer) -> None:
     assert sorted(nodeutils.nodescan("127.0.0.1", sshd.port, 20)) == sorted(sshd.host_keys)
     assert nodeutils.nodescan("localhost", sshd.port, 20, gather_hostkeys=False) == []
     with pytest.raises(exceptions.ConnectionTimeoutException):
@@ -382,7 +384,7 @@ def _kexinit(names: bytes, banner: bytes = b"SSH-2.0-x\r\n") -> bytes:
     return banner + struct.pack(">IB", len(payload) + 1 + 4, 4) + payload + b"\0" * 4
 
 
-def test_offered_algorithms() -> None:
+def test_offered_algorithms_are_read_from_the_first_message() -> None:
     message = _kexinit(b"rsa-sha2-512,ssh-ed25519")
     assert offered_algorithms(message) == ["rsa-sha2-512", "ssh-ed25519"]
     assert offered_algorithms(b"Welcome to SSH-land\r\n" + message) == ["rsa-sha2-512", "ssh-ed25519"]

@@ -113,12 +113,12 @@ def test_request_and_launch(bench: LauncherBench, receiver: Receiver) -> None:
     {"trace_id": "x", "span_id": 1}, {"trace_id": 1 << 200, "span_id": 1}, {"trace_id": True, "span_id": 1}, "text", [1], {},
     {"trace_id": -1, "span_id": 1}, {"trace_id": 1.5, "span_id": 1}, {"trace_id": "f" * 100000, "span_id": 1}, 7,
 ])  # fmt: skip
-def test_bad_parents(info: object) -> None:
+def test_invalid_parent_is_ignored(info: object) -> None:
     assert tracing.parent_context({"span_info": info}) is None
     assert tracing.parent_context(info) is None
 
 
-def test_hexadecimal_parent() -> None:
+def test_hexadecimal_parent_is_accepted() -> None:
     from opentelemetry import trace
 
     context = tracing.parent_context({"span_info": {"trace_id": f"{TRACE:032x}", "span_id": f"{PARENT:016x}"}})
@@ -155,7 +155,7 @@ def test_launches_that_end_late(receiver: Receiver, monkeypatch: pytest.MonkeyPa
     assert list(tracer._spans) == ["open-3", "open-4"], "what never ends takes no memory"
 
 
-def test_strange_record(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_request_has_no_trace(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     """It has no trace, and does no harm."""
     request = NodeRequest("1")
     request.node_types = None  # type: ignore[assignment]
@@ -165,7 +165,7 @@ def test_strange_record(receiver: Receiver, caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.spec("issue: a receiver that does not answer harms no request, and the end of the launcher is not late")
-def test_no_receiver(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_receiver_delays_neither_requests_nor_the_stop(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
@@ -181,7 +181,7 @@ def test_no_receiver(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> N
     assert tracing.current() is None
 
 
-def test_missing_extra(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_extra_disables_tracing_with_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(optional, "_is_there", lambda module: not module.startswith("opentelemetry"))
     tracing.start({})
     assert caplog.text == ""
@@ -198,7 +198,7 @@ def ask(address: str, accept: str = "application/json") -> str:
 
 
 @pytest.mark.spec("issue: exemplars")
-def test_exemplars(bench: LauncherBench, receiver: Receiver) -> None:
+def test_metrics_have_traces_as_exemplars(bench: LauncherBench, receiver: Receiver) -> None:
     """As Prometheus itself asks for them."""
     from prometheus_client.openmetrics.parser import text_string_to_metric_families
 

@@ -160,7 +160,7 @@ def test_an_error_on_the_connection_thread(zk: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.spec("issue 11, C9: a listener that goes, or raises, keeps nothing from the next, nor the record from the mirror")
-def test_listeners(zk: Any, zk_chroot: Chroot) -> None:
+def test_failing_listener_does_not_affect_others(zk: Any, zk_chroot: Chroot) -> None:
     tree, seen = zk.node_tree, []
 
     def once(*_args: Any) -> None:

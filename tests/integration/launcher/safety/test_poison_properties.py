@@ -249,7 +249,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.spec("issue 11, 2: arbitrary JSON in each kind of record")
 @pytest.mark.timeout(max(300, SECONDS + 300))
-def test_records(bench: LauncherBench, quick: None, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_arbitrary_records_do_no_harm(
+    bench: LauncherBench, quick: None, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     search = Search(bench, config(provider()))
     kazoo, file = bench.zk.kazoo_client, str(bench.tmp / "nodepool.yaml")
     session = search.pool.zk.client.session_id
@@ -408,7 +410,9 @@ def faulty(draw: Callable[[Any], Any], good: dict[str, Any], inside: str | None 
 
 @pytest.mark.spec("issue 11, 2 and 3: arbitrary YAML of the right outer shape is good, or is refused with a reason; so say both")
 @pytest.mark.timeout(max(300, SECONDS + 300))
-def test_configurations(bench: LauncherBench, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arbitrary_configuration_is_valid_or_refused_with_a_reason(
+    bench: LauncherBench, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = yaml.safe_load(pathlib.Path(bench.config(everything(tmp_path))).read_text())
     file = tmp_path / "other.yaml"
 
@@ -494,7 +498,9 @@ MORE = (
 
 @pytest.mark.spec("issue 11, 2: errors at every call of a driver concern its provider alone")
 @pytest.mark.parametrize("error", ERRORS)
-def test_driver_calls(bench: LauncherBench, quick: None, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+def test_error_of_a_driver_affects_only_its_provider(
+    bench: LauncherBench, quick: None, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
     search = Search(
         bench,
         config(provider("fake-provider"), provider("fake-bad", labels=["bad-label"]), labels={"bad-label": {"min-ready": 1}}),

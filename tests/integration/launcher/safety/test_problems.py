@@ -26,7 +26,9 @@ def listed(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> list[dic
     return list(json.loads(capsys.readouterr().out))
 
 
-def test_labels(bench: LauncherBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_problems_are_published_until_they_are_solved(
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nodepool import exceptions
 
     labels = [
@@ -92,7 +94,7 @@ def test_a_provider_that_does_not_start(bench: LauncherBench, monkeypatch: pytes
     wait_for(lambda: pool.getReadiness() == (True, []), what="the provider runs")
 
 
-def test_many() -> None:
+def test_too_many_problems_are_shortened() -> None:
     """What ZooKeeper does not take would cut the launcher off, again and again."""
     problems = [Problem("\u2026" * LONGEST, f"provider-{number}", "label") for number in range(1000)]
     found = as_record_list(problems)
@@ -102,7 +104,7 @@ def test_many() -> None:
     assert as_record_list(problems[:3]) == [problem.record() for problem in problems[:3]]
 
 
-def test_texts() -> None:
+def test_problem_texts_are_short_single_lines() -> None:
     problems = LabelProblems("p")
     problems.note("a", "launch", "x" * 1000)
     problems.note("b", "launch", "provider p, pool main, label b: two\nlines")

@@ -21,7 +21,7 @@ SPEC = "LAU-21: "
 
 
 @pytest.mark.spec(SPEC + "provider_removal")
-def test_provider_removal(bench: LauncherBench) -> None:
+def test_removed_provider_is_stopped(bench: LauncherBench) -> None:
     one, two = provider("fake-one"), provider("fake-two", labels=["two"])
     pool = bench.start(config(one, two))
     worker = pool.getPoolWorkers("fake-two")[0]
@@ -165,7 +165,7 @@ def test_a_changed_file_is_validated(bench: LauncherBench, caplog: pytest.LogCap
 
 
 @pytest.mark.spec(SPEC + "secure_file; LAU-15: an empty secure file")
-def test_secure_file(bench: LauncherBench) -> None:
+def test_changed_secure_file_is_applied(bench: LauncherBench) -> None:
     values = yaml.safe_load(pathlib.Path(bench.config(config(provider()))).read_text())
     secret = {key: values.pop(key) for key in ("zookeeper-servers", "zookeeper-tls")}
     path = bench.tmp / "main.yaml"
@@ -187,7 +187,7 @@ def test_secure_file(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("PY-1, PY-4: names and life of NodePool")
-def test_interface(bench: LauncherBench) -> None:
+def test_launcher_has_the_names_that_tools_use(bench: LauncherBench) -> None:
     pool = bench.make(config(provider()))
     assert pool.config is None
     loaded = pool.loadConfig()
