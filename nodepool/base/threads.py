@@ -26,7 +26,7 @@ IDLE = 5.0
 
 
 class Lane(Executor):
-    """An executor that runs at most ``limit`` jobs at a time, in order. Create it with :meth:`Threads.lane`."""
+    """An executor that starts jobs in order, at most ``limit`` at a time; see :meth:`Threads.lane`."""
 
     def __init__(self, threads: Threads, name: str, limit: int) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class Threads:
         self._growing = False
 
     def lane(self, name: str, limit: int) -> Lane:
-        """Return an executor whose jobs have at most ``limit`` threads; they have its name while they work."""
+        """Return an executor with at most ``limit`` threads, which have its name while they work."""
         return Lane(self, name, limit)
 
     def add(self, lane: Lane, future: Future[Any], job: Callable[[], Any]) -> None:
@@ -119,7 +119,7 @@ class Threads:
                 self._growing = False
 
     def _is_needed(self) -> bool:
-        """Return whether the oldest job waits for `PATIENCE`; other threads may take all jobs before."""
+        """Wait for `PATIENCE`; return whether the oldest job has waited as long."""
         left = PATIENCE
         while left > 0:
             time.sleep(left)
@@ -168,7 +168,7 @@ class Threads:
             lane.idle.notify_all()
 
     def _take(self) -> tuple[Lane | None, Any, Any]:
-        """Return a lane with its next job (None: it was canceled), or no lane after `IDLE` seconds without work."""
+        """Return a lane with its next job; no job if it was canceled, no lane after `IDLE` seconds."""
         self.waiting += 1
         self._work.wait_for(lambda: self._ready, IDLE)
         self.waiting -= 1

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def _drivers() -> DriverLookup:
-    """Return the registry of drivers, which builds on this package: it is imported when it is first needed."""
+    """Return the registry of drivers, imported on first use: it depends on this package."""
     from nodepool.driver.registry import Drivers
 
     return cast(DriverLookup, Drivers)

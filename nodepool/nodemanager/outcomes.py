@@ -8,7 +8,7 @@ from nodepool.nodemanager.texts import clean
 
 
 class BackendError(Exception):
-    """An error of a backend; `retry`: the same call may succeed later without a change by the operator."""
+    """An error of a backend; `retry`: the same call may succeed later without a change."""
 
     def __init__(self, message: str, retry: bool = False) -> None:
         # It may hold names and output from inside.

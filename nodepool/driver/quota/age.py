@@ -1,4 +1,4 @@
-"""How long limits of a provider are remembered; :mod:`nodepool.driver.utils` has the setting."""
+"""Lifetime of cached limits of a provider; the setting is in :mod:`nodepool.driver.utils`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Steps: TypeAlias = Generator[Wait, None, T]
 
 
 class SteppedMachine(StateMachine):
-    """Runs the generator :meth:`steps` behind the interface of :class:`StateMachine` (DRV-7.3).
+    """Runs the generator :meth:`steps` as a :class:`StateMachine` (DRV-7.3).
 
     The generator is resumed by each call of ``advance``, which may happen at any time: check again after each ``yield``
     whether the event has happened. The first error ends the machine, and each further ``advance`` raises that error again.

@@ -1,1 +1,1 @@
-"""What programs in slivers may do: privileges with their capabilities, and the filter on system calls."""
+"""Rights of programs in slivers: privileges, their capabilities, and the system call filter."""

@@ -481,7 +481,7 @@ class Cgroups:
                     time.sleep(0.001)
 
     def shelter(self, pids: Iterable[int]) -> None:
-        """Give the daemon's processes a group of their own; see :func:`cgroup_weights.shelter`."""
+        """Move the daemon's processes to a separate group; see :func:`cgroup_weights.shelter`."""
         place = self._where.get("cpu")
         if place is not None:
             cgroup_weights.shelter(place, self._root(place), pids)
