@@ -26,7 +26,7 @@ IDLE = 5.0
 
 
 class Lane(Executor):
-    """An executor that starts jobs in order, at most ``limit`` at a time; see :meth:`Threads.lane`."""
+    """An executor that starts jobs in order, at most ``limit`` at a time. See Threads.lane."""
 
     def __init__(self, threads: Threads, name: str, limit: int) -> None:
         self.name = name
@@ -168,7 +168,7 @@ class Threads:
             lane.idle.notify_all()
 
     def _take(self) -> tuple[Lane | None, Any, Any]:
-        """Return a lane with its next job; no job if it was canceled, no lane after `IDLE` seconds."""
+        """Return a lane with its next job, if not canceled; no lane after `IDLE` seconds."""
         self.waiting += 1
         self._work.wait_for(lambda: self._ready, IDLE)
         self.waiting -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,11 @@ class Txn:
         return len(self.operations) - 1
 
     @property
+    def written(self) -> list[str]:
+        """Return the paths of existing znodes that are changed or deleted."""
+        return [op.path for op in self.operations if isinstance(op, SetData | Delete)]
+
+    @property
     def size(self) -> int:
         """Return the bytes of data and paths, about the number of bytes sent."""
         return sum(len(op.path) + len(getattr(op, "data", b"")) for op in self.operations)
@@ -107,13 +112,16 @@ class Writer:
         self._lock = threading.Lock()
         self._waiting: deque[Txn] = deque()
         self._in_flight = 0
+        #: Paths that collected transactions write, until they are sent; those of merged ones, which may have to be sent
+        #: again, until they are answered. Later writes of these paths must not overtake them.
+        self._unsettled: Counter[str] = Counter()
         self.sent = 0
 
     def submit(self, txn: Txn, callback: Callback | None = None) -> None:
         """Send when possible; the callback gets (results, None) or (None, error)."""
         txn.callback = callback
         with self._lock:
-            if self._in_flight >= self.MAX_IN_FLIGHT:
+            if self._in_flight >= self.MAX_IN_FLIGHT or self._waiting or self._must_wait(txn):
                 self._waiting.append(txn)
                 return
             self._in_flight += 1
@@ -190,7 +198,13 @@ class Writer:
         for txn, part, problem in finished:
             if txn.callback is not None:
                 self._guard(txn.callback, part, problem)
-        self._next(again, one_by_one=bool(again))
+        with self._lock:
+            self._in_flight += len(again) - 1
+        for txn in again:  # in their order
+            self._send([txn])
+        if len(txns) > 1:
+            self._settle(txns)
+        self._flush()
 
     @staticmethod
     def _guard(function: Callable[..., Any], *args: object) -> None:
@@ -210,24 +224,34 @@ class Writer:
                 if ephemeral and "__lock__" in operation.path:
                     self._client.abandoned.add(self._client.unchroot(operation.path))
 
-    def _next(self, again: list[Txn], one_by_one: bool) -> None:
-        """Send parts of a refused transaction, then waiting ones: one answer has arrived."""
-        if one_by_one:
-            with self._lock:
-                self._in_flight += len(again) - 1
-            for txn in again:  # in their order
-                self._send([txn])
-            return
-        batch: list[Txn] = []
+    def _must_wait(self, txn: Txn) -> bool:
+        return bool(self._unsettled) and any(path in self._unsettled for path in txn.written)
+
+    def _settle(self, txns: list[Txn]) -> None:
         with self._lock:
-            operations = size = 0
-            while self._waiting:
+            self._unsettled -= Counter(path for txn in txns for path in txn.written)
+
+    def _flush(self) -> None:
+        """Send what has been waiting."""
+        while batch := self._collect():
+            self._send(batch)
+            if len(batch) == 1:
+                self._settle(batch)
+
+    def _collect(self) -> list[Txn]:
+        """Return the transactions of the next message."""
+        batch: list[Txn] = []
+        operations = size = 0
+        with self._lock:
+            if self._in_flight >= self.MAX_IN_FLIGHT:
+                return []
+            while self._waiting and not self._must_wait(self._waiting[0]):
                 operations += len(self._waiting[0].operations)
                 size += self._waiting[0].size
                 if batch and (operations > self.MAX_OPERATIONS or size > self.MAX_BYTES):
                     break
                 batch.append(self._waiting.popleft())
-            if not batch:
-                self._in_flight -= 1
-        if batch:
-            self._send(batch)
+            if batch:
+                self._in_flight += 1
+                self._unsettled.update(path for txn in batch for path in txn.written)
+        return batch

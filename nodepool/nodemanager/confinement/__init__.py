@@ -1,1 +1,1 @@
-"""Rights of programs in slivers: privileges, their capabilities, and the system call filter."""
+"""Rights of programs in slivers: privileges, capabilities, and the system call filter."""

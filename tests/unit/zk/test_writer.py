@@ -119,6 +119,43 @@ def test_transaction_beyond_the_limits_is_sent_alone(server: Server, writer: Wri
     assert [set(paths) for paths in server.paths[Writer.MAX_IN_FLIGHT :]] == [{"/large"}, {"/many"}]
 
 
+def test_later_write_of_a_path_does_not_overtake_one_that_may_be_sent_again(server: Server, writer: Writer) -> None:
+    """World seed 185: a node went from aborted back to building, because its older record was sent again after the newer one."""
+    fill(writer, server)
+    for name in ("node", "other"):
+        writer.submit(txn(server, f"/{name}", b"old"))
+    server.answer(0)
+    assert server.paths[2:] == [["/node", "/other"]]
+    server.answer(1)
+    writer.submit(txn(server, "/node", b"new"))
+    writer.submit(txn(server, "/third"))
+    assert len(server.sent) == 3, "the second waits, and what comes after it"
+    server.answer(2, [RolledBackError(), BadVersionError()])
+    assert server.paths[3:] == [["/node"], ["/node", "/third"]]
+    assert [server.sent[number][0][0].data for number in (3, 4)] == [b"old", b"new"]
+    for number in (3, 4):
+        server.answer(number)
+    server.sent.clear()
+    writer.submit(txn(server, "/node"))
+    assert server.paths == [["/node"]]
+
+
+def test_write_does_not_overtake_one_that_another_thread_is_sending(server: Server, writer: Writer) -> None:
+    fill(writer, server)
+    writer.submit(txn(server, "/node", b"old"))
+    submit = server.submit
+
+    def interrupted(request: Any, reply: Any) -> None:
+        server.submit = submit  # type: ignore[method-assign]
+        server.answer(1)
+        writer.submit(txn(server, "/node", b"new"))
+        submit(request, reply)
+
+    server.submit = interrupted  # type: ignore[method-assign]
+    server.answer(0)
+    assert [operations[0].data for operations, _reply in server.sent[2:]] == [b"old", b"new"]
+
+
 def test_refusal_of_a_merged_message_concerns_its_transaction_only(server: Server, writer: Writer) -> None:
     fill(writer, server)
     answers: dict[str, Any] = {}
