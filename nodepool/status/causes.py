@@ -115,6 +115,9 @@ def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth
     if not offering:
         return _failed(zk, request, None, clock)
     reasons = [reason for _report, group in groups_of(zk.readReports(), request.id or "") for reason in group["reasons"]]
+    if not nodes_of_request(zk, request.id or ""):
+        # A launcher that has just passed the request on: its report is up to a few seconds old.
+        reasons = [reason for reason in reasons if root_code(reason) != Code.LAUNCHING.word] or reasons
     reason = main_reason(reasons)
     if reason is None:
         paused = all(pool.paused for pool in offering)

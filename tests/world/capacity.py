@@ -79,6 +79,8 @@ class Capacity:
         self._since: dict[tuple[str, str], float] = {}
         #: By the second: capacity of each pool beyond all that waits for it.
         self._spare: deque[dict[str, int]] = deque(maxlen=SEEN)
+        #: When requests got their first node, and of which pool.
+        self._began: dict[str, float] = {}
         scenario = world.scenario
         pools = enumerate(scenario.providers)
         self._pools = {f"provider-{n}": pool for n, pool in pools if "servers" in pool and "slivers" not in pool}
@@ -112,12 +114,21 @@ class Capacity:
         known = name in observer.requests and node["provider"] in self._pools
         if not known or len(self._spare) < SEEN or not calm(self._world, self._events):
             return
+        now = self._world.kernel.now
+        self._began.setdefault(name, now)
+        # Requests that other launchers and pools have just accepted may still be expected at the better pool.
+        just_begun = [other for other, when in self._began.items() if other != name and now - when < INTERVAL]
         others = [other for other in self._waiting() if other != name]
         needed = len(observer.requests[name]["node_types"])
         for pool in self._offering(name):
             if self._priority(pool) < self._priority(node["provider"]):
                 spare = [*(sample[pool] for sample in self._spare), self._free(pool, idle=False) - self._demand(pool, others)]
-                if min(spare) >= needed:
+                expected = sum(
+                    len(observer.requests[other]["node_types"])
+                    for other in just_begun
+                    if other in observer.requests and pool in self._offering(other)
+                )
+                if min(spare) - expected >= needed:
                     self._world.violated(f"request {name} gets a node of {node['provider']} although {pool} has capacity")
 
     # -- what there is

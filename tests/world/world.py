@@ -30,6 +30,8 @@ from tests.world.zuul import Request, Zuul
 SETTLING = 900.0
 #: The same without faults: less than the safety nets of the launcher wait.
 QUICK_SETTLING = 25.0
+#: Seconds without an event after which the world is at rest: work in progress is waited for.
+CALM = 5.0
 #: Longest pause between two min-ready requests for a label whose pools are full.
 MIN_READY_BACKOFF = 30.0
 #: Servers of a provider that has room for whatever is asked for.
@@ -212,6 +214,8 @@ class World:
         builders.begin()
         self.events: list[str] = []
         self.violations: list[str] = []
+        #: When the last event was.
+        self.noted = 0.0
         #: Seconds that a wall clock has been wrong by at most.
         self.skew = 0.0
         self._digest = hashlib.sha256()
@@ -312,6 +316,7 @@ class World:
 
     def note(self, kind: str, text: str) -> None:
         """Add an event to the story of this run."""
+        self.noted = self.kernel.now
         line = f"{self.kernel.now:9.3f} {kind:<8} {text}"
         self.events.append(line)
         self._digest.update(line.encode() + b"\n")
@@ -367,7 +372,9 @@ class World:
                 self.violated(f"builds of {zuul.name} have not ended {2 * SETTLING:.0f} s after the last fault")
         settling = QUICK_SETTLING + (MIN_READY_BACKOFF if self.scenario.scarce else 0.0) if self.scenario.quiet else SETTLING
         limit = max(self.kernel.now, self.observer.last_expiry()) + settling
-        while (wrong := self.observer.at_rest()) and self.kernel.now < limit:
+        while (wrong := self.observer.at_rest()) and (
+            self.kernel.now < limit or (self.kernel.now - self.noted < CALM and self.kernel.now < limit + SETTLING)
+        ):
             self.operators.tidy()
             self.kernel.sleep(5.0)
         for text in wrong:

@@ -86,3 +86,17 @@ def test_problems_of_a_whole_cluster_look_at_each_node_once(monkeypatch: pytest.
     stuck = [problem.text for problem in found if problem.label is None]
     assert len(stuck) == causes.MOST_STUCK + 1
     assert stuck[-1] == f"and {2 * NODES // 3 + 1 - causes.MOST_STUCK} more nodes that their owners do not release"
+
+
+def test_launcher_that_passed_a_request_on_does_not_hide_why_it_waits() -> None:
+    """World seed 428: the report of the other launcher still said that it launches nodes."""
+    cluster = Cluster()
+    request = cluster.requests[0]
+    launching = {"code": "launching", "root": "launching", "pool": "p-main", "text": "launching nodes", "help": "", "request": ""}
+    cluster.report["waiting"].append({"ids": [request.id], "reasons": [launching]})
+    assert causes.of_request(Once(cluster), request).code == "pool-limit"
+    cluster.nodes[0].allocated_to = request.id
+    assert causes.of_request(Once(cluster), request).code == "launching"
+    cluster.report["waiting"] = [{"ids": [request.id], "reasons": [launching]}]
+    del cluster.nodes[:]
+    assert causes.of_request(Once(cluster), request).code == "launching"
