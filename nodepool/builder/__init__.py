@@ -1,7 +1,7 @@
 """The builder: builds, uploads and deletes disk images (BLD)."""
 
-from nodepool.builder.build.process import BUILD_PROCESS_POLL_TIMEOUT
 from nodepool.builder.builder import NodePoolBuilder
+from nodepool.builder.building.process import BUILD_PROCESS_POLL_TIMEOUT
 from nodepool.builder.cleanup.worker import CleanupWorker
 from nodepool.builder.host.image_files import DibImageFile, removeDibItem
 from nodepool.builder.worker import SUSPEND_WAIT_TIME

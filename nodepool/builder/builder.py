@@ -15,7 +15,7 @@ from kazoo.protocol.states import KazooState
 from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.problems import image_problems
-from nodepool.builder.build.worker import BuildWorker, fail_interrupted
+from nodepool.builder.building.worker import BuildWorker, fail_interrupted
 from nodepool.builder.cleanup.worker import CleanupWorker
 from nodepool.builder.host import build_journal, image_files
 from nodepool.builder.state import BuilderState

@@ -7,12 +7,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nodepool import metrics
-from nodepool.base import threads
+from nodepool.base import threads as shared_threads
 from nodepool.base.backoff import Backoff
 from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of
 from nodepool.cloud.rates import AdaptiveRate
@@ -82,7 +82,6 @@ class CloudCalls:
         self.last_error: LastError | None = None
         self._failing: dict[str, LastError] = {}
         self._reported: set[str] = set()
-        self._threads = dict(THREADS if threads is None else threads)
         self._log = log or logging.getLogger(f"nodepool.cloud.{name}")
         self._wall = wall
         self._wait = wait or (lambda event, seconds: event.wait(seconds))
@@ -91,7 +90,9 @@ class CloudCalls:
         self._overload = overload or (lambda _error: False)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._executors: dict[str, Executor] = {}
+        limits = {"read": 1, **(THREADS if threads is None else threads)}
+        pool = shared_threads.shared()
+        self._lanes = {lane: pool.lane(f"Thread-{name}-{lane}", limit) for lane, limit in limits.items()}
         self._under_way = 0
         self._answered = float("-inf")
 
@@ -154,21 +155,11 @@ class CloudCalls:
     def run(self, function: Callable[[], T], *, lane: str = "read") -> Future[T]:
         """Run ``function``, which uses :meth:`call` itself, on a thread of the lane."""
         try:
-            return self._executor(lane).submit(function)
+            return self._lanes.get(lane, self._lanes["read"]).submit(function)
         except RuntimeError:
             future: Future[T] = Future()
             future.set_exception(CallsStopped(f"{self.name} is stopping"))
             return future
-
-    def _executor(self, lane: str) -> Executor:
-        key = lane if lane in self._threads else "read"
-        with self._lock:
-            if self._stopped.is_set():
-                raise CallsStopped(f"{self.name} is stopping")
-            executor = self._executors.get(key)
-            if executor is None:
-                executor = self._executors[key] = threads.shared().lane(f"Thread-{self.name}-{key}", self._threads.get(key, 1))
-            return executor
 
     def _back_off(self, call: _Call, kind: ErrorKind, error: Exception) -> None:
         pause = max(BACKOFF.pause(call.tries, self._jitter), self._retry_after(error) or 0.0)
@@ -264,10 +255,8 @@ class CloudCalls:
         self._stopped.set()
         for rate in self.rates.values():
             rate.stop()
-        with self._lock:
-            executors = list(self._executors.values())
-        for executor in executors:
-            executor.shutdown(wait=False, cancel_futures=True)
+        for lane in self._lanes.values():
+            lane.shutdown(wait=False, cancel_futures=True)
 
     def silent(self, since: float) -> bool:
         """Return whether calls are pending and the cloud has not answered any since ``since``."""

@@ -16,7 +16,7 @@ from nodepool import metrics
 from nodepool.metrics.prometheus import Exposition
 from nodepool.web import connections
 from nodepool.web.access import LOOPBACK
-from nodepool.web.api import Application
+from nodepool.web.application import Application
 from nodepool.web.cache import ResponseCache
 from nodepool.web.streams import Streams
 from nodepool.web.tables import Launcher

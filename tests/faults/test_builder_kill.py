@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nodepool.builder.build.worker import INTERRUPTED
+from nodepool.builder.building.worker import INTERRUPTED
 from nodepool.zk.records import BUILDING, READY
 from tests.conftest import wait_for
 from tests.support.faults.builder import DEADLINE, BuilderBench, bench

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodepool.builder.build.worker import INTERRUPTED
+from nodepool.builder.building.worker import INTERRUPTED
 from nodepool.zk.records import BUILDING, FAILED
 from tests import REPOSITORY
 from tests.conftest import wait_for

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
 
-from nodepool.builder.build.process import ProcessResult
+from nodepool.builder.building.process import ProcessResult
 from nodepool.builder.host.processes import MARKER_VARIABLE, Origin
 from nodepool.builder.host.processes import Process as Found
 from nodepool.simulation.kernel import EPOCH, Process, Task, current
@@ -371,7 +371,7 @@ class Program:
 
 
 class SimulatedBuildProcess:
-    """As :class:`nodepool.builder.build.process.BuildProcess`."""
+    """As :class:`nodepool.builder.building.process.BuildProcess`."""
 
     def __init__(
         self,
@@ -457,7 +457,7 @@ def replace_machine() -> None:
     os.environ.clear()
     os.environ["PATH"] = "/usr/bin:/bin"
     sys.executable = "/usr/bin/python3"
-    from nodepool.builder.build import process, run
+    from nodepool.builder.building import process, run
     from nodepool.builder.host import build_journal, image_files, mounts, processes
     from nodepool.builder.upload import meter
 

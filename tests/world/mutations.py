@@ -624,13 +624,13 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # -- builds
     "build-starts-without-looking-again": Mutation(
-        "nodepool.builder.build.worker",
+        "nodepool.builder.building.worker",
         "                if not self._still_wanted(wanted):\n                    return False\n",
         "",
         f"{_BUILDER}test_image_that_another_builder_has_built_is_not_built_again",
     ),
     "build-ignores-lock": Mutation(
-        "nodepool.builder.build.worker",
+        "nodepool.builder.building.worker",
         "                return False  # another builder has it; its end is an event\n",
         "                lock = HeldLock(self._state.client, '/nodepool/no/lock')\n",
         f"{_BUILDER}test_image_that_another_builder_builds_is_not_built",
@@ -642,14 +642,14 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_BUILDER}test_two_workers_of_a_builder_never_deal_with_one_image",
     ),
     "build-is-stored-although-another-builder-was-quicker": Mutation(
-        "nodepool.builder.build.run",
+        "nodepool.builder.building.run",
         "            if self.lock.regained and self._somebody_built():\n",
         "            if False:\n",
         f"{_BUILDS}test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_the_image"
         "[another builder built it]",
     ),
     "stored-builds-are-taken-for-interrupted": Mutation(
-        "nodepool.builder.build.worker",
+        "nodepool.builder.building.worker",
         "        if build is not None and build.state != BUILDING:\n            continue\n",
         "",
         f"{_BUILDER}test_result_that_was_stored_before_the_builder_was_killed_is_kept[ready-ready]",
@@ -869,7 +869,7 @@ MUTATIONS: dict[str, Mutation] = {
         "tests/world/directed/test_tenant.py::test_nodes_of_a_withdrawn_request_do_not_count",
     ),
     "own-builds-are-taken-for-others": Mutation(
-        "nodepool.builder.build.run",
+        "nodepool.builder.building.run",
         "not in (self._wanted.newest, self.build_id)",
         "!= self._wanted.newest",
         f"{_BUILDS}test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_the_image"

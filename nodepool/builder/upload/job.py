@@ -11,7 +11,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool import metrics
-from nodepool.builder.build import process
+from nodepool.builder.building import process
 from nodepool.builder.host import image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.retention import Candidate

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from nodepool.builder.build.plan import Plan, WantedBuild
-from nodepool.builder.build.worker import BuildWorker, fail_interrupted
+from nodepool.builder.building.plan import Plan, WantedBuild
+from nodepool.builder.building.worker import BuildWorker, fail_interrupted
 from nodepool.builder.cleanup.records import RecordCleaner
 from nodepool.builder.retention import RemovalPlan, Snapshot
 from nodepool.builder.state import BuilderState
@@ -199,7 +199,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Mock:
 def build_pass(scene: Scene, monkeypatch: pytest.MonkeyPatch, newest: str | None) -> None:
     """A pass of a build worker, with a plan that was made when this was the newest build."""
     plans = iter([Plan(WantedBuild(IMAGE, False, "too old", newest, None, "")), Plan(None)])
-    monkeypatch.setattr("nodepool.builder.build.worker.plan", lambda *_arguments: next(plans))
+    monkeypatch.setattr("nodepool.builder.building.worker.plan", lambda *_arguments: next(plans))
     BuildWorker(0, scene.state, 1.0).make_pass()
 
 

@@ -41,7 +41,7 @@ def around(owner: Any, name: str, point: Callable[..., str | None]) -> None:
 
 
 def patch_points() -> None:
-    from nodepool.builder.build.process import BuildProcess
+    from nodepool.builder.building.process import BuildProcess
     from nodepool.builder.cleanup.records import RecordCleaner
     from nodepool.builder.upload import journal as upload_journal
     from nodepool.driver.statemachine.provider import StateMachineProvider

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import nodepool
-from nodepool.builder.build.command import build_command, build_environment, temporary_base
+from nodepool.builder.building.command import build_command, build_environment, temporary_base
 from nodepool.config.diskimages import DiskImage
 
 PACKAGE = os.path.dirname(nodepool.__file__)

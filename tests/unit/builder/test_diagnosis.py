@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodepool.builder.build.diagnosis import Diagnosis
+from nodepool.builder.building.diagnosis import Diagnosis
 
 SET_TRAP = "2026-11-21 20:20:59.194 | + diskimage_builder/lib/common-functions:mk_build_dir:46     :   trap trap_cleanup EXIT"
 CALL = "2026-11-21 20:21:38.971 | + diskimage_builder/lib/common-functions:run_d:1     :   trap_cleanup"

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodepool.builder.build.command import build_command, build_environment
-from nodepool.builder.build.process import BuildProcess, ProcessResult
+from nodepool.builder.building.command import build_command, build_environment
+from nodepool.builder.building.process import BuildProcess, ProcessResult
 from nodepool.builder.host import build_journal, image_files, mounts
 from nodepool.builder.host.build_journal import BuildJournal, clean_all
 from nodepool.builder.progress.phases import PhaseTracker

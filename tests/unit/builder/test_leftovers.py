@@ -426,7 +426,7 @@ BUILDER = """
 import logging, os, sys, time
 from nodepool.builder.host import image_files
 from nodepool.builder.host.build_journal import BuildJournal, acquire_images_dir
-from nodepool.builder.build.process import BuildProcess
+from nodepool.builder.building.process import BuildProcess
 images_dir, tmp_base, script = sys.argv[1:]
 lock = acquire_images_dir(images_dir)
 entry = BuildJournal(images_dir).begin("i", "0f", tmp_base)

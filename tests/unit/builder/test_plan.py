@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.builder.build.plan import Plan, plan
+from nodepool.builder.building.plan import Plan, plan
 from nodepool.config.diskimages import DiskImage
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +17,13 @@ class Server:
     def __init__(self) -> None:
         self.sent: list[tuple[list[Any], Any]] = []
         self.abandoned: set[str] = set()
+        #: Called once, before the next message is sent.
+        self.interruption: Callable[[], None] | None = None
 
     def submit(self, request: Any, reply: Any) -> None:
+        interruption, self.interruption = self.interruption, None
+        if interruption is not None:
+            interruption()
         self.sent.append((list(request.operations), reply))
 
     def full_path(self, path: str) -> str:
@@ -143,15 +149,12 @@ def test_later_write_of_a_path_does_not_overtake_one_that_may_be_sent_again(serv
 def test_write_does_not_overtake_one_that_another_thread_is_sending(server: Server, writer: Writer) -> None:
     fill(writer, server)
     writer.submit(txn(server, "/node", b"old"))
-    submit = server.submit
 
-    def interrupted(request: Any, reply: Any) -> None:
-        server.submit = submit  # type: ignore[method-assign]
+    def write_again() -> None:
         server.answer(1)
         writer.submit(txn(server, "/node", b"new"))
-        submit(request, reply)
 
-    server.submit = interrupted  # type: ignore[method-assign]
+    server.interruption = write_again
     server.answer(0)
     assert [operations[0].data for operations, _reply in server.sent[2:]] == [b"old", b"new"]
 

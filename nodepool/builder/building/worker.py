@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Iterable
 
-from nodepool.builder.build.plan import WantedBuild, plan
-from nodepool.builder.build.run import BuildRun
+from nodepool.builder.building.plan import WantedBuild, plan
+from nodepool.builder.building.run import BuildRun
 from nodepool.builder.host import image_files
 from nodepool.builder.state import BuilderState
 from nodepool.builder.worker import Worker

@@ -15,10 +15,10 @@ from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
 from nodepool import metrics
 from nodepool.base import optional
-from nodepool.builder.build import command
-from nodepool.builder.build.diagnosis import Diagnosis
-from nodepool.builder.build.plan import WantedBuild
-from nodepool.builder.build.process import BuildProcess, ProcessResult
+from nodepool.builder.building import command
+from nodepool.builder.building.diagnosis import Diagnosis
+from nodepool.builder.building.plan import WantedBuild
+from nodepool.builder.building.process import BuildProcess, ProcessResult
 from nodepool.builder.host import build_journal, image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.progress.phases import PhaseTracker
