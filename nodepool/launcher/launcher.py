@@ -202,7 +202,7 @@ class NodePool(threading.Thread):
         """Return (request, labels, state, reasons) of each request that this launcher processes."""
         rows = [(i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()]
         for request_id, handler in list(self.state.handlers.items()):
-            if handler.paused:
+            if handler.paused or (handler.shortage and not handler.nodeset):  # also while it is being returned
                 reason = because(Code.PAUSED, why=handler.shortage or "no quota")
             else:  # a handler that only checks is about to return its request, or to launch
                 reason = because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)

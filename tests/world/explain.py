@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 INTERVAL = 15.0
 #: Seconds that a launcher may take to notice that a cause has ended: reports are written every 2 s.
 LAG = 20
+#: Seconds after which reports of all launchers show a request that has just moved.
+REPORTED = 5.0
 #: A fault explains wrong answers until this many seconds after its end.
 AFTERMATH = 60.0
 #: Other requestors are launchers, which ask for nodes that are ready or carry others.
@@ -88,7 +91,8 @@ class Explainer:
         scenario = self._world.scenario
         return len(self._samples) == LAG and calm(self._world, [*scenario.faults, *scenario.operations])
 
-    def _ask(self, name: str) -> None:
+    def _ask(self, name: str, doubtful: bool = False) -> None:
+        """Check an answer; one is wrong if the next one is, too."""
         from nodepool.cmd import nodepoolcmd
         from nodepool.cmd.commands.context import Context
         from nodepool.exceptions import ConfigurationError
@@ -111,7 +115,12 @@ class Explainer:
         finally:
             context.close()
         world.note("explain", f"request {name}: {cause.text} [{cause.code}]")
-        for wrong in self._wrong(name, request, cause):
+        found = self._wrong(name, request, cause)
+        if found and not doubtful:
+            time.sleep(REPORTED)
+            self._ask(name, doubtful=True)
+            return
+        for wrong in found:
             world.violated(f"request {name} is explained with {cause.text!r}, but {wrong}")
 
     # -- what is wrong with an answer

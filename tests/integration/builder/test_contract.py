@@ -229,7 +229,7 @@ def test_parent_cycle_keeps_the_last_valid_configuration(builders: BuilderBench,
     program.start(config)
     first = builders.wait_build()
     builders.config(cycle)
-    wait_for(lambda: "keeping the last good one: diskimage parents form a cycle" in program.text(), what="clear error")
+    wait_for(lambda: "keeping the last valid one: diskimage parents form a cycle" in program.text(), what="clear error")
     builders.zk.submitBuildRequest(IMAGE)
     builders.wait_build(besides=(first.id,))
 

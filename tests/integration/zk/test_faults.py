@@ -279,8 +279,8 @@ def test_parts_of_a_refused_batch_keep_their_order(zk: Any) -> None:
     for name in "abxc":
         writer.submit(part(name), answered)
     with writer._lock:
-        writer._in_flight -= writer.MAX_IN_FLIGHT - 1
-    writer._next([], one_by_one=False)
+        writer._in_flight -= writer.MAX_IN_FLIGHT
+    writer._flush()
     assert done.wait(10)
     names = sorted(kazoo.get_children("/order"), key=lambda name: name[-10:])
     assert [name[0] for name in names] == ["a", "b", "c"]
