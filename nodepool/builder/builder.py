@@ -31,6 +31,7 @@ from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Reason
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
+from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds to wait for a complete mirror before work starts.
@@ -239,9 +240,16 @@ class NodePoolBuilder:
     def ready(self) -> bool:
         return self._running and self.session_usable.is_set()
 
+    #: A builder serves no pages: it has no events, and neither charts nor a configuration for them.
+    feed: Feed | None = None
+
+    @staticmethod
+    def chart() -> list[dict[str, Any]]:
+        return []
+
     @staticmethod
     def shown_config() -> None:
-        """Return no configuration: a builder serves no pages."""
+        """Return no configuration."""
 
     def getZK(self) -> ZooKeeper:
         return self.zk

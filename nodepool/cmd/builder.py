@@ -62,7 +62,7 @@ class BuilderService:
         self._args = args
         self._builder = NodePoolBuilder(args.config, args.secure, args.build_workers, args.upload_workers)
         self._builder.session_file = session_file(PROG, args)
-        self.watchdog = getattr(self._builder, "watchdog", None)
+        self.watchdog = self._builder.watchdog
         self._repl: ReplServer | None = None
         self._webapp: WebApp | None = None
 

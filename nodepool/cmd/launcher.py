@@ -37,7 +37,7 @@ class LauncherService:
         self._args = args
         self._pool = NodePool(args.secure, args.config)
         self._pool.session_file = session_file(PROG, args)
-        self.watchdog = getattr(self._pool, "watchdog", None)
+        self.watchdog = self._pool.watchdog
         self._webapp: WebApp | None = None
         self._repl: ReplServer | None = None
 

@@ -126,8 +126,7 @@ class Application:
 
     def _ready(self) -> Response:
         """Return readiness; details follow in separate lines, even when ready."""
-        readiness = getattr(self._nodepool, "getReadiness", None)
-        ready, details = readiness() if readiness else (bool(self._nodepool.ready), [])
+        ready, details = self._nodepool.getReadiness()
         first = "OK" if ready else "Not ready"
         body = "\n".join([first, *details]).encode()
         code = http.HTTPStatus.OK if ready else http.HTTPStatus.SERVICE_UNAVAILABLE
@@ -140,7 +139,7 @@ class Application:
         zk = self._nodepool.getZK()
         if zk is None:
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper has not been reached yet")
-        if not getattr(zk, "synced", True):
+        if not zk.synced:
             # A call to ZooKeeper would wait for the server and block the few threads that also answer /ready.
             raise HttpError(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,

@@ -52,7 +52,7 @@ class _Dispatcher(ThreadedTaskDispatcher):
 
 
 class WebApp(threading.Thread):
-    """Serves the state of ``nodepool`` (needs ``ready`` and ``getZK()``) over HTTP.
+    """Serves the state of ``nodepool`` over HTTP.
 
     The socket listens once this is constructed; ``OSError`` if it cannot.
     """
@@ -65,6 +65,7 @@ class WebApp(threading.Thread):
         cache_expiry: float = 1,
         *,
         pages: str = LOOPBACK,
+        statistics: metrics.Metrics | None = None,
     ) -> None:
         super().__init__(name="Thread-WebApp", daemon=True)
         self.nodepool = nodepool
@@ -72,14 +73,14 @@ class WebApp(threading.Thread):
         self.listen_address = listen_address
         self.cache_expiry = cache_expiry
         self.cache: ResponseCache[bytes] = ResponseCache(cache_expiry)
-        exposition = Exposition(getattr(nodepool, "metrics", None) or metrics.shared())
+        exposition = Exposition(statistics or metrics.shared())
         self._map: dict[int, Any] = {}
         self._stopping = threading.Event()
         listening = _listen(listen_address, port)
         dispatcher = _Dispatcher()
         dispatcher.set_thread_count(THREADS)
         api = Api(nodepool)
-        self.streams = Streams(getattr(nodepool, "feed", None), pages, api.renew)
+        self.streams = Streams(nodepool.feed, pages, api.renew)
         self.server = connections.Server(
             Application(nodepool, self.cache, exposition, cache_expiry, pages, self.streams, api),
             self._map,

@@ -11,6 +11,7 @@ from nodepool import status
 from nodepool.status import causes, cluster
 from nodepool.status.explain import expected_wait, places, rates
 from nodepool.status.once import Facade
+from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.records import LARGEST, READY, Node, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -47,9 +48,13 @@ class Launcher(status.Explaining, Protocol):
     """The launcher or builder whose process serves the pages."""
 
     @property
-    def ready(self) -> bool: ...
+    def feed(self) -> Feed | None: ...
+
+    def getReadiness(self) -> tuple[bool, list[str]]: ...
 
     def getZK(self) -> ZooKeeper: ...
+
+    def chart(self) -> list[dict[str, Any]]: ...
 
     def shown_config(self) -> dict[str, Any] | None: ...
 

@@ -115,7 +115,7 @@ class Api:
 
     def _api(self, request: Request) -> Response:
         zk = self._nodepool.getZK()
-        if zk is None or not getattr(zk, "synced", True):
+        if zk is None or not zk.synced:
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper's content is being read, try again")
         # The path is decoded already; only names have slashes in them.
         parts = request.path.removeprefix("/api/v1").strip("/").split("/", 2)
@@ -175,7 +175,6 @@ class Api:
     def _overview(self) -> dict[str, Any]:
         zk = self._source.getZK()
         nodes, requests = zk.countNodes().states, cluster.states(zk)
-        trends = getattr(self._nodepool, "trends", None)
         return {
             "nodes": nodes,
             "requests": requests,
@@ -185,7 +184,7 @@ class Api:
             "waiting": [{**row, "ids": row["ids"][:1]} for row in self._read("waiting")[0]],
             "problems": self._read("problems")[0],
             "daemons": self._read("daemons")[0],
-            "chart": trends.chart() if trends is not None else [],
+            "chart": self._nodepool.chart(),
         }
 
     def _config(self) -> dict[str, Any]:
@@ -206,7 +205,7 @@ class Api:
         if kind not in KINDS:
             raise HttpError(http.HTTPStatus.NOT_FOUND, f"Unknown kind {kind[:40]}; known are {', '.join(KINDS)}")
         zk = self._nodepool.getZK()
-        feed = getattr(self._nodepool, "feed", None) if kind in ("request", "node") else None
+        feed = self._nodepool.feed if kind in ("request", "node") else None
         try:
             found = explain(zk, kind, name, self._history, feed.since(0)[0] if feed is not None else ())
         except Unknown as error:

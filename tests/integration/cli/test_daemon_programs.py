@@ -24,6 +24,7 @@ class NodePool:
     def __init__(self, securefile, configfile, watermark_sleep=1):
         self.args = (securefile, configfile)
         self.ready = False
+        self.feed = self.watchdog = None
         self._stop = threading.Event()
     def loadConfig(self):
         if not os.path.exists(self.args[1]):
@@ -34,6 +35,8 @@ class NodePool:
             zookeeper_timeout=10, zookeeper_tls_cert=None, zookeeper_tls_key=None, zookeeper_tls_ca=None, zookeeper_insecure=True)
     def getZK(self):
         return None
+    def getReadiness(self):
+        return self.ready, []
     def start(self):
         threading.Thread(target=self._stop.wait, name="NodePool").start()
         self.ready = True

@@ -27,11 +27,13 @@ UPLOAD_KEYS = ["id", "upload_id", "provider", "image", "external_name", "externa
 class Launcher:
     """What the web server needs of a launcher."""
 
-    ready = True
+    feed = None
 
     def __init__(self, zk):
         self.zk = zk
-        self.metrics = metrics.Metrics()
+
+    def getReadiness(self):
+        return True, []
 
     def getZK(self):
         return self.zk
@@ -39,7 +41,7 @@ class Launcher:
 
 @pytest.fixture
 def get(zk):
-    webapp = WebApp(Launcher(zk), port=0, listen_address="127.0.0.1")
+    webapp = WebApp(Launcher(zk), port=0, listen_address="127.0.0.1", statistics=metrics.Metrics())
     webapp.start()
     port = webapp.server.socket.getsockname()[1]
 

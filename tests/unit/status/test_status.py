@@ -41,6 +41,8 @@ def make_build(image, build_id, state="ready", ctime=10):
 
 
 class FakeZK:
+    synced = True
+
     def __init__(self, nodes=(), node_requests=(), pools=(), **images):
         self.nodes, self.requests, self.pools = list(nodes), list(node_requests), list(pools)
         base = {"names": set(), "providers": {}, "builds": [], "uploads": [], "paused": set(), "requests": {},

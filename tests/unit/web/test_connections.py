@@ -22,7 +22,8 @@ HALF = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nX-Never-Ends: "
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(connections, "CONNECTION_LIMIT", 20)
     monkeypatch.setattr(connections, "CHECK", 0.05)
-    app = WebApp(SimpleNamespace(ready=True, getZK=lambda: None, metrics=metrics.Metrics()), port=0, listen_address="127.0.0.1")
+    nodepool = SimpleNamespace(getReadiness=lambda: (True, []), getZK=lambda: None, feed=None)
+    app = WebApp(nodepool, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics())
     app.start()
     yield app.server.socket.getsockname()[1]
     app.stop()

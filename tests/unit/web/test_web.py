@@ -29,6 +29,10 @@ class FakeNodePool:
         )
         self.ready = False
         self.metrics = metrics.Metrics()
+        self.feed = None
+
+    def getReadiness(self):
+        return self.ready, []
 
     def getZK(self):
         return self.zk
@@ -41,7 +45,7 @@ def nodepool():
 
 @pytest.fixture
 def webapp(nodepool):
-    app = WebApp(nodepool, port=0, listen_address="127.0.0.1")
+    app = WebApp(nodepool, port=0, listen_address="127.0.0.1", statistics=nodepool.metrics)
     app.start()
     yield app
     app.stop()
