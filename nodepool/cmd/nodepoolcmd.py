@@ -29,6 +29,8 @@ def create_parser() -> argparse.ArgumentParser:
         "--strict", action="store_true",
         help="exit with status 1 if something is not found or refused (default: 0 for commands that did so in 11.0.0)",
     )  # fmt: skip
+    # Of subcommands without these options.
+    parser.set_defaults(command=None, watch=False, filters=(), layout=None, detail=False)
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND")
     for module in COMMANDS:
         module.register(subparsers)
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = create_parser()
     given = arguments(argv)
     args = parser.parse_args(given)
-    if getattr(args, "command", None):
+    if args.command:
         # argparse removes every "--", even those that belong to the command.
         args.command = given[given.index("--") + 1 :] if "--" in given else args.command
     if args.subcommand is None:
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with _quiet_drivers(args.debug):
                 _ = context.config
             _ = context.zk
-        if getattr(args, "watch", False):
+        if args.watch:
             return observe.watch(context, args.function)
         return args.function(context) or 0
     finally:

@@ -55,7 +55,7 @@ class Label(ConfigValue):
         self.name: str = None  # type: ignore[assignment]  # set by Config.setLabels
         self.max_ready_age = 0
         self.min_ready = 0
-        self.pools: list[Any] = []
+        self.pools: list[ConfigPool] = []
 
 
 WEB_PAGES = ("loopback", "everywhere", "off")
@@ -120,10 +120,22 @@ class UploadedImage(ImageAccess, Protocol):
     def pause(self) -> bool: ...
 
 
+def disk_image(label: object) -> ImageAccess | None:
+    """Return the disk image of a label of any driver's configuration; None if it has none."""
+    return getattr(label, "diskimage", None) or None
+
+
+def cloud_image(label: object) -> ImageAccess | None:
+    """Return the cloud image of a label of any driver's configuration; None if it has none."""
+    return getattr(label, "cloud_image", None) or None
+
+
 class ConfigPool(ConfigValue, metaclass=abc.ABCMeta):
     """A pool of a provider; pools of different classes are never equal."""
 
     name: str
+    #: Its provider; set by the driver.
+    provider: ProviderConfig | None = None
     # Options of some drivers.
     max_cores: float | None = None
     max_ram: float | None = None
@@ -405,7 +417,7 @@ class Config(ConfigValue):
                 log.error("%s", self.provider_errors[name])
                 # Its pools may be in the labels already; no pool serves them.
                 for label in self.labels.values():
-                    label.pools = [pool for pool in label.pools if _provider_name(pool) != name]
+                    label.pools = [pool for pool in label.pools if pool.provider is None or pool.provider.name != name]
                 continue
             except ConfigError as exc:
                 if isinstance(exc, UnknownName):
@@ -422,7 +434,7 @@ class Config(ConfigValue):
             if replaced is not None:
                 log.warning("Provider %s is defined twice; the later definition is used", name)
                 for label in self.labels.values():
-                    label.pools = [pool for pool in label.pools if getattr(pool, "provider", None) is not replaced]
+                    label.pools = [pool for pool in label.pools if pool.provider is not replaced]
             self.providers[provider.name] = provider
             self.provider_errors.pop(provider.name, None)
 
@@ -444,10 +456,6 @@ def find_value(data: object, value: object) -> tuple[PathItem, ...]:
         if below:
             return (key, *below)
     return ()
-
-
-def _provider_name(pool: ConfigPool) -> str | None:
-    return getattr(getattr(pool, "provider", None), "name", None)
 
 
 def get_provider_config(provider: dict[str, Any]) -> ProviderConfig:

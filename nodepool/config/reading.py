@@ -80,9 +80,8 @@ def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
 
 def syntax_error(exc: yaml.YAMLError, text: str, path: str) -> ConfigSyntaxError:
     """Return the error in the *text* of the file *path*."""
-    mark = getattr(exc, "problem_mark", None)
-    problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
-    context = getattr(exc, "context", None)
+    marked = exc if isinstance(exc, yaml.MarkedYAMLError) else yaml.MarkedYAMLError()
+    mark, problem, context = marked.problem_mark, marked.problem or str(exc).splitlines()[0], marked.context
     unset = ", ".join(f"{name} (line {line})" for name, line in leftover_references(text))
     before = f"not set in the environment: {unset}; " if unset else ""
     error = ConfigSyntaxError(f"{before}not valid YAML: {problem}" + (f" ({context})" if context else ""))

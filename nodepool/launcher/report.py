@@ -14,7 +14,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool.base import hostnames
 from nodepool.base.problems import one_line
-from nodepool.config.model import Config, Label, ProviderConfig
+from nodepool.config.model import Config, Label, ProviderConfig, disk_image
 from nodepool.config.shown import shown
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.exceptions import FOREIGN
@@ -311,10 +311,11 @@ def _entries(config: Config) -> Iterator[tuple[str, str, Any]]:
 def _images(config: Config) -> dict[str, dict[str, Any]]:
     """Return disk images of labels: whether they are paused here, their labels and providers."""
     found: dict[str, dict[str, Any]] = {}
-    for name, image in config.diskimages.items():
-        found[name] = {"paused": bool(image.pause), "labels": set(), "providers": set()}
+    for name, configured in config.diskimages.items():
+        found[name] = {"paused": bool(configured.pause), "labels": set(), "providers": set()}
     for provider, label, entry in _entries(config):
-        used = found.get(getattr(getattr(entry, "diskimage", None), "name", ""))
+        image = disk_image(entry)
+        used = found.get(image.name or "") if image is not None else None
         if used is not None:
             used["labels"].add(label)
             used["providers"].add(provider)

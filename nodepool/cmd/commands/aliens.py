@@ -72,7 +72,7 @@ def alien_image_list(context: Context) -> None:
     # Providers without image building (static hosts, namespaces) have no images to list.
     configs = {
         name: config for name, config in sorted(context.config.providers.items())
-        if (not wanted or name == wanted) and getattr(config, "manage_images", True)
+        if (not wanted or name == wanted) and config.manage_images
     }  # fmt: skip
     deadline = time.monotonic() + LIST_TIMEOUT
     listings = {name: Listing(name, functools.partial(_provider_images, zk, config)) for name, config in configs.items()}
@@ -86,7 +86,7 @@ def alien_image_list(context: Context) -> None:
     uploads = [upload for upload in zk.readImages().uploads if upload.state == READY]
     rows = []
     for name, listed in found.items():
-        images = set(getattr(configs[name], "diskimages", None) or ())
+        images = set(configs[name].diskimages)
         known = {u.external_id for u in uploads if u.provider_name == name and u.image_name in images}
         rows += [
             {
@@ -108,7 +108,7 @@ def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
     :raises TypeError: the driver cannot list images.
     """
     from nodepool.driver import lifecycle
-    from nodepool.driver.toolkit.cloud_images import listing_of
+    from nodepool.driver.toolkit.cloud_images import adapter_of, listing_of
 
     manager = lifecycle.get_provider(config)
     manager.start(zk)
@@ -116,11 +116,11 @@ def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
         listing = listing_of(manager)
         if listing is not None:
             return list(listing())
-        adapter = getattr(manager, "adapter", manager)
+        adapter = adapter_of(manager)
         if not hasattr(adapter, "listResources"):
             raise TypeError(f"the driver of {config.name} cannot list images")
         return [resource for resource in adapter.listResources()
-                if resource.type in IMAGE_TYPES and hasattr(resource, "id")]  # fmt: skip
+                if resource.type in IMAGE_TYPES and resource.id is not None]  # fmt: skip
     finally:
         manager.stop()
         manager.join()

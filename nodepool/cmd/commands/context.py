@@ -72,13 +72,12 @@ class Context:
         """Print the filtered rows; on a terminal they are fitted unless ``-o wide`` is given."""
         args = self.args
         wanted = {
-            key: [one for value in getattr(args, f"only_{key}", None) or () for one in value.split(",")]
-            for key in getattr(args, "filters", ())
+            key: [one for value in getattr(args, f"only_{key}", None) or () for one in value.split(",")] for key in args.filters
         }
         if unknown := sorted(set(wanted.get("state", ())) - STATES):
             self.refuse(f"there is no state {', '.join(unknown)}; known are {', '.join(sorted(STATES))}")
         chosen = matching(results, wanted)
-        fit = sys.stdout.isatty() and getattr(args, "layout", None) != "wide" and not getattr(args, "detail", False)
+        fit = sys.stdout.isatty() and args.layout != "wide" and not args.detail
         print(status.output(chosen, args.format, width=shutil.get_terminal_size().columns if fit else None))
 
     @property

@@ -178,7 +178,7 @@ def _list(manager: StateMachineProvider | Exception) -> list[Lost]:
     alone = {id(instance): instance for instance in instances.values()}
     found = []
     for resource in manager.adapter.listResources():
-        name = getattr(resource, "id", None)
+        name = resource.id
         instance = alone.pop(id(instances.get(str(name))), None)
         found.append(Lost(manager, resource.metadata or {}, resource.type, name, "", instance, resource))
     for instance in alone.values():

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
+from nodepool.config.model import cloud_image, disk_image
 from nodepool.driver.provider import RequestHost
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.request.handler import NodeRequestHandler
@@ -41,10 +42,10 @@ class StateMachineHandler(NodeRequestHandler):
             return True
         for name in set(self.request.node_types):
             label = self.pool.labels[name]
-            if getattr(label, "cloud_image", None):
+            if cloud_image(label) is not None:
                 if not self.manager.labelReady(label):
                     return False
-            elif getattr(label, "diskimage", None):
+            elif disk_image(label) is not None:
                 problems, image = self.manager.label_problems, label.diskimage.name
                 if not self.zk.getMostRecentImageUpload(image, self.provider.name, cached=True):
                     problems.note(name, "image", f"disk image {image} (option diskimage) has not been uploaded here")

@@ -13,7 +13,7 @@ from nodepool import exceptions, metrics
 from nodepool.base.backoff import Backoff
 from nodepool.base.problems import one_line
 from nodepool.cloud import CallsStopped
-from nodepool.config.model import ConfigPool, ImageAccess, ProviderConfig
+from nodepool.config.model import ConfigPool, ImageAccess, ProviderConfig, disk_image
 from nodepool.driver.statemachine.loop import PollInterval, follow_future
 from nodepool.driver.statemachine.model import Instance, StateMachine
 from nodepool.driver.statemachine.stage import Serving, Stage
@@ -115,7 +115,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _fill_from_image(self) -> None:
         label, node = self.label, self.node
-        if getattr(label, "diskimage", None):
+        if disk_image(label) is not None:
             name = label.diskimage.name
             upload = self.zk.getMostRecentImageUpload(name, self.provider_config.name, cached=True)
             if upload is None:
@@ -194,8 +194,8 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _marks(self) -> dict[str, str]:
         """Return the metadata with the tree's history, from the mirror: this must not block."""
-        cluster = getattr(self.zk, "cluster", None)
-        marks = {CLUSTER_ID: cluster.id} if cluster is not None and cluster.id else {}
+        cluster = self.zk.cluster
+        marks = {CLUSTER_ID: cluster.id} if cluster.id else {}
         known = self.zk.getCachedNode(self.node.id or "") if marks else None
         # Version 0 may be what we have created, with the time of our own clock.
         if known is not None and known.stat is not None and known.stat.version > 0:
@@ -320,10 +320,10 @@ class StateMachineNodeLauncher(StatsReporter):
             self._statsd.timing(metrics.LAUNCH_STEP(self.provider_config.name, step), took * 1000)
 
     def _note(self, kind: str, **fields: object) -> None:
-        """Add an event to the node's history, unless the facade has none (benchmarks)."""
+        """Add an event to the node's history, if the facade publishes events."""
         if tracing.current() is not None:
             self.trace_steps.append((time.time(), str(fields.get("step") or fields.get("reason") or kind)))
-        feed = getattr(self.zk, "feed", None)
+        feed = self.zk.feed
         if feed is not None:
             node = self.node
             feed.note(kind, node=node.id, request=self.handler.request.id, provider=node.provider, pool=node.pool, **fields)
@@ -370,10 +370,9 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _abandon_machine(self) -> None:
         """Abandon the machine: it removes what a call in progress may still create."""
-        abandon = getattr(self.state_machine, "abandon", None)
-        if abandon is not None:
+        if self.state_machine is not None:
             try:
-                abandon()
+                self.state_machine.abandon()
             except Exception:
                 self.log.exception("Error giving up the launch of node %s:", self.node.id)
 
@@ -550,9 +549,8 @@ def copy_instance(node: zk.Node, instance: Instance, pool: ConfigPool) -> None:
         if hasattr(instance, name):
             setattr(node, name, getattr(instance, name))
     node.host_keys = node.host_keys or []
-    attributes = getattr(instance, "node_attributes", None)
-    if attributes:
-        node.attributes = {**attributes, **(pool.node_attributes or {})}
+    if instance.node_attributes:
+        node.attributes = {**instance.node_attributes, **(pool.node_attributes or {})}
     try:
         node.resources = dict(instance.getQuotaInformation().get_resources())
     except NotImplementedError:

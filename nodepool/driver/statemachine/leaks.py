@@ -26,7 +26,7 @@ def _key(resource: Resource) -> Hashable:
         metadata.get("nodepool_node_id"),
         metadata.get("nodepool_build_id"),
         metadata.get("nodepool_upload_id"),
-        str(getattr(resource, "id", "")),
+        str(resource.id),
     )
 
 
@@ -37,8 +37,7 @@ def _leaked(resource: Resource, node: Node | None) -> bool:
     """
     if node is None:
         return True
-    belongs = getattr(resource, "belongs_to", None)
-    return bool(belongs is not None and node.state in SETTLED and node.external_id and not belongs(node.external_id))
+    return bool(node.state in SETTLED and node.external_id and not resource.belongs_to(node.external_id))
 
 
 class LeakSearch:
@@ -141,7 +140,7 @@ def _why_stopped(found: list[tuple[Resource, str]]) -> str | None:
     if not found:
         return None
     resource, reason = found[0]
-    what = resource.metadata.get(NODE_ID) or getattr(resource, "id", "") or "unknown"
+    what = resource.metadata.get(NODE_ID) or resource.id or "unknown"
     return (
         f"leaked resources are not deleted, because ZooKeeper does not know the history of {len(found)} resources, among them "
         f"{resource.type} of {what}: {reason}; run `nodepool recover --dry-run`"

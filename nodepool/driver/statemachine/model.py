@@ -57,6 +57,9 @@ class StateMachine:
 class Instance:
     """A virtual machine (or similar) for the launcher (DRV-7.4)."""
 
+    #: Attributes of the node; those of the pool have priority.
+    node_attributes: dict[str, Any] | None = None
+
     def __init__(self) -> None:
         self.ready = False
         self.deleted = False
@@ -87,7 +90,7 @@ class Resource:
     """A resource in the cloud that may leak; ``metadata`` has the nodepool keys (DRV-7.5)."""
 
     #: Identifier in the cloud; set by the driver.
-    id: ExternalId
+    id: ExternalId = None
 
     def __init__(self, metadata: dict[str, Any] | None, type: str) -> None:
         self.type = type

@@ -14,7 +14,7 @@ from nodepool.base import threads
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
-from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.config.model import ConfigPool, ProviderConfig, cloud_image
 from nodepool.driver.provider import RequestHost
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
@@ -156,7 +156,7 @@ class StateMachineProvider(LaunchProvider):
         if self.adapter.labelReady(label):
             self.label_problems.clear(label.name, "image")
             return True
-        if getattr(label, "cloud_image", None):
+        if cloud_image(label) is not None:
             reason = self.adapter.whyNotReady(label)
             self.label_problems.note(
                 label.name,

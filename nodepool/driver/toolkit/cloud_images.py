@@ -8,11 +8,15 @@ from typing import Any
 from nodepool.driver.provider import Provider
 
 
+def adapter_of(manager: Provider) -> Any:
+    """Return the provider's adapter; the provider itself if it has none."""
+    return getattr(manager, "adapter", manager)
+
+
 def listing_of(manager: Provider) -> Callable[[], Iterable[Any]] | None:
     """Return the provider's method for listing the images in its cloud, or None."""
-    adapter = getattr(manager, "adapter", manager)
     for name in ("listImages", "_listImages"):
-        method: Callable[[], Iterable[Any]] | None = getattr(adapter, name, None)
+        method: Callable[[], Iterable[Any]] | None = getattr(adapter_of(manager), name, None)
         if method is not None:
             return method
     return None

@@ -13,7 +13,7 @@ import uuid
 from kazoo.exceptions import KazooException
 
 from nodepool.base.backoff import Backoff, KeyedBackoff
-from nodepool.config.model import ConfigPool, Label, ProviderConfig
+from nodepool.config.model import ConfigPool, Label, ProviderConfig, disk_image
 from nodepool.launcher.requests.labelcheck import LabelCheck
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
@@ -151,8 +151,9 @@ class MinReady(threading.Thread):
     def _servable(self, label: Label) -> bool:
         """Return whether some pool of ours could serve it, regardless of quota."""
         for pool in label.pools:
-            provider = getattr(pool, "provider", None)
-            key = f"{label.name} of {getattr(provider, 'name', None)}"
+            provider = pool.provider
+            name = provider.name if provider is not None else None
+            key = f"{label.name} of {name}"
             try:
                 if self._pool_can_serve(label, pool, provider):
                     self._logged.pop(key, None)
@@ -160,21 +161,19 @@ class MinReady(threading.Thread):
             except KazooException:
                 raise
             except Exception as error:  # another pool may serve it
-                self._log_once(
-                    key, f"Cannot check whether provider {getattr(provider, 'name', None)} can serve label {label.name}:", error
-                )
+                self._log_once(key, f"Cannot check whether provider {name} can serve label {label.name}:", error)
         return False
 
     def _pool_can_serve(self, label: Label, pool: ConfigPool, provider: ProviderConfig | None) -> bool:
-        manager = self.state.config.provider_managers.get(getattr(provider, "name", None) or "")
+        manager = self.state.config.provider_managers.get(provider.name) if provider is not None else None
         if provider is None or manager is None:
             return False
         if not provider.manage_images:
             return True
         pool_label = pool.labels[label.name] if isinstance(pool.labels, dict) else None
-        diskimage = getattr(pool_label, "diskimage", None)
-        if diskimage:
-            return self.state.zk.getMostRecentImageUpload(diskimage.name, provider.name, cached=True) is not None
+        image = disk_image(pool_label)
+        if image is not None:
+            return self.state.zk.getMostRecentImageUpload(image.name or "", provider.name, cached=True) is not None
         asked = pool_label if pool_label is not None else label.name
         return self._labels.ready(provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(asked))
 

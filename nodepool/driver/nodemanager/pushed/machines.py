@@ -137,7 +137,7 @@ class BackedCreateMachine(CreateMachine):
         if not sliver.get("own_ssh"):
             for name in ("public_ipv4", "public_ipv6", "private_ipv4"):
                 setattr(instance, name, getattr(backing, name))
-        instance.node_attributes = backing.attributes  # type: ignore[attr-defined]
+        instance.node_attributes = backing.attributes
         instance.slot = self.slot
         instance.driver_data = {
             "metadata": self._metadata,

@@ -82,7 +82,7 @@ class Manager:
         handler: Any = SimpleNamespace(
             pw=SimpleNamespace(nodepool=SimpleNamespace(statsd=None), progress=lambda _handler: None),
             manager=self,
-            zk=SimpleNamespace(storeNode=lambda _node: None),
+            zk=SimpleNamespace(storeNode=lambda _node: None, feed=None, cluster=SimpleNamespace(id="")),
             launchesComplete=lambda: True,
             request=SimpleNamespace(event_id="e", id="r", requestor="x"),
             pool=SimpleNamespace(name="pool", labels={name: label}),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nodepool.driver.statemachine.leaks import LeakSearch
+from nodepool.driver.statemachine.model import Resource
 from nodepool.zk.cluster import CLUSTER_ID, NODE_ID
 from tests.support.histories import SoundHistory
 
@@ -20,7 +21,8 @@ class Cloud:
 
     def __init__(self, **marks: str) -> None:
         metadata = {"nodepool_provider_name": "p", NODE_ID: NODE.id, **marks}
-        self.machine = SimpleNamespace(id="machine", type="instance", plural_metric_name="instances", metadata=metadata)
+        self.machine = Resource(metadata, "instance")
+        self.machine.id = "machine"
         self.deleted: list[str] = []
 
     def listResources(self) -> list[Any]:
