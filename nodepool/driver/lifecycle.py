@@ -47,9 +47,8 @@ def provider_problems(config: Config) -> list[Problem]:
             ]
         except Exception as error:  # same as above
             found.append(Problem(one_line(f"cannot read the state of its hosts: {error!r}"), name))
-        stopped = getattr(manager, "leak_search_stopped", None)
-        if isinstance(stopped, str):
-            found.append(Problem(one_line(stopped), name))
+        if manager.leak_search_stopped is not None:
+            found.append(Problem(one_line(manager.leak_search_stopped), name))
         if manager.label_problems is not None:
             found += manager.label_problems.listed()
     return found
@@ -57,8 +56,7 @@ def provider_problems(config: Config) -> list[Problem]:
 
 def is_stopping(manager: Provider) -> bool:
     """Return whether the provider still finishes its launches after its `stop`."""
-    thread = getattr(manager, "stop_thread", None)
-    return thread is not None and thread.is_alive()
+    return manager.stop_thread is not None and manager.stop_thread.is_alive()
 
 
 def is_silent(manager: Provider, since: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,6 +73,8 @@ class Provider(ProviderNotifications):
     cloud_calls: CloudCalls | None = None
     #: For drivers that record which labels do not work.
     label_problems: LabelProblems | None = None
+    #: The thread on which the provider finishes its launches after ``stop``.
+    stop_thread: threading.Thread | None = None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -115,6 +118,11 @@ class Provider(ProviderNotifications):
     def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> RequestHandler:
         """Return a NodeRequestHandler; must be cheap."""
         raise NotImplementedError(f"{type(self).__name__}.getRequestHandler")
+
+    @property
+    def leak_search_stopped(self) -> str | None:
+        """Return why leaked resources are not deleted at present; None if nothing prevents it."""
+        return None
 
     def listNodes(self) -> Iterable[Any]:
         """Return objects with ``id`` and ``metadata``; for tools only."""

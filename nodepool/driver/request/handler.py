@@ -16,6 +16,7 @@ from typing import Any
 from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
 
 from nodepool.driver.provider import NodeRequestHandlerNotifications
+from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.ends import RequestEnds
 from nodepool.driver.request.state import Event, How, Outcome, State
 from nodepool.driver.request.step import Step, read_results
@@ -142,7 +143,7 @@ class NodeRequestHandler(RequestEnds):
         """Record the choice of a node; further choices may depend on it."""
 
     def _new_node(self, label: str) -> zk.Node | None:
-        with getattr(self.manager, "quota_lock", None) or contextlib.nullcontext():
+        with self.manager.quota_lock if isinstance(self.manager, QuotaSupport) else contextlib.nullcontext():
             if not self.hasRemainingQuota(label):
                 return None
             node = zk.Node()
@@ -163,8 +164,11 @@ class NodeRequestHandler(RequestEnds):
     def _needs(self, label: str, node: zk.Node) -> dict[str, Any]:
         if node.resources:
             return node.resources
-        needed = getattr(self.manager, "quotaNeededByLabel", None)
-        return needed(label, self.pool).get_resources() if needed is not None else {"instances": 1}
+        return (
+            self.manager.quotaNeededByLabel(label, self.pool).get_resources()
+            if isinstance(self.manager, QuotaSupport)
+            else {"instances": 1}
+        )
 
     def could_serve(self) -> bool:
         """Return whether there is capacity for all nodes of the request now; nothing is reserved.
