@@ -144,7 +144,7 @@ def refusal(what: str, status: int, headers: Mapping[str, str], content: bytes) 
 
 
 def retry_after(error: BaseException) -> float | None:
-    return getattr(error, "retry_after", None)
+    return error.retry_after if isinstance(error, HttpRefused) else None
 
 
 def classified(error: BaseException, kind_of_code: Callable[[str, str], ErrorKind | None]) -> ErrorKind:

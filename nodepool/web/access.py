@@ -48,7 +48,7 @@ def _is_loopback(address: str) -> bool:
         found = ipaddress.ip_address(address)
     except ValueError:
         return False
-    mapped = getattr(found, "ipv4_mapped", None)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_loopback
 
 

@@ -28,10 +28,10 @@ def backing_request(label: DriverLabel, owner: str, request: NodeRequest) -> tup
     backing.state = zk.REQUESTED
     backing.requestor = owner
     backing.created_time = time.time()
-    backing.tenant_name = getattr(request, "tenant_name", None)
-    backing.event_id = getattr(request, "event_id", None) or uuid.uuid4().hex
-    backing.relative_priority = getattr(request, "relative_priority", None) or 0
-    precedence = str(getattr(request, "id", None) or "").partition("-")[0]
+    backing.tenant_name = request.tenant_name
+    backing.event_id = request.event_id or uuid.uuid4().hex
+    backing.relative_priority = request.relative_priority or 0
+    precedence = (request.id or "").partition("-")[0]
     return backing, precedence if _PRECEDENCE.match(precedence) else "100"
 
 

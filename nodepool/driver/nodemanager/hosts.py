@@ -227,7 +227,7 @@ class ManagedHost:
     def _probe(self) -> None:
         try:
             found: dict[str, Any] = self.call("GetCapacity", timeout=PROBE_TIMEOUT)
-            expected = getattr(self.options, "expected_name", None)
+            expected = self.options.expected_name
             if expected is not None and found.get("host") != expected:
                 # A Unix socket of this machine is not that of the announced host.
                 raise RpcError(f"{self.options.url} is host {found.get('host')}, not {expected}")

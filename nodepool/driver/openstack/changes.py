@@ -71,8 +71,7 @@ class CloudChanges:
 
     def _chooseZone(self, label: ProviderLabel, az: str | None) -> str | None:
         """Return the zone of the request, unless the label specifies zones."""
-        zones = getattr(label, "azs", None)
-        return az if not zones or az in zones else random.choice(zones)
+        return az if not label.azs or az in label.azs else random.choice(label.azs)
 
     def _deleteServer(self, external_id: str) -> Any:
         return self._api.delete_server(external_id)

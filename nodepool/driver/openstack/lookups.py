@@ -84,7 +84,7 @@ class CloudLookups:
 
         Other callers use the old data meanwhile.
         """
-        image = getattr(label.cloud_image, "external_name", None)
+        image = label.cloud_image.external_name if label.cloud_image is not None else None
         names = {str(name) for name in (image, label.server_group, *(label.networks or ())) if name}
         try:
             self._memo.renew(suspected_lookups(message), names, self.RENEWAL_PAUSE)

@@ -59,15 +59,15 @@ def classify(error: BaseException) -> ErrorKind:
         return ErrorKind.CONFIGURATION
     if isinstance(error, CallTimeout):
         return error.kind
-    status = getattr(error, "status", None)
-    text = str(getattr(error, "message", "") or error).lower()
-    if _QUOTA in text:
+    refused = error if isinstance(error, ApiError) else None
+    if _QUOTA in (str(error) if refused is None else refused.message or str(error)).lower():
         return ErrorKind.QUOTA
+    status = refused.status if refused is not None else None
     if status == 404:
         return ErrorKind.NOT_FOUND
     if status == 429:
         return ErrorKind.THROTTLED
-    if status in _AGAIN and not getattr(error, "exists", False):
+    if status in _AGAIN and not (refused is not None and refused.exists):
         return ErrorKind.TRANSIENT
     if status in (400, 401, 403, 422):
         return ErrorKind.CONFIGURATION
@@ -75,4 +75,4 @@ def classify(error: BaseException) -> ErrorKind:
 
 
 def retry_after(error: BaseException) -> float | None:
-    return getattr(error, "retry_after", None)
+    return error.retry_after if isinstance(error, ApiError) else None

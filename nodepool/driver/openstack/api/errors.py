@@ -202,7 +202,7 @@ def suspected_lookups(message: str) -> set[str] | None:
 def given(option: str, label: Any, zone: str | None, image: Mapping[str, Any]) -> str:
     """Return the option's value in brackets; empty for those that may contain secrets."""
     values = {
-        "key-name": label.key_name, "availability-zones": getattr(label, "azs", None) or zone, "server-group": label.server_group,
+        "key-name": label.key_name, "availability-zones": label.azs or zone, "server-group": label.server_group,
         "security-groups": label.security_groups or label.pool.security_groups, "networks": label.networks,
         "volume-type": label.volume_type, "flavor-name": label.flavor_name,
         "cloud-image/diskimage": image.get("name") or image.get("id"),

@@ -16,7 +16,7 @@ from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, decode_
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.backing.transactions import backing_request
 from nodepool.driver.metastatic.machines import MetastaticInstance
-from nodepool.zk.zookeeper import REQUESTED, Node
+from nodepool.zk.zookeeper import REQUESTED, Node, NodeRequest
 
 OWNER = "NodePool:metastatic:meta"
 
@@ -218,8 +218,8 @@ def test_backing_request_speaks_for_the_user() -> None:
     assert priority == "200"
     assert (request.node_types, request.state, request.requestor) == (["big"], REQUESTED, OWNER)
     assert (request.tenant_name, request.event_id, request.relative_priority) == ("tenant", "event", 7)
-    for odd in (None, SimpleNamespace(id=None), SimpleNamespace(id="x"), SimpleNamespace(id="1-2")):
-        request, priority = backing_request(label, OWNER, odd)
+    for odd in (None, "x", "1-2"):
+        request, priority = backing_request(label, OWNER, NodeRequest(odd))
         assert priority == "100"
         assert request.relative_priority == 0
         assert request.event_id
