@@ -31,7 +31,6 @@ from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Reason
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
-from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds to wait for a complete mirror before work starts.
@@ -241,7 +240,7 @@ class NodePoolBuilder:
         return self._running and self.session_usable.is_set()
 
     #: A builder serves no pages: it has no events, and neither charts nor a configuration for them.
-    feed: Feed | None = None
+    feed = None
 
     @staticmethod
     def chart() -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ class Txn:
     @property
     def size(self) -> int:
         """Return the bytes of data and paths, about the number of bytes sent."""
-        return sum(len(op.path) + len(getattr(op, "data", b"")) for op in self.operations)
+        return sum(len(op.path) + (len(op.data) if isinstance(op, Create | SetData) else 0) for op in self.operations)
 
     def check(self, path: str, version: int = -1) -> int:
         """Let the transaction fail unless the znode exists (with that version)."""

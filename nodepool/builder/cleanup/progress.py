@@ -11,9 +11,6 @@ from nodepool.config.model import Config
 from nodepool.zk.mirror.progress import BuildProgress, ProgressData, ProgressStore, UploadFailure
 from nodepool.zk.records import BUILDING, FAILED, READY
 
-#: Seconds that a failed build is listed, unless ``failed-build-retention`` is set.
-FAILED_BUILD_RETENTION = 7 * 24 * 3600.0
-
 STOPPED = "the builder stopped during the build"
 
 
@@ -39,7 +36,7 @@ class ProgressCleaner:
         self._pairs: set[tuple[str, str]] = set()
 
     def clean(self, config: Config, progress: ProgressData, snapshot: Snapshot, rules: Rules) -> None:
-        retention = getattr(config, "failed_build_retention", FAILED_BUILD_RETENTION)
+        retention = config.failed_build_retention
         now = time.time()
         running: Collection[BuildKey] = rules.running_builds
         for build in progress.builds.values():

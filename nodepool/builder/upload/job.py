@@ -200,7 +200,7 @@ class UploadJob:
         diskimage = self._config.diskimages.get(self.image)
         provider_image = self._candidate.provider_image
         return {
-            **(getattr(diskimage, "meta", None) or {}),
+            **(diskimage.meta if diskimage is not None else {}),
             **(getattr(provider_image, "tags", None) or {}),
             **(getattr(provider_image, "meta", None) or {}),
             "nodepool_build_id": self.build_id,

@@ -13,7 +13,7 @@ from nodepool.builder.retention import Candidate
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.job import Result, UploadJob
 from nodepool.builder.worker import Worker
-from nodepool.config.model import Config
+from nodepool.config.model import Config, ProviderConfig
 
 #: Seconds between two reports if there is no cleanup worker to send them.
 STATISTICS_INTERVAL = 60.0
@@ -29,9 +29,8 @@ def subject(candidate: Candidate) -> Hashable:
 
 def fingerprint(config: object) -> str:
     """Return the options as given; objects of a configuration are new after each reload."""
-    given = getattr(config, "provider", None)
-    if isinstance(given, dict):
-        return repr(given)
+    if isinstance(config, ProviderConfig):
+        return repr(config.provider)
     plain = (str, int, float, dict, list, type(None))
     return repr(sorted((k, v) for k, v in getattr(config, "__dict__", {}).items() if isinstance(v, plain)))
 
