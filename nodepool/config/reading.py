@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
@@ -22,8 +21,6 @@ READ_RETRY_INTERVAL = 0.5  # seconds; editors replace a file by deleting and cre
 _REFERENCE = re.compile(r"%\((" + PREFIX + r"[^)]*)\)")
 #: The start of a line whose rest is a comment; not where a quote may contain the #.
 _COMMENT = re.compile(r"(?:[^'\"]*\s)?#")
-
-log = logging.getLogger("nodepool.config")
 
 
 def as_list(item: object) -> list[Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
-import sys
 from collections.abc import Sequence
 
 from nodepool.process.program import arguments
@@ -13,8 +11,6 @@ from nodepool.process.service import make_daemon_parser, run_daemon
 
 PROG = "nodepool-nodemanager"
 PID_FILE = "/var/run/nodepool/nodepool-nodemanager.pid"
-
-log = logging.getLogger("nodepool.daemon")
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -59,7 +55,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the node manager; the return value is the exit status."""
     args = create_parser().parse_args(arguments(argv))
     return run_daemon(PROG, "nodepool-nodemanager", args, lambda: NodeManagerService(args))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

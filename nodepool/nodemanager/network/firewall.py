@@ -7,7 +7,6 @@ No rule names a sliver: the rules match device names that start with "nm", and n
 from __future__ import annotations
 
 import ipaddress
-import logging
 import re
 import socket
 import struct
@@ -17,8 +16,6 @@ from pathlib import Path
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.kernel import commands
 from nodepool.nodemanager.network.tools import NetworkError, run, sysctl
-
-log = logging.getLogger("nodepool.nodemanager.firewall")
 
 API_PORT, DNS_PORT = 812, 53
 FORWARD = "net/ipv4/ip_forward"
