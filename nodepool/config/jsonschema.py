@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import voluptuous as v
 
+from nodepool.base.schema import ListOf
 from nodepool.config.drivers import BUILTIN_NAMES, drivers
 from nodepool.config.model import ProviderConfig, get_provider_config
-from nodepool.config.schema import ListOf, top_level_schema
+from nodepool.config.schema import top_level_schema
 from nodepool.exceptions import FOREIGN, ConfigurationError
 
 log = logging.getLogger("nodepool.config")

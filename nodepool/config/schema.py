@@ -2,53 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import voluptuous as v
 
+from nodepool.base.schema import ListOf, thorough
+
 TEXT = str
 NUMBER = v.Any(float, int)
-
-
-class ListOf:
-    """A list whose entries each fit one of *alternatives*; every misfit is reported."""
-
-    def __init__(self, alternatives: Sequence[Any], null: bool = False) -> None:
-        parts = [thorough(item) for item in alternatives]
-        self.schema = v.Schema(parts[0] if len(parts) == 1 else v.Any(*parts))
-        self.null = null
-
-    def __call__(self, data: object) -> Any:
-        if data is None and self.null:
-            return data
-        if not isinstance(data, list):
-            raise v.Invalid("expected a list")
-        errors: list[v.Invalid] = []
-        for index, item in enumerate(data):
-            try:
-                self.schema(item)
-            except v.MultipleInvalid as exc:
-                for error in exc.errors:
-                    error.prepend([index])
-                    errors.append(error)
-        if errors:
-            raise v.MultipleInvalid(errors)
-        return data
-
-
-def thorough(schema: dict[Any, Any]) -> Any:
-    """Return the same schema, which reports every invalid entry of lists."""
-    if isinstance(schema, v.Schema):
-        return thorough(schema.schema)
-    if isinstance(schema, dict):
-        return {key: thorough(value) for key, value in schema.items()}
-    if isinstance(schema, list) and schema:
-        return ListOf(schema)
-    if type(schema) in (v.All, v.Any):
-        return type(schema)(*[thorough(item) for item in schema.validators])
-    return schema
 
 
 def top_level_schema() -> dict[Any, Any]:
@@ -140,39 +102,3 @@ def harmful(error: v.Invalid, data: Any, converted: Collection[str] | None) -> b
         return key not in _MAY_BE_NULL
     # The loader has already checked whether it is a number.
     return key not in converted
-
-
-def _dict_schema(schema: object) -> dict[Any, Any] | None:
-    if isinstance(schema, v.Schema):
-        return _dict_schema(schema.schema)
-    if isinstance(schema, dict):
-        return schema
-    if isinstance(schema, v.All | v.Any):
-        return next((found for item in schema.validators if (found := _dict_schema(item)) is not None), None)
-    return None
-
-
-def known_keys(schema: object, path: Sequence[Any]) -> list[str]:
-    """Return the options that the schema knows at *path*; [] if unknown."""
-    for item in path:
-        if isinstance(item, int):
-            if isinstance(schema, ListOf):
-                schema = schema.schema
-            else:
-                schema = schema[0] if isinstance(schema, list) and schema else None
-            continue
-        options = _dict_schema(schema)
-        schema = None if options is None else next((value for key, value in options.items() if str(key) == item), None)
-    options = _dict_schema(schema)
-    return sorted(str(key) for key in options if isinstance(key, str | v.Marker)) if options else []
-
-
-def advice(schema: object, error: v.Invalid) -> str:
-    """Return what would be right, as an addition to the message; may be empty."""
-    if error.error_message != "extra keys not allowed" or not error.path:
-        return ""
-    keys = known_keys(schema, error.path[:-1])
-    if not keys:
-        return ""
-    close = difflib.get_close_matches(str(error.path[-1]), keys, n=1, cutoff=0.7)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(keys)}"

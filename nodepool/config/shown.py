@@ -10,8 +10,8 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.base.schema import ListOf
 from nodepool.config.model import Config, ProviderConfig
-from nodepool.config.schema import ListOf
 from nodepool.exceptions import FOREIGN
 
 log = logging.getLogger("nodepool.config.shown")

@@ -13,6 +13,7 @@ from typing import Any
 import voluptuous as vol
 import yaml
 
+from nodepool.base.schema import advice
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.records import records, rspec
 from nodepool.nodemanager.records.records import DEFAULT_CAP, DEFAULT_EXEMPT
@@ -217,8 +218,6 @@ def parse(content: object, path: str) -> NodeManagerConfig:
     try:
         given = _SCHEMA(content)
     except vol.MultipleInvalid as errors:
-        from nodepool.config.schema import advice
-
         texts = [
             f"{'.'.join(str(part) for part in error.path) or 'top level'}: {error.msg}{advice(_SCHEMA, error)}"
             for error in errors.errors

@@ -15,6 +15,7 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.base.schema import advice
 from nodepool.config.checks.crosschecks import Offer, backing_labels, nobody_offers, numbers
 from nodepool.config.checks.likely import likely_mistakes, missing_elements
 from nodepool.config.diskimages import lineage
@@ -24,7 +25,7 @@ from nodepool.config.loading import driver_directories
 from nodepool.config.location import find_line, readable_path
 from nodepool.config.model import Config, ProviderConfig, get_provider_config
 from nodepool.config.reading import leftover_references
-from nodepool.config.schema import advice, check, harmful, secure_schema, top_level_schema
+from nodepool.config.schema import check, harmful, secure_schema, top_level_schema
 from nodepool.config.source import Source
 from nodepool.config.zookeeper import connections
 

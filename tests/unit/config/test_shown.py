@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import voluptuous as v
 
+from nodepool.base.schema import ListOf
 from nodepool.config.drivers import drivers
 from nodepool.config.model import get_provider_config
-from nodepool.config.schema import ListOf
 from nodepool.config.shown import REDACTED, schema_of, visible
 
 SECRET = "hidden-4711"
