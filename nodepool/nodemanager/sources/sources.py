@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import logging
 import os
 import random
@@ -16,21 +15,16 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from http.client import HTTPMessage
 from typing import IO, Any, Protocol
-
-from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
-from kazoo.protocol.states import KazooState
 
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.records.database import Database
 from nodepool.nodemanager.records.merge import Changes
 from nodepool.nodemanager.sources import slices_xml
-from nodepool.version import get_version_string
-from nodepool.zk.connection.reply import Reply
+from nodepool.nodemanager.sources.zookeeper import RESYNC, Deliver, ZooKeeperSource
 
 log = logging.getLogger("nodepool.nodemanager.sources")
 
@@ -40,27 +34,11 @@ JITTER = 0.1
 #: Seconds for one step of a transfer, and for all of it.
 FETCH_TIMEOUT = 10.0
 FETCH_LIMIT = 60.0
-#: Seconds between a failure of ZooKeeper, or in processing its data, and the next attempt.
-RETRY = 5.0
-SLICES = "/nodemanager/slices"
-HOSTS = "/nodemanager/hosts"
-#: Maximum seconds between two reads of all slices.
-RESYNC = 300.0
 
 #: Delegates of nodemanager.yaml.
 CONFIGURATION = "configuration"
 #: Sources outside of the configuration: records from launchers, and tickets.
 OTHER_SOURCES = ("driver", "ticket")
-
-Deliver = Callable[[str, float | None, list[Any], bool], Any]
-
-
-class Source(Protocol):
-    name: str
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 class Receiver(Protocol):
@@ -73,9 +51,9 @@ class Receiver(Protocol):
     def capacity(self) -> dict[str, Any]: ...
 
 
-def make(config: NodeManagerConfig, manager: Receiver) -> list[Source]:
+def make(config: NodeManagerConfig, manager: Receiver) -> list[SlicesXmlSource | ZooKeeperSource]:
     """Create the configured sources, not started, and store the configured delegates."""
-    found: list[Source] = []
+    found: list[SlicesXmlSource | ZooKeeperSource] = []
     names = {CONFIGURATION, *OTHER_SOURCES}
     for number, options in enumerate(config.sources):
         source: SlicesXmlSource | ZooKeeperSource
@@ -83,7 +61,7 @@ def make(config: NodeManagerConfig, manager: Receiver) -> list[Source]:
             name = f"slices-xml-{number}"
             source = SlicesXmlSource(name, options["slices-xml"], config, manager.deliver, new=manager.database.serial(name) == 0)
         else:
-            source = ZooKeeperSource(options["zookeeper"], config, manager)
+            source = ZooKeeperSource(options["zookeeper"], config, manager.deliver, manager.capacity)
         names.add(source.name)
         found.append(source)
     left = manager.database.abandon(names)
@@ -296,169 +274,3 @@ def node_id(config: NodeManagerConfig) -> str:
             return stream.readline().strip() or config.host_name
     except (OSError, ValueError):
         return config.host_name
-
-
-def fingerprint(certificate: str) -> str:
-    """Return the hex SHA-256 of the first certificate of a PEM file; empty if unreadable."""
-    try:
-        with open(certificate, encoding="ascii") as stream:
-            text = stream.read()
-        end = "-----END CERTIFICATE-----"
-        first = text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)]
-        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
-    except (OSError, ValueError):
-        return ""
-
-
-class ZooKeeperSource:
-    """Watches slices below ``/nodemanager/slices``, and announces this host."""
-
-    name = "zookeeper"
-
-    def __init__(self, options: Mapping[str, Any], config: NodeManagerConfig, manager: Receiver) -> None:
-        from nodepool.config.zookeeper import buildZooKeeperHosts, connections
-        from nodepool.zk.connection.client import ZooKeeperClient
-
-        tls = options.get("tls") or {}
-        self._config = config
-        self._manager = manager
-        self._client = ZooKeeperClient(
-            buildZooKeeperHosts(connections(list(options["servers"]))),
-            timeout=float(options.get("timeout", 10)),
-            tls_cert=tls.get("cert"),
-            tls_key=tls.get("key"),
-            tls_ca=tls.get("ca"),
-            insecure=bool(options.get("insecure")),
-        )
-        self._wake = threading.Event()
-        self._stop = threading.Event()
-        self._announced = ""
-        #: Counts connections: the server forgets watches with each, and the watch is set again.
-        self._connection = 0
-        self._armed = -1
-        self._thread = threading.Thread(target=self._run, name="Thread-nm-zookeeper", daemon=True)
-
-    def start(self) -> None:
-        self._client.state_listeners.append(self._state_changed)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._client.stop_connecting.set()
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join(10)
-        self._client.disconnect()
-
-    def _state_changed(self, state: str) -> None:
-        if state == KazooState.LOST:
-            self._announced = ""
-        self._connection += 1
-        self._wake.set()
-
-    def _run(self) -> None:
-        try:
-            self._client.connect()
-        except TimeoutError:
-            return
-        assert self._client.client is not None
-        self._client.client.add_persistent_watch(SLICES, lambda _kind, _path: self._wake.set())
-        while not self._stop.is_set():
-            self._wake.clear()
-            wait = RESYNC
-            if self._client.connected:
-                try:
-                    self._look()
-                except KazooException as error:
-                    wait = RETRY
-                    log.warning("Slices cannot be read from ZooKeeper now, keeping slivers unchanged: %r", error)
-                except Exception:
-                    wait = RETRY
-                    log.exception("Error reading slices from ZooKeeper:")
-            self._wake.wait(wait)
-
-    def _arm(self, kazoo: KazooClient) -> None:
-        """Set the watch before reading, so that no change is missed."""
-        connection = self._connection
-        answered = threading.Event()
-        errors: list[BaseException] = []
-
-        def done(_result: object, error: BaseException | None, _zxid: int) -> None:
-            if error is not None:
-                errors.append(error)
-            answered.set()
-
-        kazoo.arm_persistent_watch(SLICES, Reply(done))
-        if not answered.wait(self._client.timeout) or errors:
-            raise ConnectionLoss(str(errors[0]) if errors else "no answer")
-        self._armed = connection
-
-    def changed(self) -> None:
-        """Publish again what this host has and has assigned."""
-        self._wake.set()
-
-    def _look(self) -> None:
-        kazoo = self._client.client
-        assert kazoo is not None
-        if self._armed != self._connection:
-            self._arm(kazoo)
-        self._announce(kazoo)
-        try:
-            names = kazoo.get_children(SLICES)
-        except NoNodeError:
-            return  # the list does not exist (any more): that is not an empty list
-        records: list[Any] = []
-        for name in sorted(names):
-            try:
-                own, _ = kazoo.get(f"{SLICES}/{name}/{self._config.host_name}")
-                text, _ = kazoo.get(f"{SLICES}/{name}")
-            except NoNodeError:
-                continue
-            try:
-                record = {**json.loads(text or b"{}"), **json.loads(own or b"{}")}
-            except (ValueError, TypeError, RecursionError) as error:
-                log.error("Slice %s/%s is not a JSON object, keeping its sliver unchanged: %s", SLICES, name, error)
-                records.append({"record_key": f"sliver_{name}"})
-                continue
-            # Records get no version of their own: a session never reads backwards, while clocks of servers may differ.
-            records.append({"plc_instantiated": True, **record, "account_type": "sliver", "name": name})
-        if kazoo.exists(SLICES) is None:
-            return  # it was being removed meanwhile
-        self._manager.deliver(self.name, None, records, True)
-
-    def _announce(self, kazoo: KazooClient) -> None:
-        """Create the ephemeral record by which launchers find this host."""
-        capacity = self._manager.capacity()
-        tls = self._config.tls
-        text = json.dumps(
-            {
-                "api": f"https://{self._config.ssh_address}:{tls.port}" if tls else f"unix:{self._config.unix_socket}",
-                "tls_fingerprint": fingerprint(tls.cert) if tls else "",
-                "ssh_address": self._config.ssh_address,
-                "capacity": {k: v for k, v in capacity.items() if k not in ("allocated", "problems", "images")},
-                "allocated": capacity["allocated"],
-                "images": capacity["images"],
-                "backends": [capacity["backend"]],
-                "group": self._config.host_group,
-                "version": get_version_string(),
-            },
-            sort_keys=True,
-        )
-        if text == self._announced:
-            return
-        path = f"{HOSTS}/{self._config.host_name}"
-        try:
-            kazoo.create(path, text.encode(), ephemeral=True, makepath=True)
-        except NodeExistsError:
-            stat = kazoo.exists(path)
-            if stat is not None and stat.ephemeralOwner not in (0, self._client.session_id):
-                log.warning(
-                    "%s belongs to another session: of this node manager before its restart, or another host has this name "
-                    "(host-name)",
-                    path,
-                )
-                kazoo.delete(path)
-                kazoo.create(path, text.encode(), ephemeral=True)
-            else:
-                kazoo.set(path, text.encode())
-        self._announced = text

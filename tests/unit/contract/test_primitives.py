@@ -99,7 +99,7 @@ def connects(text: str) -> bool:
         pytest.param(
             connects,
             "zk/connection/client.py",
-            {"nodemanager/sources/sources.py": "its options are no Config"},
+            {"nodemanager/sources/zookeeper.py": "its options are no Config"},
             id="clients of ZooKeeper",
         ),
     ],

@@ -15,7 +15,8 @@ import pytest
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.config import parse
 from nodepool.nodemanager.sources import sources
-from nodepool.nodemanager.sources.sources import SlicesXmlSource, ZooKeeperSource
+from nodepool.nodemanager.sources.sources import SlicesXmlSource
+from nodepool.nodemanager.sources.zookeeper import ZooKeeperSource
 from tests.conftest import Chroot, wait_for
 from tests.support.authority import Authority
 from tests.support.nodemanager.node import KEY, MemoryNode
@@ -276,7 +277,8 @@ def from_zookeeper(node: MemoryNode, zk_chroot: Chroot) -> ZooKeeperSource:
             "tls": {"ca": zk_chroot.ca, "cert": zk_chroot.cert, "key": zk_chroot.key},
         },
         node.config,
-        node,
+        node.deliver,
+        node.capacity,
     )
 
 
@@ -349,7 +351,9 @@ def test_host_announces_itself_with_an_ephemeral_record(
 
 
 def test_stop_while_no_server_answers(node: MemoryNode) -> None:
-    found = ZooKeeperSource({"servers": [{"host": "127.0.0.1", "port": 1}], "insecure": True}, node.config, node)
+    found = ZooKeeperSource(
+        {"servers": [{"host": "127.0.0.1", "port": 1}], "insecure": True}, node.config, node.deliver, node.capacity
+    )
     found.start()
     found.stop()
 
