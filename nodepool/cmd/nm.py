@@ -12,8 +12,8 @@ from typing import Any
 
 from nodepool import status
 from nodepool.cmd.screen import screen
-from nodepool.nodemanager.api.client import Client, RpcFault, Tls
-from nodepool.nodemanager.texts import clean
+from nodepool.nodemanager.client.rpc import Client, RpcFault, Tls
+from nodepool.nodemanager.client.texts import clean
 from nodepool.process.program import absolute_path, arguments, run_console, seconds, whole_number
 from nodepool.version import get_version_string
 

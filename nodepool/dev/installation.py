@@ -17,7 +17,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool.dev.files import LABEL, Directory
-from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault
 from nodepool.process.program import load_config
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.records import READY, Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodepool.nodemanager.texts import clean
+from nodepool.nodemanager.client.texts import clean
 
 
 class BackendError(Exception):

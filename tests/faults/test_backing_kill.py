@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from tests import REPOSITORY
 from tests.conftest import Chroot, wait_for
 from tests.support.launcher import LauncherBench, make_bench

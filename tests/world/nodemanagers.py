@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nodepool.nodemanager.api import xml_rpc
+from nodepool.nodemanager.client import xml_rpc
 from nodepool.simulation.kernel import EPOCH, Kernel
 from nodepool.simulation.network import Connection, Network
 from tests.world import faults

@@ -15,7 +15,7 @@ import ports
 import yaml
 from demo import image
 
-from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault
 
 START_TIMEOUT = 30.0
 #: What nodes made of the host get: part of one core, MiB, GiB.

@@ -33,7 +33,7 @@ from nodepool.driver.nodemanager.machines import (
 from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
-from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.cluster import NODE_CREATED, NODE_ID, created_times, number_of
 from nodepool.zk.records import NodeRequest

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nodepool.nodemanager.api.client import RpcError
-from nodepool.nodemanager.texts import clean
+from nodepool.nodemanager.client.rpc import RpcError
+from nodepool.nodemanager.client.texts import clean
 
 #: Largest plausible amount of anything; sums of such amounts stay exact.
 MAX_AMOUNT = 1 << 50

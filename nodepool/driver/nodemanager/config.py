@@ -14,7 +14,7 @@ from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
 from nodepool.driver.nodemanager.pushed import config as backing_config
 from nodepool.driver.nodemanager.pushed.config import BackingOptions
 from nodepool.driver.provider import Driver
-from nodepool.nodemanager.confinement import privileges
+from nodepool.nodemanager.client import privileges
 
 _RATE = re.compile(r"(\d+)([kmg]?)\Z", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}

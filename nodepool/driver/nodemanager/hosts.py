@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 from nodepool.driver.nodemanager import answers
 from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerProviderConfig
 from nodepool.driver.utils import RateLimiter
-from nodepool.nodemanager.api.client import Client, RpcError, RpcFault, Tls
+from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault, Tls
 
 #: Seconds for which a list of slivers, and a capacity, are valid.
 LIST_TTL, CAPACITY_TTL = 1.0, 10.0

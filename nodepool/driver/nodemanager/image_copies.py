@@ -11,7 +11,7 @@ from typing import Any
 
 from nodepool.driver.nodemanager.config import NodeManagerProviderConfig
 from nodepool.driver.nodemanager.hosts import ManagedHost
-from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds without a byte after which a copy is aborted.

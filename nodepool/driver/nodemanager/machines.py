@@ -16,8 +16,8 @@ from nodepool.driver.nodemanager.hosts import Hosts, ManagedHost, Needs
 from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
-from nodepool.nodemanager.api.client import RpcError, RpcFault
-from nodepool.nodemanager.texts import clean
+from nodepool.nodemanager.client.rpc import RpcError, RpcFault
+from nodepool.nodemanager.client.texts import clean
 
 #: Seconds of one wait for a sliver; repeated until the launch timeout.
 WAIT = 10.0

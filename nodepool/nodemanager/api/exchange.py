@@ -15,7 +15,6 @@ import time
 from typing import BinaryIO
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from nodepool.nodemanager.api import xml_rpc
 from nodepool.nodemanager.api.forward import FORWARD_HEADER, SMALL_REQUEST
 from nodepool.nodemanager.api.identity import Identity
 from nodepool.nodemanager.api.methods import (
@@ -30,6 +29,7 @@ from nodepool.nodemanager.api.methods import (
     Fault,
     Parked,
 )
+from nodepool.nodemanager.client import xml_rpc
 from nodepool.nodemanager.rootfs.uploaded import ImageError, Images
 
 log = logging.getLogger("nodepool.nodemanager.api")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from nodepool.nodemanager.api.methods import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller
-from nodepool.nodemanager.texts import clean
+from nodepool.nodemanager.client.texts import clean
 
 _UCRED = struct.Struct("iII")
 #: The shared account of delegates without their own (C.5).

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nodepool.nodemanager.bucket import Bucket
+from nodepool.nodemanager.client.texts import clean
 from nodepool.nodemanager.records import loans, records, rspec
-from nodepool.nodemanager.texts import clean
 
 log = logging.getLogger("nodepool.nodemanager.api")
 

@@ -10,7 +10,7 @@ from logging import Logger, getLogger
 from pathlib import Path
 from typing import Any, Protocol
 
-from nodepool.nodemanager.confinement.privileges import PRIVILEGES
+from nodepool.nodemanager.client.privileges import PRIVILEGES
 from nodepool.nodemanager.outcomes import BackendError as BackendError
 from nodepool.nodemanager.outcomes import Exit as Exit
 from nodepool.nodemanager.outcomes import Problem as Problem
@@ -52,7 +52,7 @@ class SliverSpec:
     """Path on the host. A directory is mounted at /run/nodepool inside: the socket of the next daemon is then visible
     immediately. A socket is mounted at /run/nodepool/nodemanager.api and goes stale when it is replaced."""
     privileges: tuple[str, ...] = ()
-    """Names, see :mod:`nodepool.nodemanager.confinement.privileges`."""
+    """Names, see :mod:`nodepool.nodemanager.client.privileges`."""
 
 
 class Spawned(Protocol):

@@ -20,7 +20,7 @@ from typing import Any
 from nodepool.base.boot import boot_id
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
-from nodepool.nodemanager.confinement.privileges import PRIVILEGES
+from nodepool.nodemanager.client.privileges import PRIVILEGES
 from nodepool.nodemanager.kernel import commands, syscalls
 from nodepool.nodemanager.rootfs.templates import RootTree
 

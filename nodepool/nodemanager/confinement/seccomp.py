@@ -14,7 +14,8 @@ import functools
 import struct
 from collections.abc import Collection, Iterable, Iterator
 
-from nodepool.nodemanager.confinement import privileges, system_calls
+from nodepool.nodemanager.client import privileges
+from nodepool.nodemanager.confinement import system_calls
 from nodepool.nodemanager.kernel import syscalls
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -19,7 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodepool.nodemanager.confinement import privileges, seccomp
+from nodepool.nodemanager.client import privileges
+from nodepool.nodemanager.confinement import seccomp
 from nodepool.nodemanager.kernel import syscalls
 
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from nodepool.base.files import lock_file, replace_file
-from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault
 from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.pushed import service
 from nodepool.process import background

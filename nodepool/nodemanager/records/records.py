@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from nodepool.nodemanager.confinement import privileges
+from nodepool.nodemanager.client import privileges
 from nodepool.nodemanager.records import rspec
 from nodepool.nodemanager.records.rspec import check_name
 

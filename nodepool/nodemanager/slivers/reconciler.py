@@ -21,13 +21,13 @@ from typing import Any
 
 from nodepool.base.workqueue import Reconciler
 from nodepool.nodemanager.backends.base import Backend, Handle, SliverSpec
+from nodepool.nodemanager.client.texts import clean
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.kernel.syscalls import SHORTAGE
 from nodepool.nodemanager.outcomes import BackendError
 from nodepool.nodemanager.records import loans, records, rspec
 from nodepool.nodemanager.records.copies import Copies
 from nodepool.nodemanager.records.database import Database, DatabaseError
-from nodepool.nodemanager.texts import clean
 
 CREATING, READY, STOPPED, DISABLED, FAILED, DELETING, ABSENT = (
     "creating",

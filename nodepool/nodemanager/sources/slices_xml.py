@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from nodepool.nodemanager import safe_xml
+from nodepool.nodemanager.client import safe_xml
 from nodepool.nodemanager.records import rspec
 from nodepool.nodemanager.records.records import RecordError, clean_keys
 from nodepool.nodemanager.records.rspec import RESOURCES, SYNONYMS

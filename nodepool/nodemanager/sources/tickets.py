@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nodepool.base import optional
-from nodepool.nodemanager import safe_xml
+from nodepool.nodemanager.client import safe_xml
 from nodepool.nodemanager.records.records import SLIVER, RecordError, parse_record
 
 ALGORITHMS = ("EdDSA", "ES256")

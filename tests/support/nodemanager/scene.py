@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault
 from nodepool.nodemanager.host import group_name
 from tests.conftest import wait_for
 from tests.support.deadline import limit

@@ -12,7 +12,7 @@ from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.nodemanager.machines import INTERNAL
 from nodepool.driver.nodemanager.pushed.machines import BackedCreateMachine
 from nodepool.driver.utils import QuotaInformation
-from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
 
 READY = {"name": "np1", "state": "ready"}

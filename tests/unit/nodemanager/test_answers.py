@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodepool.driver.nodemanager.answers import check, metadata_of
-from nodepool.nodemanager.api.client import RpcError
+from nodepool.nodemanager.client.rpc import RpcError
 from tests.support.nodemanager.fake_host import CAPACITY, SLIVER
 
 ODD: list[Any] = [math.nan, math.inf, -1, "lots", [1, 2], 1 << 60, True, None, {}]

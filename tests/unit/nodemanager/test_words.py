@@ -10,7 +10,7 @@ import pytest
 from nodepool.cmd import nm
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import config
-from nodepool.nodemanager.api.client import RpcFault
+from nodepool.nodemanager.client.rpc import RpcFault
 
 
 class Answers:

@@ -29,7 +29,7 @@ from nodepool.driver.nodemanager.pushed.ssh_link import Link, LinkBusy, LinkErro
 from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
-from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper

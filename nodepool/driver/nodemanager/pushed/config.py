@@ -10,6 +10,7 @@ import voluptuous as v
 from nodepool.config.errors import ConfigError
 from nodepool.driver import ConfigValue
 from nodepool.exceptions import ConfigurationError
+from nodepool.nodemanager.client.pushed import check_config
 
 #: Settings of the pushed daemon that depend on its location and connection.
 DECIDED = ("state-dir", "run-dir", "log-file", "host-name", "api")
@@ -66,8 +67,6 @@ class BackingOptions(ConfigValue):
     @staticmethod
     def _daemon(given: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration of the pushed daemon."""
-        from nodepool.nodemanager.config import parse
-
         for key in DECIDED:
             if key in given:
                 raise ConfigError(
@@ -75,7 +74,7 @@ class BackingOptions(ConfigValue):
                 )
         config = {"max-slivers": MAX_SLIVERS, **copy.deepcopy(given)}
         try:
-            parse(config, "backing-config")
+            check_config(config, "backing-config")
         except ConfigurationError as error:
             raise ConfigError(str(error), where=("backing-config",)) from None
         return config

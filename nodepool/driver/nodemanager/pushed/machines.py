@@ -13,7 +13,7 @@ from nodepool.driver.nodemanager.machines import INTERNAL, CreateMachine, Delete
 from nodepool.driver.nodemanager.pushed.slots import BackingNodes
 from nodepool.driver.statemachine.steps import Steps, Wait
 from nodepool.logconfig import Log
-from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk.records import NodeRequest
 
 #: How often one launch moves to another backing node before it counts as failed.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kazoo.exceptions import NotEmptyError
 
-from nodepool.nodemanager.api.client import RpcError
+from nodepool.nodemanager.client.rpc import RpcError
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench
 from tests.support.nodemanager.backing_scene import BackingHosts, make_hosts

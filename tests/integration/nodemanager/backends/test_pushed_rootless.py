@@ -15,7 +15,7 @@ import pytest
 
 from nodepool.driver.nodemanager.pushed import zipapp
 from nodepool.driver.nodemanager.pushed.ssh_link import remote_command
-from nodepool.nodemanager.api.client import Client
+from nodepool.nodemanager.client.rpc import Client
 from tests.conftest import wait_for
 from tests.support.nodemanager import user
 from tests.support.ports import reserve

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodepool.nodemanager.api.client import RpcFault
+from nodepool.nodemanager.client.rpc import RpcFault
 from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.support.nodemanager import user

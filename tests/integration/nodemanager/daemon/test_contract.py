@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 
-from nodepool.nodemanager.api.client import RpcFault
 from nodepool.nodemanager.api.methods import METHODS
+from nodepool.nodemanager.client.rpc import RpcFault
 from nodepool.nodemanager.host import group_name
 from nodepool.nodemanager.sources import tickets
 from tests.conftest import wait_for

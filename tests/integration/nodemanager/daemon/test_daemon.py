@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodepool.nodemanager.api.client import RpcFault
+from nodepool.nodemanager.client.rpc import RpcFault
 from nodepool.nodemanager.host import group_name
 from tests.conftest import wait_for
 from tests.support.nodemanager.scene import NmDaemon, make_daemon

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.nodemanager.api.client import RpcFault
+from nodepool.nodemanager.client.rpc import RpcFault
 from nodepool.nodemanager.records import merge
 from nodepool.nodemanager.sources import tickets
 from tests.support.nodemanager.scene import NmDaemon, run_daemon

@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager.api import connections, exchange, handshakes, listener, shares, xml_rpc
-from nodepool.nodemanager.api.client import Client, RpcError, RpcFault, Tls
+from nodepool.nodemanager.api import connections, exchange, handshakes, listener, shares
 from nodepool.nodemanager.api.methods import OTHER
+from nodepool.nodemanager.client import xml_rpc
+from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault, Tls
 from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.support.authority import Authority
@@ -50,8 +51,8 @@ def running(folder: pathlib.Path) -> Iterator[Running]:
 AS = """
 import encodings.idna, http.client, os, socket, sys, xmlrpc.client
 sys.path.insert(0, {repository!r})
-from nodepool.nodemanager.api import client as rpc_client, xml_rpc
-from nodepool.nodemanager.api.client import *
+from nodepool.nodemanager.client import rpc as rpc_client, xml_rpc
+from nodepool.nodemanager.client.rpc import *
 os.setresuid({uid}, {uid}, {uid})
 client = Client({url!r})
 """

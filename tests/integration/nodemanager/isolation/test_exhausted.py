@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.nodemanager.kernel import syscalls
 from tests.conftest import wait_for
 from tests.support.deadline import limit

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.nodemanager.api.client import Client
+from nodepool.nodemanager.client.rpc import Client
 from tests.conftest import wait_for
 from tests.support.deadline import limit
 from tests.support.nodemanager.scene import NmDaemon, make_daemon

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodepool.nodemanager.api.client import Client, RpcFault
+from nodepool.nodemanager.client.rpc import Client, RpcFault
 from nodepool.nodemanager.host import group_name
 from nodepool.nodemanager.limits import room
 from nodepool.nodemanager.limits.room import Room

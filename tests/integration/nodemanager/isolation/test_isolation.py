@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from nodepool.nodemanager.backends.base import IDS_PER_SLIVER, BackendError
-from nodepool.nodemanager.confinement import privileges
+from nodepool.nodemanager.client import privileges
 from nodepool.nodemanager.kernel import syscalls
 from tests.integration.nodemanager.backends.test_native import small_tree
 from tests.support.deadline import limit

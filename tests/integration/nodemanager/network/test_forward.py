@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from nodepool.nodemanager.api import delegates, forward, xml_rpc
+from nodepool.nodemanager.api import delegates, forward
 from nodepool.nodemanager.api.delegates import AccountError, UnixAccounts, write_keys
+from nodepool.nodemanager.client import xml_rpc
 from tests.support.nodemanager import user as nm_user
 from tests.support.nodemanager.node import KEY, Running, delegate, sliver
 from tests.support.sshd import SSHServer, ssh_server

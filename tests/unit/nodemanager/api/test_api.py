@@ -12,8 +12,8 @@ import pytest
 
 from nodepool.nodemanager.api import methods as api_methods
 from nodepool.nodemanager.api.methods import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller, Fault
+from nodepool.nodemanager.client.texts import clean
 from nodepool.nodemanager.config import parse
-from nodepool.nodemanager.texts import clean
 from tests.support.nodemanager.node import MemoryNode, delegate, sliver
 
 A, B = Caller(SLIVER, "a"), Caller(SLIVER, "b")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodepool.nodemanager.api import xml_rpc
+from nodepool.nodemanager.client import xml_rpc
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff"))
 VALUES = st.recursive(

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from nodepool.nodemanager.backends.base import BackendError
-from nodepool.nodemanager.confinement import privileges, seccomp, system_calls
+from nodepool.nodemanager.client import privileges
+from nodepool.nodemanager.confinement import seccomp, system_calls
 from nodepool.nodemanager.records import records
 from nodepool.nodemanager.rootfs import host_image, tar_image
 from nodepool.nodemanager.rootfs import ssh_files as sshfiles

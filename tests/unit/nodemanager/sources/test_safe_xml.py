@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import safe_xml
+from nodepool.nodemanager.client import safe_xml
 from nodepool.nodemanager.config import parse
 from nodepool.nodemanager.sources import slices_xml, tickets
 
@@ -59,7 +59,7 @@ def test_calls_without_extras() -> None:
 import sys
 for name in ("defusedxml", "jwt", "signxml", "lxml", "cryptography"):
     sys.modules[name] = None
-from nodepool.nodemanager.api import xml_rpc
+from nodepool.nodemanager.client import xml_rpc
 from nodepool.nodemanager.sources import slices_xml
 assert xml_rpc.parse_call(xml_rpc.call("Help", [1])) == ("Help", (1,))
 assert slices_xml.parse(b"<slices/>", 1) == []

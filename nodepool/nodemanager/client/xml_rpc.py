@@ -11,7 +11,7 @@ import xmlrpc.client
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nodepool.nodemanager import safe_xml
+from nodepool.nodemanager.client import safe_xml
 
 #: Levels of arrays and structs in a call.
 MAX_DEPTH = 32

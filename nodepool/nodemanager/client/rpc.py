@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
-from nodepool.nodemanager.api import xml_rpc
-from nodepool.nodemanager.texts import clean
+from nodepool.nodemanager.client import xml_rpc
+from nodepool.nodemanager.client.texts import clean
 
 CONNECT_TIMEOUT = 5.0
 CALL_TIMEOUT = 30.0

@@ -1,0 +1,1 @@
+"""The part of the node manager that drivers and commands import."""
