@@ -171,8 +171,7 @@ class Client:
             if stream is not None and response.status == 200:
                 self._copy(response, stream)
                 return response.status, b""
-            answer = response.read(MAX_ANSWER)
-            return response.status, answer
+            return response.status, response.read(MAX_ANSWER)
         except (OSError, http.client.HTTPException) as error:
             raise RpcError(f"{self.url}: {error or type(error).__name__}") from error
         finally:

@@ -104,16 +104,15 @@ class ZooKeeperSource:
         self._client.client.add_persistent_watch(SLICES, lambda _kind, _path: self._wake.set())
         while not self._stop.is_set():
             self._wake.clear()
-            wait = RESYNC
-            if self._client.connected:
-                try:
+            wait = RETRY
+            try:
+                if self._client.connected:
                     self._look()
-                except KazooException as error:
-                    wait = RETRY
-                    log.warning("Slices cannot be read from ZooKeeper now, keeping slivers unchanged: %r", error)
-                except Exception:
-                    wait = RETRY
-                    log.exception("Error reading slices from ZooKeeper:")
+                wait = RESYNC
+            except KazooException as error:
+                log.warning("Slices cannot be read from ZooKeeper now, keeping slivers unchanged: %r", error)
+            except Exception:
+                log.exception("Error reading slices from ZooKeeper:")
             self._wake.wait(wait)
 
     def _arm(self, kazoo: KazooClient) -> None:

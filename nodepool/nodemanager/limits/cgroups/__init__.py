@@ -205,8 +205,7 @@ class Cgroups:
         return [parent / directory for parent in self._parents(place) if (parent / directory).is_dir()]
 
     def _wanted(self, place: Place, name: str, guarantee: int) -> Path:
-        parents = self._parents(place)
-        return parents[0 if guarantee > 0 else -1] / (check_name(name) + SUFFIX)
+        return self._parents(place)[0 if guarantee > 0 else -1] / (check_name(name) + SUFFIX)
 
     def create(self, name: str, rspec: Mapping[str, Any]) -> list[str]:
         """Create the groups with all limits, one per hierarchy, keeping existing ones.
@@ -520,8 +519,7 @@ class Cgroups:
         for place in self._places:
             for group in self._existing(place, name)[:1]:
                 found = {**_FILES[place.kind].usage(group), **found}
-        kills = self.oom_kills(name)
-        return {**found, "oom_kills": kills}
+        return {**found, "oom_kills": self.oom_kills(name)}
 
     def oom_kills(self, name: str) -> int:
         place = self._where.get("memory")

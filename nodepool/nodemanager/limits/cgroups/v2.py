@@ -161,5 +161,4 @@ def delegate(group: Path, controllers: Iterable[str]) -> None:
 
 def available(group: Path) -> frozenset[str]:
     """Return the controllers that the group may delegate; every group has the freezer (5.2)."""
-    found = set(read(group / "cgroup.controllers").split())
-    return frozenset(found & {"cpu", "cpuset", "memory", "pids", "io"})
+    return frozenset({"cpu", "cpuset", "memory", "pids", "io"}.intersection(read(group / "cgroup.controllers").split()))
