@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from nodepool.cmd.commands.context import Context, Subparsers, add_command
+from nodepool.nodemanager.client.daemon import require
 from nodepool.process.program import absolute_path
 
 
@@ -26,6 +27,7 @@ def _directory() -> str:
 
 
 def dev(context: Context) -> int:
+    require("nodepool dev")
     from nodepool.dev.files import Directory
     from nodepool.dev.installation import Installation
 

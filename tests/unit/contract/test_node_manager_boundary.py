@@ -29,7 +29,7 @@ OUTWARD = {
 #: Module of the client -> modules of the node manager that it imports. May only become shorter.
 CLIENT_INWARD = {
     # Checks the configuration of a node manager that this launcher pushes to backing nodes, and therefore has installed.
-    "nodepool.nodemanager.client.pushed": {"nodepool.nodemanager.config"}
+    "nodepool.nodemanager.client.daemon": {"nodepool.nodemanager.config"}
 }
 
 

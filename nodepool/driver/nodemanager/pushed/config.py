@@ -10,7 +10,7 @@ import voluptuous as v
 from nodepool.config.errors import ConfigError
 from nodepool.driver import ConfigValue
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager.client.pushed import check_config
+from nodepool.nodemanager.client.daemon import check_config
 
 #: Settings of the pushed daemon that depend on its location and connection.
 DECIDED = ("state-dir", "run-dir", "log-file", "host-name", "api")
