@@ -30,6 +30,8 @@ from tests.support.ports import reserve
 ETC = REPOSITORY / "etc"
 MINUTES = 60
 PROGRAMS = load_tool("package").PROGRAMS
+#: Programs of the wheel ``nodepool-nodemanager`` that have options.
+MANAGER_PROGRAMS = {"nodepool-nm", "nodepool-nodemanager"}
 
 
 def run(*command: str | pathlib.Path, **options: Any) -> str:
@@ -190,7 +192,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.timeout(10 * MINUTES)
 @pytest.mark.spec("issue: wheel and sdist")
 def test_archives(archives: pathlib.Path) -> None:
-    (wheel,) = archives.glob("*.whl")
+    (wheel,) = archives.glob("nodepool-*.whl")
     (source,) = archives.glob("*.tar.gz")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"nodepool/py.typed", "nodepool/web/static/app.js", "nodepool/base/optional.py"} <= names
@@ -212,17 +214,78 @@ def test_archives(archives: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(10 * MINUTES)
+def test_node_manager_has_its_own_wheel(archives: pathlib.Path) -> None:
+    names = {
+        name: set(zipfile.ZipFile(next(archives.glob(f"{name}-*.whl"))).namelist())
+        for name in ("nodepool", "nodepool_nodemanager")
+    }
+    assert not names["nodepool"] & names["nodepool_nodemanager"], "each file belongs to one wheel"
+    code = {name for each in names.values() for name in each if name.endswith(".py")}
+    assert code == {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "nodepool").rglob("*.py")}
+    daemon = re.compile(r"nodepool/nodemanager/(?!client/|__init__\.py)")
+    assert not [name for name in names["nodepool"] if daemon.match(name)]
+    assert not [name for name in names["nodepool_nodemanager"] if name.startswith(("nodepool/launcher", "nodepool/driver"))]
+    shared = {name.partition(".data/data/")[2] for name in names["nodepool_nodemanager"]} - {""}
+    for program in ("nodepool-nm", "nodepool-nodemanager"):
+        assert {f"share/man/man1/{program}.1", f"share/bash-completion/completions/{program}"} <= shared
+    assert {"share/nodepool/nodemanager.yaml", "share/nodepool/systemd/nodepool-nodemanager.service"} <= shared
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10 * MINUTES)
+def test_launcher_works_without_the_node_manager(
+    archives: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise Python would find the modules of the clone.
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    (wheel,) = archives.glob("nodepool-*.whl")
+    (manager,) = archives.glob("nodepool_nodemanager-*.whl")
+    run(python, "-m", "pip", "install", "-q", wheel)
+    assert not [program for program in MANAGER_PROGRAMS if python.with_name(program).exists()]
+    for module in ("hosts", "adapter", "machines", "pushed.adapter", "pushed.ssh_link"):
+        run(python, "-c", f"import nodepool.driver.nodemanager.{module}")
+    config = tmp_path / "nodepool.yaml"
+    pool = {"name": "main", "labels": [{"name": "small", "cloud-image": "host"}]}
+    servers = {"zookeeper-servers": [{"host": "127.0.0.1"}], "zookeeper-insecure": True, "labels": [{"name": "small"}]}
+
+    def validate(**options: object) -> tuple[int, str]:
+        provider = {"name": "hosts", "driver": "nodemanager", "pools": [pool], **options}
+        config.write_text(yaml.safe_dump({**servers, "providers": [provider]}))
+        return called("-c", str(config), "config-validate")
+
+    def called(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run([python.with_name("nodepool"), *arguments], capture_output=True, text=True, check=False, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+    cloud_images = [{"name": "host", "username": "root"}]
+    hosts = {"hosts": [{"name": "a", "url": "unix:/run/nodepool/nodemanager.api"}], "cloud-images": cloud_images}
+    backing = {"backing-label": "big", "backing-ssh-key": "/etc/nodepool/key", "cloud-images": cloud_images}
+    assert validate(**hosts)[0] == 0, validate(**hosts)
+    missing = "needs the node manager, which is not installed"
+    for status, text in (validate(**backing), called("dev", "--directory", str(tmp_path / "dev"))):
+        assert status != 0 and missing in text and "Traceback" not in text, text
+    run(python, "-m", "pip", "install", "-q", wheel, manager)
+    for program in MANAGER_PROGRAMS:
+        run(python.with_name(program), "--help")
+    assert validate(**backing)[0] == 0, validate(**backing)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10 * MINUTES)
 @pytest.mark.spec("issue: without extras only what a launcher needs is installed; a missing one is told with the exact command")
 def test_plain_installation(archives: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     run(sys.executable, "-m", "venv", tmp_path / "venv")
-    (wheel,) = archives.glob("*.whl")
+    (wheel,) = archives.glob("nodepool-*.whl")
     run(python, "-m", "pip", "install", "-q", wheel)
     there = {each["name"].lower() for each in json.loads(run(python, "-m", "pip", "list", "--format=json"))}
     assert not there & {"boto3", "openstacksdk", "diskimage-builder", "kubernetes", "requests", "lxml", "opentelemetry-sdk"}
     assert len(there) <= 24
-    for program in PROGRAMS:
-        assert "12.0.0" in run(python.with_name(program), "--version") or program == "nodepool-nm"
+    for program in PROGRAMS.keys() - MANAGER_PROGRAMS:
+        assert "12.0.0" in run(python.with_name(program), "--version")
     config = tmp_path / "nodepool.yaml"
     azure = {"name": "cloud", "driver": "azure", "zuul-public-key": "ssh-rsa x", "resource-group-location": "x", "location": "x",
              "resource-group": "x", "auth-path": "/nonexistent", "subnet-id": "x", "network": "x"}  # fmt: skip
