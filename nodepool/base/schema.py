@@ -1,4 +1,4 @@
-"""Lists that report every wrong entry, and suggestions for unknown options, in schemas of configurations."""
+"""Schemas of configurations: lists that report every invalid entry, and suggestions."""
 
 from __future__ import annotations
 

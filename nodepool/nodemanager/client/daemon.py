@@ -1,4 +1,4 @@
-"""What needs the code of the node manager itself, which launchers and builders can be installed without."""
+"""Functions that need the code of the node manager, which may not be installed here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def require(user: str) -> None:
 
 
 def check_config(content: object, where: str) -> None:
-    """Check the configuration of a node manager that this launcher installs on backing nodes (NM-C.8).
+    """Check the configuration of a node manager to install on backing nodes (NM-C.8).
 
     :param where: where it was given, for the text of an error.
     :raises ConfigurationError: an option is wrong, or the node manager is not installed here.
