@@ -235,16 +235,8 @@ class NodePoolBuilder:
 
     # -- queries of the web server
 
-    @property
-    def ready(self) -> bool:
-        return self._running and self.session_usable.is_set()
-
     #: A builder serves no pages: it has no events, and neither charts nor a configuration for them.
-    feed = None
-
-    @staticmethod
-    def chart() -> list[dict[str, Any]]:
-        return []
+    feed = trends = None
 
     @staticmethod
     def shown_config() -> None:

@@ -211,10 +211,6 @@ class NodePool(threading.Thread):
             )
         return sorted(rows, key=lambda row: row[0])
 
-    def chart(self) -> list[dict[str, Any]]:
-        """Return the cluster's recent launches and waiting times, oldest first."""
-        return self.trends.chart()
-
     def getReadiness(self) -> tuple[bool, list[str]]:
         """Return whether the launcher can work, and current problems."""
         details = []

@@ -127,8 +127,7 @@ class Application:
     def _ready(self) -> Response:
         """Return readiness; details follow in separate lines, even when ready."""
         ready, details = self._nodepool.getReadiness()
-        first = "OK" if ready else "Not ready"
-        body = "\n".join([first, *details]).encode()
+        body = "\n".join(["OK" if ready else "Not ready", *details]).encode()
         code = http.HTTPStatus.OK if ready else http.HTTPStatus.SERVICE_UNAVAILABLE
         return Response(body, status=code, headers=NO_STORE)
 

@@ -44,17 +44,24 @@ class Source(Protocol):
     def getZK(self) -> Facade: ...
 
 
+class Charts(Protocol):
+    """Recent launches and waiting times of the cluster."""
+
+    def chart(self) -> list[dict[str, Any]]: ...
+
+
 class Launcher(status.Explaining, Protocol):
     """The launcher or builder whose process serves the pages."""
 
     @property
     def feed(self) -> Feed | None: ...
 
+    @property
+    def trends(self) -> Charts | None: ...
+
     def getReadiness(self) -> tuple[bool, list[str]]: ...
 
     def getZK(self) -> ZooKeeper: ...
-
-    def chart(self) -> list[dict[str, Any]]: ...
 
     def shown_config(self) -> dict[str, Any] | None: ...
 

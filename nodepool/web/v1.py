@@ -184,7 +184,7 @@ class Api:
             "waiting": [{**row, "ids": row["ids"][:1]} for row in self._read("waiting")[0]],
             "problems": self._read("problems")[0],
             "daemons": self._read("daemons")[0],
-            "chart": self._nodepool.chart(),
+            "chart": self._nodepool.trends.chart() if self._nodepool.trends is not None else [],
         }
 
     def _config(self) -> dict[str, Any]:
@@ -204,10 +204,9 @@ class Api:
     def _explain(self, kind: str, name: str) -> Response:
         if kind not in KINDS:
             raise HttpError(http.HTTPStatus.NOT_FOUND, f"Unknown kind {kind[:40]}; known are {', '.join(KINDS)}")
-        zk = self._nodepool.getZK()
         feed = self._nodepool.feed if kind in ("request", "node") else None
         try:
-            found = explain(zk, kind, name, self._history, feed.since(0)[0] if feed is not None else ())
+            found = explain(self._nodepool.getZK(), kind, name, self._history, feed.since(0)[0] if feed is not None else ())
         except Unknown as error:
             raise HttpError(http.HTTPStatus.NOT_FOUND, str(error)) from None
         return _json(found.record())
