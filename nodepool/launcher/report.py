@@ -315,8 +315,7 @@ def _images(config: Config) -> dict[str, dict[str, Any]]:
         found[name] = {"paused": bool(configured.pause), "labels": set(), "providers": set()}
     for provider, label, entry in _entries(config):
         image = disk_image(entry)
-        used = found.get(image.name or "") if image is not None else None
-        if used is not None:
+        if image is not None and (used := found.get(image.name or "")) is not None:
             used["labels"].add(label)
             used["providers"].add(provider)
     return {

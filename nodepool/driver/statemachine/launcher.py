@@ -194,8 +194,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _marks(self) -> dict[str, str]:
         """Return the metadata with the tree's history, from the mirror: this must not block."""
-        cluster = self.zk.cluster
-        marks = {CLUSTER_ID: cluster.id} if cluster.id else {}
+        marks = {CLUSTER_ID: self.zk.cluster.id} if self.zk.cluster.id else {}
         known = self.zk.getCachedNode(self.node.id or "") if marks else None
         # Version 0 may be what we have created, with the time of our own clock.
         if known is not None and known.stat is not None and known.stat.version > 0:
@@ -323,9 +322,8 @@ class StateMachineNodeLauncher(StatsReporter):
         """Add an event to the node's history, if the facade publishes events."""
         if tracing.current() is not None:
             self.trace_steps.append((time.time(), str(fields.get("step") or fields.get("reason") or kind)))
-        feed = self.zk.feed
+        node, feed = self.node, self.zk.feed
         if feed is not None:
-            node = self.node
             feed.note(kind, node=node.id, request=self.handler.request.id, provider=node.provider, pool=node.pool, **fields)
 
     # -- failures

@@ -116,8 +116,11 @@ class NodeReconciler:
                 changed.allocated_to = None
                 self._change(node, changed, "Unallocated ready node %s: its request no longer exists")
             return None
-        known = map(self.state.config.labels.get, node.type)
-        limits: list[float] = [label.max_ready_age for label in known if label is not None and (label.max_ready_age or 0) > 0]
+        limits: list[float] = [
+            label.max_ready_age
+            for label in map(self.state.config.labels.get, node.type)
+            if label is not None and (label.max_ready_age or 0) > 0
+        ]
         if (node.requestor or "").startswith(METASTATIC):
             limits.append(BACKING_AGE)
         if not limits:

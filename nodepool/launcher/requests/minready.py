@@ -151,11 +151,10 @@ class MinReady(threading.Thread):
     def _servable(self, label: Label) -> bool:
         """Return whether some pool of ours could serve it, regardless of quota."""
         for pool in label.pools:
-            provider = pool.provider
-            name = provider.name if provider is not None else None
+            name = pool.provider.name if pool.provider is not None else None
             key = f"{label.name} of {name}"
             try:
-                if self._pool_can_serve(label, pool, provider):
+                if self._pool_can_serve(label, pool, pool.provider):
                     self._logged.pop(key, None)
                     return True
             except KazooException:
