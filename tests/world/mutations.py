@@ -444,7 +444,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "doubtful-launches-are-no-leaks": Mutation(
         _LEAKS,
-        "return bool(belongs is not None and",
+        "return bool(node.state in SETTLED and",
         "return bool(False and",
         f"{_LEAK_TESTS}test_a_second_server_of_a_node_is_leaked[ready-b-left0]",
     ),
