@@ -104,7 +104,7 @@ def test_a_driver_that_is_not_there(bench: Bench) -> None:
     ids = [zuul.submit("l0") for _ in range(10)]
     zuul.wait_states(ids, lambda states: states["pending"] == 10)
     launcher.rewrite(lambda c: c["providers"][0].update(driver="nosuch"))
-    wait_for(lambda: "provider p0: goes on" in launcher.readiness(), 5, "readiness names the provider")
+    wait_for(lambda: "provider p0: uses its last valid configuration" in launcher.readiness(), 5, "readiness names the provider")
     assert launcher.ready()
     zuul.wait_fulfilled(ids)
     launcher.rewrite(lambda c: c["providers"][0].update(driver="diskcloud"))
