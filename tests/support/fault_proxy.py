@@ -323,7 +323,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         if "chunked" in (self.headers.get("Transfer-Encoding") or "").lower():
             return b"".join(self._chunks())
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        size = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(size)
+        if len(body) < size:
+            raise ConnectionResetError(f"the client went away after {len(body)} of {size} bytes")
+        return body
 
     def _chunks(self) -> Iterable[bytes]:
         while size := int(self.rfile.readline().split(b";")[0], 16):
