@@ -103,6 +103,10 @@ def test_backing_label() -> None:
         ({"backing-config": {"state-dir": "/x"}}, "backing-config: state-dir cannot be set"),
         ({"backing-config": {"max-slivers": 0}}, "backing-config: max-slivers"),
         ({"backing-config": {"ssh": {"ports": "x"}}}, "must be a range of ports"),
+        (
+            {"backing-config": {"sources": [{"zookeeper": {"servers": [{"host": "zk"}], "insecure": True}}]}},
+            "a backing node cannot read slivers from ZooKeeper",
+        ),
         ({"backing-label": "small"}, "is a label of this provider itself"),
     ],
 )

@@ -77,6 +77,11 @@ class BackingOptions(ConfigValue):
             check_config(config, "backing-config")
         except ConfigurationError as error:
             raise ConfigError(str(error), where=("backing-config",)) from None
+        if any("zookeeper" in source for source in config.get("sources") or ()):
+            raise ConfigError(
+                "backing-config: a backing node cannot read slivers from ZooKeeper, this launcher sends them",
+                where=("backing-config", "sources"),
+            )
         return config
 
     @property
