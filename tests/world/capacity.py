@@ -33,6 +33,8 @@ SEEN = 7
 PRIORITY = 100
 #: What limits a pool: an option, or the quota of its cloud.
 QUOTA = "quota"
+#: The part of these seeds that has static hosts, too; what limits their pool are its slots.
+STATIC_SHARE, SLOTS = 0.5, "slots"
 
 
 def extend(scenario: Scenario) -> None:
@@ -51,6 +53,7 @@ def extend(scenario: Scenario) -> None:
             "priority": choice.choice((None, 10, 20)),
             "concurrency": choice.choice((-1, -1, 1, 3)),
         })  # fmt: skip
+    _add_hosts(scenario, labels)
     scenario.tenants |= {"green": choice.choice((4, 6))}
     for _ in range(choice.choice((16, 24))):
         request = scenario.request(choice, scenario.duration, sorted(labels), scenario.demand[0].scheduler)
@@ -58,6 +61,21 @@ def extend(scenario: Scenario) -> None:
         request.tenant = choice.choice((None, "green"))
         scenario.demand.append(request)
     scenario.operations = [operation for operation in scenario.operations if operation.kind not in DISTURBING]
+
+
+def _add_hosts(scenario: Scenario, labels: dict[str, int]) -> None:
+    """Add static hosts to some of these scenarios, alone for their label, or together with the clouds."""
+    choice = random.Random(f"static capacity {scenario.seed}")
+    if choice.random() < STATIC_SHARE:
+        scenario.labels["iron"] = labels["iron"] = 0
+        hosts = {f"iron-{number}": choice.choice((1, 2)) for number in range(1, choice.choice((3, 4)))}
+        hosts["iron-0"] = 2
+        scenario.providers.append({
+            "hosts": hosts,
+            "labels": choice.choice((["iron"], ["iron", "scarce"])),
+            "limit": SLOTS,
+            "priority": choice.choice((None, 10, 20)),
+        })  # fmt: skip
 
 
 def configure(provider: dict[str, Any], entry: dict[str, Any], pool: dict[str, Any]) -> None:
@@ -83,7 +101,11 @@ class Capacity:
         self._began: dict[str, float] = {}
         scenario = world.scenario
         pools = enumerate(scenario.providers)
-        self._pools = {f"provider-{n}": pool for n, pool in pools if "servers" in pool and "slivers" not in pool}
+        self._pools = {
+            f"provider-{n}": pool
+            for n, pool in pools
+            if ("servers" in pool and "slivers" not in pool) or pool.get("limit") == SLOTS
+        }
         disturbing = [operation for operation in scenario.operations if operation.kind in DISTURBING]
         self._events = [*scenario.faults, *disturbing]
         self._tick()
@@ -141,11 +163,12 @@ class Capacity:
 
     def _free(self, pool: str, idle: bool = True) -> int:
         """Return how many nodes there is room for; idle ones are used, or deleted to make room if no pool is open."""
+        nodes = self._nodes(pool)
+        if self._pools[pool].get("limit") == SLOTS:  # a free slot is a ready node, and serves each label of its host
+            return sum(node["state"] == "ready" and not node.get("allocated_to") for node in nodes)
         [quota] = [cloud.quota for cloud in self._world.clouds if cloud.name.replace("cloud", "provider") == pool]
         limit = min([quota, *self._world.operators.limits(pool)])
-        return int(limit) - sum(
-            not idle or node["state"] != "ready" or bool(node.get("allocated_to")) for node in self._nodes(pool)
-        )
+        return int(limit) - sum(not idle or node["state"] != "ready" or bool(node.get("allocated_to")) for node in nodes)
 
     # -- what is waited for
 

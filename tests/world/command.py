@@ -170,8 +170,8 @@ def _kinds(result: Result) -> set[str]:
 
 
 def _numbers(text: str) -> list[int]:
-    first, _, last = text.partition("-")
-    return list(range(int(first), int(last or first) + 1))
+    parts = [part.partition("-") for part in text.split(",")]
+    return [number for first, _, last in parts for number in range(int(first), int(last or first) + 1)]
 
 
 def _tell(result: Any, scenario: Scenario) -> None:
@@ -188,7 +188,7 @@ def _tell(result: Any, scenario: Scenario) -> None:
 def command() -> int:
     description = "Run the launcher in a simulated world; see tests/world/README.rst."
     parser = argparse.ArgumentParser(prog="tools/world", description=description)
-    parser.add_argument("--seeds", default="1-60", help="a number, or a range such as 1-60 (the default)")
+    parser.add_argument("--seeds", default="1-60", help="numbers and ranges such as 7,100-120 (default: 1-60)")
     parser.add_argument("--minutes", type=float, help="run further seeds until this much time has passed")
     parser.add_argument("--duration", type=float, default=90.0, help="simulated seconds with demand and faults (90)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="seeds that run at the same time")

@@ -270,7 +270,8 @@ class Observer:
             used_machines.add(machine_of(node))
             label = node["type"][0] if node["type"] else "?"
             if node["state"] == "ready" and not node.get("allocated_to"):
-                ready[label] = ready.get(label, 0) + 1
+                for name in node["type"]:  # static nodes serve several labels
+                    ready[name] = ready.get(name, 0) + 1
             elif not (label in backing and node["state"] == "in-use"):
                 text = f"node {node_id} of {label} is {node['state']} for {node.get('allocated_to')}"
                 wrong.append(f"{text}, locked by {self.contenders(node_id)}")

@@ -215,7 +215,7 @@ def min_ready(world: World, operation: Operation) -> None:
 
     def change(config: dict[str, Any]) -> None:
         # Backing nodes are launched on demand only, and those of static hosts are always ready.
-        if config["labels"][index]["name"] not in ("backing", "metal"):
+        if config["labels"][index]["name"] not in ("backing", "metal", "iron"):
             config["labels"][index]["min-ready"] = count
 
     world.operators.edit(change, operation.lasts, f"min-ready of label {index} is {count}")

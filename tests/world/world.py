@@ -245,7 +245,7 @@ class World:
     def _configuration(self) -> dict[str, Any]:
         """Create the clouds, and return the content of the configuration file."""
         scenario = self.scenario
-        providers = []
+        providers: list[dict[str, Any]] = []
         for number, provider in enumerate(scenario.providers):
             pool: dict[str, Any] = {"name": "main"}
             if "backing" in provider:
@@ -267,7 +267,10 @@ class World:
                     }
                     for name, slots in provider["hosts"].items()
                 ]  # fmt: skip
-                providers.append({"name": f"provider-{number}", "driver": "static", "pools": [pool]})
+                entry: dict[str, Any] = {"name": f"provider-{number}", "driver": "static", "pools": [pool]}
+                if provider.get("priority") is not None:
+                    entry["priority"] = provider["priority"]
+                providers.append(entry)
                 continue
             if "slivers" in provider:
                 self.hosts += [
@@ -285,12 +288,7 @@ class World:
                 cloud.image_gone = observer.images.gone
             self.clouds.append(cloud)
             pool |= {"labels": provider["labels"], "max-servers": provider["servers"]}
-            entry: dict[str, Any] = {
-                "name": f"provider-{number}",
-                "driver": "simulated",
-                "cloud-dir": cloud.name,
-                "pools": [pool],
-            }
+            entry = {"name": f"provider-{number}", "driver": "simulated", "cloud-dir": cloud.name, "pools": [pool]}
             if fake:
                 labels = [{"name": label, "cloud-image": "image", "min-ram": 1024} for label in provider["labels"]]
                 pool |= {"labels": labels, "host-key-checking": False}
