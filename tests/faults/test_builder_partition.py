@@ -169,15 +169,17 @@ def test_cut_during_an_upload(bench: BuilderBench, cut: Cut, seconds: float | No
     first = cut.start()
     wait_for(bench.cloud.images, DEADLINE, "an image in the cloud")
     record = bench.wait_upload(state="uploading")
+    if others:
+        bench.config("b1")
+    if others and seconds is not None:
+        bench.start("b1")  # its start would make the cut longer
     cut.begin()
     if seconds is not None:
         time.sleep(seconds)  # the length of the cut
     else:
         cut.wait_expired()
-    if others:
-        bench.config("b1")
-        bench.start("b1")
-        if seconds is None:
+        if others:
+            bench.start("b1")
             wait_for(lambda: not bench.uploads(state="uploading"), DEADLINE, "record of the upload dropped by the other builder")
     bench.cloud.stop_doing("upload-blocks")
     cut.end()
