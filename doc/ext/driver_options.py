@@ -1,11 +1,13 @@
 """Reference of a driver's options, generated from the schema that its configuration is validated with.
 
-``.. driver-options:: aws`` makes tables of every option of the driver: name, type and default from here, meaning from
-``doc/options/aws.yaml``. An option without meaning there, or a meaning without option, is an error of the build.
+``.. driver-options:: aws`` makes tables of every option of the driver: name and type from the schema, default and meaning from
+the declarations in ``nodepool/driver/aws/config.py``. An option without meaning is an error of the build.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from typing import Any
 
 import voluptuous as v
 import yaml
+
+from nodepool.config.option import REQUIRED, Derived, rows
 
 TEXTS = pathlib.Path(__file__).resolve().parent.parent / "options"
 TYPES = {str: "str", int: "int", float: "number", bool: "bool", dict: "dict", list: "list"}
@@ -40,24 +44,17 @@ class Option:
         return ".".join(self.path)
 
 
+def config_of(driver: str) -> Any:
+    """The configuration of a provider of this driver, not loaded."""
+    from nodepool.config.model import get_provider_config
+
+    return get_provider_config({"name": "x", "driver": driver})
+
+
 def schema_of(driver: str) -> dict[Any, Any]:
     """All options of a provider of this driver, the common ones included."""
-    from nodepool.driver import ProviderConfig
-    from nodepool.driver.aws import schema as aws
-    from nodepool.driver.azure import schema as azure
-    from nodepool.driver.gce import schema as gce
-    from nodepool.driver.ibmvpc import schema as ibmvpc
-    from nodepool.driver.openstack import config as openstack
-
-    schemas = {
-        "aws": aws.provider,
-        "azure": azure.provider,
-        "gce": gce.provider,
-        "ibmvpc": ibmvpc.provider,
-        "openstack": openstack.provider_schema,
-    }
-    own = schemas[driver]()
-    return {**ProviderConfig.getCommonSchemaDict(), **own}
+    config = config_of(driver)
+    return {**config.getCommonSchemaDict(), **config.getSchema().schema}
 
 
 def options(schema: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
@@ -111,10 +108,25 @@ def kind(value: Any) -> str:
     raise ReferenceError(f"no words for {value!r}")
 
 
-def texts(driver: str) -> dict[str, str]:
-    """Default and meaning of each option by its key, as ``default | meaning``."""
-    loaded: dict[str, str] = yaml.safe_load((TEXTS / f"{driver}.yaml").read_text())
-    return loaded
+def default_text(option: Any) -> str:
+    """The default of a declared option."""
+    value = option.default
+    if option.shown is not None or isinstance(value, Derived):
+        return option.shown or value.text
+    if isinstance(value, str | list | dict):
+        return ", ".join(f"``{each}``" for each in ([value] if isinstance(value, str) else value))
+    if value is None or value is REQUIRED:
+        return ""
+    return "no limit" if value == math.inf else str(value).lower()
+
+
+def texts(driver: str) -> dict[str, tuple[str, str]]:
+    """Default and meaning of each option by its key."""
+    if (TEXTS / f"{driver}.yaml").exists():
+        loaded: dict[str, str] = yaml.safe_load((TEXTS / f"{driver}.yaml").read_text())
+        return {key: (text.partition("|")[0].strip(), text.partition("|")[2].strip()) for key, text in loaded.items()}
+    config = type(config_of(driver))
+    return {".".join(path): (default_text(option), option.doc) for path, option in rows(config, config)}
 
 
 def check(driver: str) -> list[str]:
@@ -126,26 +138,26 @@ def check(driver: str) -> list[str]:
 
 
 def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
-    """Tables: where the options are, and their rows (name, type, default, meaning)."""
+    """Tables: where the options are, and their rows (name, type, default, meaning), required ones first."""
     if wrong := check(driver):
         raise ReferenceError("; ".join(wrong))
     said = texts(driver)
     tables: dict[tuple[str, ...], list[tuple[str, str, str, str]]] = {}
     for option in options(schema_of(driver)):
-        default, _, meaning = (part.strip() for part in said[option.key].partition("|"))
+        default, meaning = said[option.key]
         tables.setdefault(option.path[:-1], []).append(
             (f"``{option.name}``", option.kind, "required" if option.required else default or "none", meaning)
         )
-    for path, rows in tables.items():
-        yield ".".join(path) or "provider", rows
+    for path, found in tables.items():
+        yield ".".join(path) or "provider", sorted(found, key=lambda row: row[2] != "required")
 
 
 def lines(driver: str) -> list[str]:
     """The reference as reStructuredText."""
     found: list[str] = []
-    for where, rows in sections(driver):
+    for where, options_there in sections(driver):
         found += [f".. list-table:: Options of ``{where}``", "   :header-rows: 1", "   :widths: 22 16 14 48", ""]
-        for row in [("Key", "Type", "Default", "Meaning"), *rows]:
+        for row in [("Key", "Type", "Default", "Meaning"), *options_there]:
             found += [f"   {'*' if not index else ' '} - {cell}" for index, cell in enumerate(row)]
         found.append("")
     return found
@@ -161,7 +173,7 @@ def setup(app: Any) -> dict[str, Any]:
 
         def run(self) -> list[nodes.Node]:
             driver = self.arguments[0]
-            self.env.note_dependency(str(TEXTS / f"{driver}.yaml"))
+            self.env.note_dependency(inspect.getfile(type(config_of(driver))))
             try:
                 content = lines(driver)
             except ReferenceError as error:

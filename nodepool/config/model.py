@@ -6,7 +6,7 @@ import abc
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import voluptuous as v
 
@@ -23,6 +23,7 @@ from nodepool.config.errors import (
     UnknownDriver,
     UnknownName,
 )
+from nodepool.config.option import REQUIRED, load, option, schema
 from nodepool.config.value import ConfigValue
 from nodepool.config.zookeeper import buildZooKeeperHosts, connections, warn_about_chroots
 from nodepool.exceptions import IncompleteConfiguration
@@ -143,12 +144,13 @@ class ConfigPool(ConfigValue, metaclass=abc.ABCMeta):
     max_volume_gb: float | None = None
     max_resources: dict[str, float] | None = None
     use_internal_ip = False
+    max_servers: float = option(int, math.inf, "maximum number of nodes")
+    node_attributes: dict[str, Any] | None = option(dict, None, "stored with each node and shown to Zuul")
+    priority: int | None = option(int, None, "lower is preferred", shown="the provider's")
 
     def __init__(self) -> None:
         self.labels: Any = {}
-        self.max_servers: float = math.inf
-        self.node_attributes: dict[str, Any] | None = None
-        self.priority: int | None = None
+        load(self, {}, ConfigPool)
         self.ignore_provider_quota = False
         self.azs: list[str] | None = None
 
@@ -159,14 +161,12 @@ class ConfigPool(ConfigValue, metaclass=abc.ABCMeta):
 
     @classmethod
     def getCommonSchemaDict(cls) -> dict[Any, Any]:
-        return {"max-servers": int, "node-attributes": dict, "priority": int}
+        return dict(schema(ConfigPool))
 
     @abc.abstractmethod
     def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Set the common options from *pool_config*; subclasses extend it."""
-        self.max_servers = pool_config.get("max-servers", math.inf)
-        self.node_attributes = pool_config.get("node-attributes")
-        self.priority = pool_config.get("priority")
+        """Set the declared options from *pool_config*; subclasses extend it."""
+        load(self, pool_config)
 
 
 class DriverConfig(ConfigValue):
@@ -189,18 +189,21 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     image_type: str | None = None
     image_name_format: str
     post_upload_hook: str | None = None
+    name: str = option(str, REQUIRED, "name of the provider, part of records, metrics and tags; do not change it", stored=False)
+    driver: DriverConfig = option(str, cast(Any, "openstack"), "name of the driver", stored=False)
+    max_concurrency: int = option(int, -1, "maximum concurrent launches", shown="no limit")
+    priority: int | None = option(int, None, "of the provider's pools; lower is preferred", shown="100")
 
     def __init__(self, provider: dict[str, Any]) -> None:
-        self.name: str = provider["name"]
+        self.name = provider["name"]
         self.provider = provider
+        load(self, provider, ProviderConfig)
         self.driver = DriverConfig()
         self.driver.name = provider.get("driver", "openstack")
-        self.max_concurrency: int = provider.get("max-concurrency", -1)
-        self.priority: int | None = provider.get("priority")
 
     @classmethod
     def getCommonSchemaDict(cls) -> dict[Any, Any]:
-        return {v.Required("name"): str, "driver": str, "max-concurrency": int, "priority": int}
+        return dict(schema(ProviderConfig))
 
     @property
     @abc.abstractmethod
@@ -389,10 +392,10 @@ class Config(ConfigValue):
             if not entry.get("tenant-name"):
                 raise ConfigError("required key 'tenant-name' is missing in tenant-resource-limits", where=(key, index))
             limits: dict[str, float] = dict.fromkeys(names.values(), math.inf)
-            for option in entry:
-                if option != "tenant-name":
-                    stored = names.get(option) or other.get(option) or option
-                    limits[stored] = integer(entry, option, math.inf, (key, index))
+            for name in entry:
+                if name != "tenant-name":
+                    stored = names.get(name) or other.get(name) or name
+                    limits[stored] = integer(entry, name, math.inf, (key, index))
             self.tenant_resource_limits[entry["tenant-name"]] = limits
 
     def setProviders(self, providers_cfg: list[dict[str, Any]] | None) -> None:

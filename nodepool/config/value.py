@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import abc
+from typing import Any, ClassVar
 
 
 class ConfigValue(metaclass=abc.ABCMeta):  # noqa: B024
     """Compares by content: every attribute but those named in ``ignore_equality`` counts."""
 
     ignore_equality: list[str] = []
+    #: Checks of the schema over all options together, see ``nodepool.config.option``.
+    checks: ClassVar[tuple[Any, ...]] = ()
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import voluptuous as v
+
+from nodepool.config.option import option
+
+#: Keys of which one at most is given.
+ZONES, SIZES = (functools.partial(v.Exclusive, group_of_exclusion=group) for group in ("zones", "sizes"))
+#: Meaning of ``alternatives``.
+ALTERNATIVES = "*new*: further offers, tried in order. Each inherits what it does not name"
 
 
 class Offer(NamedTuple):
@@ -43,14 +51,18 @@ def offers(size: str, places: Sequence[str | None], spot: bool, alternatives: Se
     return tuple(dict.fromkeys(found))
 
 
-def schema(key: str, spot: bool = True) -> list[Any]:
-    """Return the schema of the option ``alternatives``."""
-    entry: dict[Any, Any] = {
-        v.Exclusive(key, "sizes"): str,
-        v.Exclusive(f"{key}s", "sizes"): [str],
-        v.Exclusive("zone", "zones"): v.Any(str, int),
-        v.Exclusive("zones", "zones"): [v.Any(str, int)],
-    }
-    if spot:
-        entry["use-spot"] = bool
-    return [entry]
+def alternatives(key: str, zone: object) -> list[dict[str, Any]]:
+    """Return the declaration of the entries of ``alternatives``.
+
+    :param key: name of the size option.
+    :param zone: check of a zone.
+    """
+    return [
+        {
+            key: option(str, None, "as of the label", key=SIZES, shown="the label's"),
+            f"{key}s": option([str], None, "several: an offer for each", key=SIZES),
+            "zone": option(zone, None, "as of the label", key=ZONES, shown="the label's"),
+            "zones": option([zone], None, "several: an offer for each", key=ZONES),
+            "use-spot": option(bool, None, "as of the label", shown="the label's"),
+        }
+    ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import voluptuous as v
 
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ConfigError, PathItem
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
+from nodepool.config.option import REQUIRED, Each, changed, derived, inherited, load, option, required, schema
 from nodepool.config.value import ConfigValue
 from nodepool.driver.provider import Driver
 
@@ -19,26 +20,11 @@ DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
 
 Where = tuple[PathItem, ...]
 
-#: Options of images, in schemas.
-CONNECTION: dict[Any, Any] = {"connection-type": str, "connection-port": int, "python-path": str, "shell-type": str}
-#: Options of providers and pools.
-LIMITS: dict[Any, Any] = {"max-servers": int, "max-cores": int, "max-ram": int, "max-resources": {str: int}}
-#: Of providers.
-TIMES: dict[Any, Any] = {"boot-timeout": int, "launch-timeout": int, "launch-retries": int}
 NUMBER = v.Any(int, float)
 
-
-def pool(label: object, *switches: str) -> dict[Any, Any]:
-    """Return the options that all pools have, and boolean ones."""
-    return {
-        **ConfigPool.getCommonSchemaDict(),
-        v.Required("name"): str,
-        v.Required("labels"): [label],
-        **dict.fromkeys((*switches, "use-internal-ip", "host-key-checking"), bool),
-        "max-cores": int,
-        "max-ram": int,
-        "max-resources": {str: int},
-    }
+#: Defaults.
+PROVIDER, DISKIMAGE = inherited("provider"), inherited("diskimage")
+_PORT = derived("22, winrm 5986", lambda image, _: DEFAULT_PORTS.get(image.connection_type, 22))
 
 
 class UnknownImage(ConfigError, ValueError):
@@ -49,12 +35,6 @@ class UnknownImage(ConfigError, ValueError):
 
 def connection_port(options: dict[str, Any], connection_type: str) -> int:
     return int(options.get("connection-port", DEFAULT_PORTS.get(connection_type, 22)))
-
-
-def required(options: dict[str, Any], key: str, where: Where = ()) -> Any:
-    if not isinstance(options, dict) or options.get(key) is None:
-        raise ConfigError(f"required key '{key}' is missing", where=where)
-    return options[key]
 
 
 @contextmanager
@@ -90,58 +70,60 @@ def texts(values: dict[str, Any] | None) -> dict[str, str]:
     }  # fmt: skip
 
 
-class CloudImage(ConfigValue):
-    """An existing image in the cloud."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.name: str = options["name"]
-        self.username: str | None = options.get("username")
-        self.python_path: str | None = options.get("python-path", "auto")
-        self.shell_type: str | None = options.get("shell-type")
-        self.connection_type: str = options.get("connection-type", "ssh")
-        self.connection_port: int = connection_port(options, self.connection_type)
+class _Image(ConfigValue):
+    name: str
+    connection_type: str = option(str, "ssh", "``winrm`` for Windows")
+    connection_port: int = option(int, _PORT, "port that the launcher checks", convert=int)
 
     @property
     def external_name(self) -> str:
-        """Name of the image in the cloud, for messages."""
+        """Name of the image, for messages."""
         return self.name
 
 
-class ProviderDiskImage(ConfigValue):
+class CloudImage(_Image):
+    """An existing image in the cloud."""
+
+    name: str = option(str, REQUIRED, "name for labels")
+    username: str | None = option(str, None, "login user of jobs", key=v.Required)
+    python_path: str | None = option(str, "auto", "Python of the node, for Ansible")
+    shell_type: str | None = option(str, None, "for Ansible, for example ``cmd``")
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        load(self, options)
+
+
+class ProviderDiskImage(_Image):
     """An image that we upload."""
 
     # Top-level objects are compared by name there.
     ignore_equality = ["diskimage"]
+    name: str = option(str, REQUIRED, "name of a top-level diskimage")
+    username: str = option(str, DISKIMAGE, "login user of jobs")
+    python_path: str | None = option(str, DISKIMAGE, "Python of the node, for Ansible")
+    shell_type: str | None = option(str, DISKIMAGE, "for Ansible, for example ``cmd``")
+    pause: bool = option(bool, False, "stop uploads")
+    meta: dict[str, Any] = option(dict, {}, "tags of the image in the cloud", name="tags")
 
     def __init__(self, image_type: str, options: dict[str, Any], diskimage: DiskImage) -> None:
-        self.name: str = options["name"]
         self.diskimage = diskimage
         diskimage.image_types.add(image_type)
-        self.pause = bool(options.get("pause", False))
-        self.username: str = options.get("username", diskimage.username)
-        self.python_path: str | None = options.get("python-path", diskimage.python_path)
-        self.shell_type: str | None = options.get("shell-type", diskimage.shell_type)
-        self.connection_type: str = options.get("connection-type", "ssh")
-        self.connection_port: int = connection_port(options, self.connection_type)
-        self.meta: dict[str, Any] = options.get("tags") or {}
-
-    @property
-    def external_name(self) -> str:
-        """Name of the image in the whole configuration."""
-        return self.name
+        load(self, options)
 
 
 class MachineLabel(ConfigValue):
     # The image is compared by name: its other relevant settings are in the provider's own entry.
     ignore_equality = ["pool", "diskimage"]
+    checks = (one_of("cloud-image", "diskimage", what="a label"),)
+    name: str = option(str, REQUIRED, "name of a top-level label")
+    cloud_image: Any = option(str, None, "entry of ``cloud-images``; or ``diskimage``", stored=False)
+    diskimage: DiskImage | None = option(str, None, "entry of ``diskimages``; or ``cloud-image``", stored=False)
 
     def __init__(self, options: dict[str, Any], provider: MachineProviderConfig, pool: MachinePool) -> None:
-        self.name: str = options["name"]
         self.pool = pool
         self.host_key_checking = pool.host_key_checking
-        self.cloud_image: Any = None
-        self.diskimage: DiskImage | None = None
         self.diskimage_name: str | None = options.get("diskimage")
+        load(self, options)
         for key, images in (("cloud-image", provider.cloud_images), ("diskimage", provider.diskimages)):
             name = options.get(key)
             if name is None:
@@ -160,63 +142,66 @@ class MachineLabel(ConfigValue):
 class MachinePool(ConfigPool):
     ignore_equality = ["provider"]
     provider: MachineProviderConfig
+    name: str = option(str, REQUIRED, "part of records and metrics")
+    labels: dict[str, Any] = option(Each("label_class"), {}, "labels that the pool offers", key=v.Required)
+    max_servers: float = changed(ConfigPool.max_servers, default=PROVIDER)
+    max_cores: float = option(int, PROVIDER, "maximum number of vCPUs")
+    max_ram: float = option(int, PROVIDER, "maximum MiB")
+    max_resources: dict[str, float] = option(
+        {str: int}, {}, "maximum of other resources, by name; added to the provider's", shown="the provider's"
+    )
+    use_internal_ip: bool = option(bool, PROVIDER, "use the private address")
+    host_key_checking: bool = option(bool, PROVIDER, "read the SSH host keys before a node is ready")
 
-    def __init__(self, provider_config: Any = None, pool_config: dict[str, Any] | None = None) -> None:
+    def __init__(self, provider_config: MachineProviderConfig | None = None, pool_config: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.provider = provider_config
-        self.name = ""
-        self.max_cores: float = math.inf
-        self.max_ram: float = math.inf
-        self.max_resources: dict[str, float] = {}
-        self.use_internal_ip = False
-        self.host_key_checking = True
+        self.provider = cast(MachineProviderConfig, provider_config)
         if provider_config is not None and pool_config is not None:
             self.load(pool_config)
 
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
-        provider = self.provider
-        self.name = required(pool_config, "name")
-        self.max_servers = pool_config.get("max-servers", provider.max_servers)
-        self.max_cores = pool_config.get("max-cores", provider.max_cores)
-        self.max_ram = pool_config.get("max-ram", provider.max_ram)
-        self.max_resources = {**provider.max_resources, **(pool_config.get("max-resources") or {})}
-        self.use_internal_ip = bool(pool_config.get("use-internal-ip", provider.use_internal_ip))
-        self.host_key_checking = bool(pool_config.get("host-key-checking", provider.host_key_checking))
+        self.max_resources = {**self.provider.max_resources, **self.max_resources}
 
 
 class MachineProviderConfig(ProviderConfig):
-    """Base class; a driver names its classes, and reads its own options in ``load_own``."""
+    """Base class; a driver names its classes, and completes its options in ``load_own``."""
 
     ignore_equality = ["driver_object"]
     cloud_image_class: ClassVar[type[Any]] = CloudImage
     diskimage_class: ClassVar[type[Any]] = ProviderDiskImage
     label_class: ClassVar[type[Any]] = MachineLabel
     pool_class: ClassVar[type[Any]] = MachinePool
-    #: Defaults of 11.0.0 that differ between clouds.
-    default_boot_timeout: ClassVar[int] = 120
-    default_rate: ClassVar[float] = 1
     uploads: ClassVar[bool] = True
+    image_type: str = "raw"
+    image_name_format = "{image_name}-{timestamp}"
+
+    rate: float = option(
+        NUMBER,
+        1,
+        "**changing calls per second**; deletions have the same number in addition, reading calls ten times as many. A throttled"
+        " provider slows down automatically, to one call in 30 s, and recovers",
+    )
+    boot_timeout: int = option(int, 120, "seconds from the start of a machine until its port answers")
+    launch_timeout: int = option(int, 3600, "seconds for the whole launch")
+    launch_retries: int = option(int, 3, "attempts in total")
+    max_servers: float = option(int, math.inf, "default of the pools")
+    max_cores: float = option(int, math.inf, "default of the pools")
+    max_ram: float = option(int, math.inf, "MiB; default of the pools")
+    max_resources: dict[str, float] = option(
+        {str: int}, {}, "maximum of other resources, by name; default of the pools", convert=dict
+    )
+    use_internal_ip: bool = option(bool, False, "default of the pools")
+    host_key_checking: bool = option(bool, True, "default of the pools")
+    post_upload_hook: str | None = option(str, None, "program to run after an upload")
+    cloud_images: dict[str, Any] = option(Each("cloud_image_class"), {}, "existing images")
+    diskimages: dict[str, Any] = option(Each("diskimage_class"), {}, "images that the builder uploads")
+    _pools: dict[str, Any] = option(Each("pool_class"), {}, "groups of labels", name="pools", key=v.Required)
 
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         super().__init__(provider)
         self.driver_object = driver
-        self._pools: dict[str, Any] = {}
-        self.rate: float = self.default_rate
-        self.launch_retries = 3
-        self.launch_timeout = 3600
-        self.boot_timeout = self.default_boot_timeout
-        self.use_internal_ip = False
-        self.host_key_checking = True
-        self.image_type = "raw"
-        self.image_name_format = "{image_name}-{timestamp}"
-        self.post_upload_hook: str | None = None
-        self.max_servers: float = math.inf
-        self.max_cores: float = math.inf
-        self.max_ram: float = math.inf
-        self.max_resources: dict[str, float] = {}
-        self.cloud_images: dict[str, Any] = {}
-        self.diskimages: dict[str, Any] = {}
+        self._pools, self.cloud_images, self.diskimages = {}, {}, {}
 
     @property
     def pools(self) -> dict[str, Any]:
@@ -227,21 +212,11 @@ class MachineProviderConfig(ProviderConfig):
         return self.uploads
 
     def load_own(self, options: dict[str, Any]) -> None:
-        """Read the options of this driver; pools and images are read afterwards."""
+        """Check and complete the loaded options; pools and images are loaded afterwards."""
 
     def load(self, newconfig: Config) -> None:
         options = self.provider
-        self.rate = options.get("rate", self.default_rate)
-        self.launch_retries = options.get("launch-retries", 3)
-        self.launch_timeout = options.get("launch-timeout", 3600)
-        self.boot_timeout = options.get("boot-timeout", self.default_boot_timeout)
-        self.use_internal_ip = bool(options.get("use-internal-ip", False))
-        self.host_key_checking = bool(options.get("host-key-checking", True))
-        self.post_upload_hook = options.get("post-upload-hook")
-        self.max_servers = options.get("max-servers", math.inf)
-        self.max_cores = options.get("max-cores", math.inf)
-        self.max_ram = options.get("max-ram", math.inf)
-        self.max_resources = dict(options.get("max-resources") or {})
+        load(self, options)
         self.load_own(options)
         for index, image in enumerate(options.get("cloud-images") or []):
             where: Where = ("cloud-images", index)
@@ -270,6 +245,10 @@ class MachineProviderConfig(ProviderConfig):
                 pool.labels[label_name] = self.label_class(label_options, self, pool)
             newconfig.labels[label_name].pools.append(pool)
         self._pools[name] = pool
+
+    def getSchema(self) -> v.Schema:
+        own, common = schema(type(self), type(self)), self.getCommonSchemaDict()
+        return v.Schema({key: check for key, check in own.items() if key not in common})
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

@@ -68,7 +68,7 @@ def test_every_option_has_a_text(reference: Any, driver: str) -> None:
 def test_what_is_missing_is_told(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = reference.texts("aws")
     del said["rate"]
-    monkeypatch.setattr(reference, "texts", lambda driver: {**said, "speed": "1 | no such option"})
+    monkeypatch.setattr(reference, "texts", lambda driver: {**said, "speed": ("1", "no such option")})
     assert reference.check("aws") == ["aws: option rate has no text", "aws: there is no option speed"]
     with pytest.raises(reference.ReferenceError, match="option rate has no text"):
         reference.lines("aws")
@@ -79,9 +79,9 @@ def test_defaults_are_those_of_the_code(
         reference: Any, driver: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(CONFIGURATIONS / "clouds.yaml"))
     holders, compared = load(driver, tmp_path / "nodepool.yaml"), 0
-    for key, text in reference.texts(driver).items():
+    for key, (text, _) in reference.texts(driver).items():
         where, _, name = key.rpartition(".")
-        default = text.partition("|")[0].strip().strip("`")
+        default = text.strip("`")
         if key in ("priority", "driver", "max-concurrency") or where not in holders:
             continue  # of the framework, which has no attribute for what was not given
         value = WORDS.get(default, int(default) if default.isdigit() else default)

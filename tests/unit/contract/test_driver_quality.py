@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from nodepool.config.drivers import BUILTIN_NAMES
+from nodepool.config.jsonschema import convert
+from nodepool.config.model import get_provider_config
 from tests import REPOSITORY
 
 sys.path.append(str(REPOSITORY / "doc" / "ext"))
@@ -86,11 +89,10 @@ def _own(driver: str) -> Classes:
     }
 
 
-def _says(driver: str, *texts: str) -> bool:
-    """Whether the options of the driver have one of these names."""
-    return any(
-        isinstance(node, ast.Constant) and node.value in texts for path in _folder(driver) for node in ast.walk(_tree(path))
-    )
+def _accepts(driver: str, option: str) -> bool:
+    """Whether the driver has an option of this name."""
+    config = get_provider_config({"name": "fake-x" if driver == "fake" else "x", "driver": driver})
+    return f'"{option}": ' in json.dumps(convert(config.getSchema()))
 
 
 def _methods(*methods: str) -> Callable[[str], bool]:
@@ -110,14 +112,14 @@ def _chooses(driver: str) -> bool:
 
 #: Whether the driver follows the rule, as its code shows.
 SHOWN: dict[str, Callable[[str], bool]] = {
-    "capacity-fallback": lambda driver: _says(driver, "alternatives") or _chooses(driver),
+    "capacity-fallback": lambda driver: _accepts(driver, "alternatives") or _chooses(driver),
     "leaks": _methods("listResources", "deleteResource"),
     "lost-machines": lambda driver: _methods("findMissingInstances")(driver) or _methods("checkNodeLiveness")(driver),
     "console-log": _methods("getConsoleLog"),
     "cloud-quota": _methods("getQuotaLimits"),
-    "spot": lambda driver: _says(driver, "use-spot"),
+    "spot": lambda driver: _accepts(driver, "use-spot"),
     "image-upload": _methods("uploadImage"),
-    "host-keys": lambda driver: _says(driver, "host-key-checking"),
+    "host-keys": lambda driver: _accepts(driver, "host-key-checking"),
 }
 #: Driver -> the driver whose classes it extends.
 INHERITS = {"fake": "openstack", "openshift": "kubernetes", "openshiftpods": "kubernetes"}

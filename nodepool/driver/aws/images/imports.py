@@ -11,10 +11,9 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.driver.aws.api.errors import classify, code_of, passes
-from nodepool.driver.aws.config import AwsProviderDiskImage
+from nodepool.driver.aws.config import IMAGE_FORMATS, AwsProviderDiskImage
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
 from nodepool.driver.aws.objects import tag_dict_to_list
-from nodepool.driver.aws.schema import IMAGE_FORMATS
 
 IMPORT_LIMIT = 6 * 3600.0
 """Maximum seconds of an import."""

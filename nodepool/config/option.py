@@ -1,0 +1,161 @@
+"""Options: each is declared once, with its check, default and meaning (CFG-7).
+
+``volume_size: int | None = option(int, None, "GiB of the disk")`` in a class declares ``volume-size``. ``schema`` and
+``rows`` (for the reference) are generated from these declarations, and ``load`` sets the attributes.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
+
+import voluptuous as v
+
+from nodepool.config.errors import ConfigError, PathItem
+from nodepool.config.value import ConfigValue
+
+T = TypeVar("T")
+
+#: Default of an option without which an object cannot be loaded.
+REQUIRED = cast(Any, object())
+
+
+class Derived(NamedTuple):
+    """A default that depends on the object; ``find`` gets it and the name of the attribute."""
+
+    text: str
+    find: Callable[[Any, str], object]
+
+
+def derived(text: str, find: Callable[[Any, str], object]) -> Any:
+    return Derived(text, find)
+
+
+def inherited(holder: str) -> Any:
+    """Return a default: the same attribute of what the object has in attribute *holder*."""
+    return Derived(f"the {holder}'s", lambda value, name: getattr(getattr(value, holder), name))
+
+
+class Each(NamedTuple):
+    """A check: a list of objects, whose class is in this attribute of the provider's class."""
+
+    attribute: str
+
+
+@dataclasses.dataclass(eq=False)
+class Option:
+    """A declared option; attributes of objects that are not loaded have the default."""
+
+    #: As in voluptuous; dictionaries may contain options, and a class stands for the dictionary of its options.
+    check: object
+    default: object
+    doc: str
+    #: In the file; default: the name of the attribute.
+    name: str = ""
+    #: Marker of voluptuous. With v.Required, only validation requires the option, ``load`` uses the default.
+    key: Callable[[str], object] = str
+    convert: Callable[[Any], object] | None = None
+    #: The default in the reference, if it is not the value's text.
+    shown: str | None = None
+    #: Whether ``load`` sets the attribute.
+    stored: bool = True
+    #: Loaded, but unknown to schema and reference.
+    hidden: bool = False
+    attribute: str = ""
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self.attribute = attribute
+        self.name = self.name or attribute.replace("_", "-")
+
+    def __get__(self, holder: object, owner: type) -> Any:
+        return self if holder is None else None if self.default is REQUIRED else self.value({}, holder)
+
+    def value(self, options: Mapping[str, Any], holder: object) -> Any:
+        """Return the value for *holder*.
+
+        :raises ConfigError: the option, or a required part of it, is missing.
+        """
+        given = required(options, self.name) if self.default is REQUIRED else options.get(self.name)
+        if isinstance(self.default, dict | list):
+            given = given or copy.copy(self.default)
+        elif self.name not in options:
+            given = self.default.find(holder, self.attribute) if isinstance(self.default, Derived) else self.default
+        if self.convert is not None or (self.check is bool and self.default is not None):
+            given = (self.convert or bool)(given)
+        if given is not None and not isinstance(self.check, list):
+            for path, part in rows(self.check):
+                if part.default is REQUIRED and len(path) == 1:
+                    required(given, path[0], (self.name,))
+        return given
+
+
+def option(check: object, default: T, doc: str, **more: Any) -> T:
+    """Declare an option; the arguments are those of ``Option``, the type is that of the value."""
+    return cast(T, Option(check, default, doc, **more))
+
+
+def changed(declared: T, **changes: object) -> T:
+    """Declare an option of a base class with other arguments."""
+    return cast(T, dataclasses.replace(cast(Any, declared), **changes))
+
+
+def required(options: object, key: str, where: tuple[PathItem, ...] = ()) -> Any:
+    if not isinstance(options, dict) or options.get(key) is None:
+        raise ConfigError(f"required key '{key}' is missing", where=where)
+    return options[key]
+
+
+def load(holder: object, options: Mapping[str, Any], cls: type | None = None) -> None:
+    """Set the attributes of *holder*.
+
+    :param cls: whose options are loaded; default: all of *holder*.
+    """
+    for each in _named(cls or type(holder)).values():
+        if each.stored and not isinstance(each.check, Each):
+            setattr(holder, each.attribute, each.value(options, holder))
+
+
+def _named(check: object) -> dict[Any, Any]:
+    """Return the options of a dictionary, or of a class and its bases, by name."""
+    if isinstance(check, type):
+        declared = [each for base in reversed(check.__mro__) for each in vars(base).values() if isinstance(each, Option)]
+        return {each.name: each for each in declared}
+    return check if isinstance(check, dict) else {}
+
+
+def _parts(check: object, owner: type | None) -> list[Any] | None:
+    """Return the alternatives of a check, or the entries of a list."""
+    if isinstance(check, Each):
+        return [getattr(owner, check.attribute)]
+    return list(check.validators) if isinstance(check, v.All | v.Any) else check if isinstance(check, list) else None
+
+
+def schema(check: object, owner: type | None = None) -> Any:
+    """Return the schema for voluptuous.
+
+    :param owner: class of the provider, see ``Each``.
+    """
+    if (parts := _parts(check, owner)) is not None:
+        found = [schema(part, owner) for part in parts]
+        return type(check)(*found) if isinstance(check, v.All | v.Any) else found
+    if not (named := _named(check)):
+        return check
+    keys: dict[Any, Any] = {}
+    for name, each in named.items():
+        if not isinstance(each, Option):
+            keys[name] = schema(each, owner)
+        elif not each.hidden:
+            keys[v.Required(name) if each.default is REQUIRED else each.key(name)] = schema(each.check, owner)
+    return v.All(keys, *check.checks) if isinstance(check, type) and issubclass(check, ConfigValue) and check.checks else keys
+
+
+def rows(check: object, owner: type | None = None) -> Iterator[tuple[tuple[str, ...], Option]]:
+    """Return every option with its path, for the reference; *owner* as in ``schema``."""
+    for part in _parts(check, owner) or ():
+        yield from rows(part, owner)
+    for name, each in _named(check).items():
+        if isinstance(each, Option) and not each.hidden:
+            yield (name,), each
+            yield from (((name, *path), inner) for path, inner in rows(each.check, owner))
