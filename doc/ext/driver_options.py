@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import inspect
 import math
-import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import voluptuous as v
-import yaml
 
 from nodepool.config.option import REQUIRED, Derived, rows
 
-TEXTS = pathlib.Path(__file__).resolve().parent.parent / "options"
 TYPES = {str: "str", int: "int", float: "number", bool: "bool", dict: "dict", list: "list"}
 
 
@@ -111,8 +108,10 @@ def kind(value: Any) -> str:
 def default_text(option: Any) -> str:
     """The default of a declared option."""
     value = option.default
-    if option.shown is not None or isinstance(value, Derived):
-        return option.shown or value.text
+    if option.shown is not None:
+        return str(option.shown)
+    if isinstance(value, Derived):
+        return value.text
     if isinstance(value, str | list | dict):
         return ", ".join(f"``{each}``" for each in ([value] if isinstance(value, str) else value))
     if value is None or value is REQUIRED:
@@ -122,9 +121,6 @@ def default_text(option: Any) -> str:
 
 def texts(driver: str) -> dict[str, tuple[str, str]]:
     """Default and meaning of each option by its key."""
-    if (TEXTS / f"{driver}.yaml").exists():
-        loaded: dict[str, str] = yaml.safe_load((TEXTS / f"{driver}.yaml").read_text())
-        return {key: (text.partition("|")[0].strip(), text.partition("|")[2].strip()) for key, text in loaded.items()}
     config = type(config_of(driver))
     return {".".join(path): (default_text(option), option.doc) for path, option in rows(config, config)}
 
@@ -132,7 +128,7 @@ def texts(driver: str) -> dict[str, tuple[str, str]]:
 def check(driver: str) -> list[str]:
     """What is wrong with the texts; empty when nothing is."""
     known, said = {option.key for option in options(schema_of(driver))}, texts(driver)
-    return [f"{driver}: option {key} has no text" for key in sorted(known - said.keys())] + [
+    return [f"{driver}: option {key} has no text" for key in sorted(known) if not said.get(key, ("", ""))[1]] + [
         f"{driver}: there is no option {key}" for key in sorted(said.keys() - known)
     ]
 

@@ -219,9 +219,13 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     def load(self, newconfig: Config) -> None:
         """Parse ``self.provider``; *newconfig* is the whole configuration under construction."""
 
-    @abc.abstractmethod
     def getSchema(self) -> v.Schema:
-        """Return the schema of the provider without common keys, for validation only."""
+        """Return the schema of the provider without common keys, for validation only.
+
+        Drivers that do not declare their options override it.
+        """
+        own, common = schema(type(self), type(self)), self.getCommonSchemaDict()
+        return v.Schema({key: check for key, check in own.items() if key not in common})
 
     @abc.abstractmethod
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:

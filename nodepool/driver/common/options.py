@@ -12,7 +12,7 @@ import voluptuous as v
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ConfigError, PathItem
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
-from nodepool.config.option import REQUIRED, Each, changed, derived, inherited, load, option, required, schema
+from nodepool.config.option import REQUIRED, Each, changed, derived, inherited, load, option, required
 from nodepool.config.value import ConfigValue
 from nodepool.driver.provider import Driver
 
@@ -31,10 +31,6 @@ class UnknownImage(ConfigError, ValueError):
     """A label refers to an image that the provider does not have."""
 
     __str__ = ConfigError.__str__
-
-
-def connection_port(options: dict[str, Any], connection_type: str) -> int:
-    return int(options.get("connection-port", DEFAULT_PORTS.get(connection_type, 22)))
 
 
 @contextmanager
@@ -70,7 +66,9 @@ def texts(values: dict[str, Any] | None) -> dict[str, str]:
     }  # fmt: skip
 
 
-class _Image(ConfigValue):
+class Image(ConfigValue):
+    """An image in the cloud."""
+
     name: str
     connection_type: str = option(str, "ssh", "``winrm`` for Windows")
     connection_port: int = option(int, _PORT, "port that the launcher checks", convert=int)
@@ -81,7 +79,7 @@ class _Image(ConfigValue):
         return self.name
 
 
-class CloudImage(_Image):
+class CloudImage(Image):
     """An existing image in the cloud."""
 
     name: str = option(str, REQUIRED, "name for labels")
@@ -93,7 +91,7 @@ class CloudImage(_Image):
         load(self, options)
 
 
-class ProviderDiskImage(_Image):
+class ProviderDiskImage(Image):
     """An image that we upload."""
 
     # Top-level objects are compared by name there.
@@ -245,10 +243,6 @@ class MachineProviderConfig(ProviderConfig):
                 pool.labels[label_name] = self.label_class(label_options, self, pool)
             newconfig.labels[label_name].pools.append(pool)
         self._pools[name] = pool
-
-    def getSchema(self) -> v.Schema:
-        own, common = schema(type(self), type(self)), self.getCommonSchemaDict()
-        return v.Schema({key: check for key, check in own.items() if key not in common})
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

@@ -1,0 +1,103 @@
+"""Declared options: schema, loading and reference are generated from one declaration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import voluptuous as v
+
+from nodepool.config.errors import ConfigError
+from nodepool.config.model import ConfigPool
+from nodepool.config.option import REQUIRED, Each, changed, inherited, load, option, rows, schema
+from nodepool.config.value import ConfigValue
+
+
+def _check(options: dict[str, Any]) -> dict[str, Any]:
+    raise v.Invalid("all together")
+
+
+class Disk(ConfigValue):
+    size: int = option(int, 10, "GiB", key=v.Required)
+    kind: str = option(str, "ssd", "type", name="type")
+    labels: list[str] = option([str], [], "labels")
+    encrypted: bool = option(bool, False, "encrypt it")
+    keys: dict[str, str] | None = option(v.Any(str, {"id": option(str, REQUIRED, "id")}), None, "keys")
+    zone: str = option(str, inherited("pool"), "zone")
+    old: object = option(str, None, "not stored", stored=False)
+
+    def __init__(self, pool: object = None) -> None:
+        self.pool = pool
+
+
+class Large(Disk):
+    checks = (_check,)
+    size = changed(Disk.size, default=100)
+    kind = changed(Disk.kind, hidden=True)
+
+
+class Pool(ConfigValue):
+    disk_class = Disk
+    zone: str = option(str, REQUIRED, "zone")
+    disks: list[Disk] = option(Each("disk_class"), [], "disks")
+
+    def __init__(self, **options: object) -> None:
+        load(self, options)
+
+
+def test_options_that_are_given_are_stored() -> None:
+    disk = Disk(Pool(zone="a"))
+    load(disk, {"size": 5, "type": "hdd", "labels": ["x"], "encrypted": 1, "keys": {"id": "k"}, "zone": "b", "old": "x"})
+    assert vars(disk) == {"pool": disk.pool, "size": 5, "kind": "hdd", "labels": ["x"], "encrypted": True,
+                          "keys": {"id": "k"}, "zone": "b"}  # fmt: skip
+
+
+def test_options_that_are_omitted_have_their_defaults() -> None:
+    one, two = Disk(Pool(zone="a")), Large(Pool(zone="a"))
+    load(one, {"labels": None})
+    load(two, {})
+    assert (one.size, one.kind, one.labels, one.encrypted, one.keys, one.zone) == (10, "ssd", [], False, None, "a")
+    assert (two.size, two.kind) == (100, "ssd")
+    one.labels.append("x")
+    assert two.labels == []
+
+
+def test_objects_that_are_not_loaded_have_defaults() -> None:
+    assert (Disk().size, Disk().labels, vars(Disk())) == (10, [], {"pool": None})
+    assert Pool.__new__(Pool).zone is None
+
+
+@pytest.mark.parametrize(("cls", "options", "where"), [(Pool, {}, ()), (Disk, {"keys": {}}, ("keys",))])
+def test_a_missing_option_is_an_error_with_its_place(cls: type[Any], options: dict[str, Any], where: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"required key '(zone|id)' is missing") as error:
+        load(cls.__new__(cls) if cls is Pool else Disk(Pool(zone="a")), options)
+    assert error.value.where == where
+
+
+def test_the_schema_has_the_checks_of_bases_and_of_parts() -> None:
+    own = schema(Disk)
+    assert own == {"size": int, "type": str, "labels": [str], "encrypted": bool, "keys": own["keys"], "zone": str, "old": str}
+    assert [str(key) for key in own if isinstance(key, v.Required)] == ["size"]
+    assert own["keys"].validators == (str, {"id": str})
+    assert schema(Pool, Pool)["disks"][0].keys() == own.keys()
+    with pytest.raises(v.Invalid, match="all together"):
+        v.Schema(schema(Large))({"size": 1})
+    with pytest.raises(v.Invalid, match="extra keys"):
+        v.Schema(schema(Large))({"size": 1, "type": "x"})
+
+
+def test_the_reference_has_every_option_with_its_path() -> None:
+    found = {".".join(path): each.doc for path, each in rows(Pool, Pool)}
+    assert found.keys() == {"zone", "disks", *(f"disks.{name}" for name in schema(Disk)), "disks.keys.id"}
+    assert found["disks.size"] == "GiB"
+
+
+def test_classes_without_declarations_keep_their_common_options() -> None:
+    class Other(ConfigPool):
+        def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
+            super().load(pool_config)
+
+    pool = Other()
+    pool.load({"max-servers": 3, "size": 1})
+    assert (pool.max_servers, pool.priority, pool.node_attributes) == (3, None, None)
+    assert not hasattr(pool, "size")
