@@ -8,6 +8,7 @@ import voluptuous as v
 
 from nodepool.config.errors import ConfigError, PathItem, UnknownName
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
+from nodepool.config.option import REQUIRED, inherited, load, option, schema
 from nodepool.config.value import ConfigValue
 from nodepool.driver.provider import Driver
 from nodepool.driver.utils import RateLimiter
@@ -28,18 +29,21 @@ class MetastaticCloudImage(ConfigValue):
 
 class MetastaticLabel(ConfigValue):
     ignore_equality = ["pool"]
+    diskimage = None
+    name: str = option(str, REQUIRED, "name of a top-level label")
+    backing_label: str = option(str, REQUIRED, "label of the backing nodes")
+    max_parallel_jobs: int = option(int, 1, "slots per backing node")
+    grace_time: float = option(int, 60, "seconds that an empty backing node is kept")
+    min_retention_time: float = option(int, 0, "minimum age in seconds before a backing node is returned")
+    max_age: float | None = option(
+        int, None, "maximum age in seconds for new jobs; an older backing node is returned when it is empty"
+    )
+    host_key_checking: bool = option(bool, inherited("pool"), "read the host keys again for each slot")
 
     def __init__(self, label: dict[str, Any], provider_config: MetastaticProviderConfig, provider_pool: MetastaticPool) -> None:
-        self.name: str = label["name"]
         self.pool = provider_pool
-        self.diskimage = None
         self.cloud_image = MetastaticCloudImage()
-        self.backing_label: str = label["backing-label"]
-        self.max_parallel_jobs: int = label.get("max-parallel-jobs", 1)
-        self.grace_time: float = label.get("grace-time", 60)
-        self.min_retention_time: float = label.get("min-retention-time", 0)
-        self.max_age: float | None = label.get("max-age")
-        self.host_key_checking: bool = label.get("host-key-checking", provider_pool.host_key_checking)
+        load(self, label)
         if self.max_age is not None and self.max_age < self.min_retention_time:
             raise ConfigError(
                 f"label {self.name}: The max_age must be greater than or equal to the min_retention_time", where=("max-age",)
@@ -57,21 +61,14 @@ class MetastaticLabel(ConfigValue):
             and self.max_age == other.max_age
         )
 
-    @classmethod
-    def getSchema(cls) -> dict[Any, Any]:
-        return {
-            v.Required("name"): str,
-            v.Required("backing-label"): str,
-            "max-parallel-jobs": int,
-            "grace-time": int,
-            "min-retention-time": int,
-            "max-age": int,
-            "host-key-checking": bool,
-        }
-
 
 class MetastaticPool(ConfigPool):
     ignore_equality = ["provider"]
+    name: str = option(str, REQUIRED, "part of records and metrics")
+    labels: dict[str, MetastaticLabel] = option(
+        [MetastaticLabel], {}, "labels that the pool offers", key=v.Required, stored=False
+    )
+    host_key_checking: bool = option(bool, False, "default of the labels")
 
     def __init__(self, provider_config: MetastaticProviderConfig, pool_config: dict[str, Any]) -> None:
         super().__init__()
@@ -80,34 +77,24 @@ class MetastaticPool(ConfigPool):
 
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
-        self.name: str = pool_config["name"]
-        self.use_internal_ip = False
-        self.host_key_checking: bool = bool(pool_config.get("host-key-checking", False))
-        self.labels: dict[str, MetastaticLabel] = {}
-
-    @classmethod
-    def getSchema(cls) -> dict[Any, Any]:
-        return {
-            **ConfigPool.getCommonSchemaDict(),
-            v.Required("name"): str,
-            v.Required("labels"): [MetastaticLabel.getSchema()],
-            "max-servers": int,
-            "host-key-checking": bool,
-        }
+        self.labels = {}
 
 
 class MetastaticProviderConfig(ProviderConfig):
     # The driver object is the same for all; the limiter is not a setting.
     ignore_equality = ["driver_object", "rate_limiter"]
+    boot_timeout: float = option(int, 120, "seconds until the slot's port answers")
+    launch_timeout: float = option(int, 3600, "seconds for the whole launch")
+    launch_retries: int = option(int, 3, "attempts in total")
+    rate: float = option(float, 1, "", hidden=True)
+    _pools: dict[str, MetastaticPool] = option(
+        [MetastaticPool], {}, "groups of labels", name="pools", key=v.Required, stored=False
+    )
 
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         super().__init__(provider)
         self.driver_object = driver
-        self._pools: dict[str, MetastaticPool] = {}
-        self.boot_timeout: float = 120
-        self.launch_timeout: float = 3600
-        self.launch_retries: int = 3
-        self.rate: float = 1
+        self._pools = {}
         self.rate_limiter = RateLimiter(self.name, self.rate)
 
     @property
@@ -119,10 +106,7 @@ class MetastaticProviderConfig(ProviderConfig):
         return False
 
     def load(self, newconfig: Config) -> None:
-        self.boot_timeout = self.provider.get("boot-timeout", 120)
-        self.launch_timeout = self.provider.get("launch-timeout", 3600)
-        self.launch_retries = self.provider.get("launch-retries", 3)
-        self.rate = self.provider.get("rate", 1)
+        load(self, self.provider)
         self.rate_limiter = RateLimiter(self.name, self.rate)
         self._pools = {}
         by_backing_label: dict[str, MetastaticLabel] = {}
@@ -160,15 +144,7 @@ class MetastaticProviderConfig(ProviderConfig):
         return None
 
     def getSchema(self) -> v.Schema:
-        return v.Schema(
-            {
-                **ProviderConfig.getCommonSchemaDict(),
-                v.Required("pools"): [MetastaticPool.getSchema()],
-                "boot-timeout": int,
-                "launch-timeout": int,
-                "launch-retries": int,
-            }
-        )
+        return v.Schema(schema(type(self)))
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         return {name for pool in self._pools.values() if not pool_name or pool.name == pool_name for name in pool.labels}
