@@ -8,6 +8,7 @@ import voluptuous as v
 
 from nodepool.config.errors import ConfigError
 from nodepool.config.model import Config
+from nodepool.config.option import REQUIRED, derived, inherited, load, option
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
 from nodepool.driver.provider import Driver
 
@@ -15,63 +16,59 @@ from nodepool.driver.provider import Driver
 class ExampleCloudImage(ConfigValue):
     """An image that exists in the cloud. The framework copies these settings to the node."""
 
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.image_id: str | None = None
-        self.username: str | None = None
-        self.key: str | None = None
-        self.python_path: str | None = None
-        self.shell_type: str | None = None
-        self.connection_type: str | None = None
-        self.connection_port: int | None = None
+    name: str = option(str, REQUIRED, "name for labels")
+    image_id: str | None = option(str, None, "id in the cloud", shown="``name``")
+    username: str | None = option(str, None, "login user of jobs")
+    key: str | None = option(str, None, "SSH public key of the user")
+    python_path: str | None = option(str, "auto", "Python of the node, for Ansible")
+    shell_type: str | None = None
+    connection_type: str | None = option(str, "ssh", "``winrm`` for Windows")
+    connection_port: int | None = option(
+        int,
+        derived("22, winrm 5986", lambda image, _: 5986 if image.connection_type == "winrm" else 22),
+        "port that the launcher checks",
+    )
 
     @property
-    def external_name(self) -> str | None:
+    def external_name(self) -> str:
         return self.image_id or self.name
 
 
 class ExampleLabel(ConfigValue):
     # Back references are not compared: they would recurse endlessly.
     ignore_equality = ["pool"]
+    diskimage = None
+    name: str = option(str, REQUIRED, "name of a top-level label", convert=str)
+    #: The object, not its name; set by the pool.
+    cloud_image: ExampleCloudImage | None = option(str, None, "entry of ``cloud-images``", key=v.Required, stored=False)
+    instance_type: str = option(str, REQUIRED, "size of the machine")
+    host_key_checking: bool = option(None, inherited("pool"), "", hidden=True)
 
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.pool: ExamplePool | None = None
-        self.cloud_image: ExampleCloudImage | None = None
-        self.diskimage = None
-        self.instance_type: str | None = None
-        self.host_key_checking = True
+    def __init__(self, pool: ExamplePool) -> None:
+        self.pool = pool
 
 
 class ExamplePool(ConfigPool):
     ignore_equality = ["provider"]
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.provider: ExampleProviderConfig | None = None
-        self.use_internal_ip = False
-        self.host_key_checking = True
-        super().__init__()
+    provider: ExampleProviderConfig | None = None
+    name: str = option(str, REQUIRED, "part of records and metrics")
+    use_internal_ip: bool = option(bool, False, "use the private address")
+    host_key_checking: bool = option(bool, True, "read the SSH host keys before a node is ready")
+    labels: dict[str, ExampleLabel] = option([ExampleLabel], {}, "labels that the pool offers", key=v.Required, stored=False)
 
     def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
         full_config, provider = args
-        super().load(pool_config)
         self.provider = provider
-        self.name = pool_config["name"]
-        self.use_internal_ip = bool(pool_config.get("use-internal-ip", False))
-        self.host_key_checking = bool(pool_config.get("host-key-checking", True))
+        super().load(pool_config)
         for options in pool_config["labels"]:
-            label = ExampleLabel()
-            label.name = str(options["name"])
-            label.pool = self
+            label = ExampleLabel(self)
+            load(label, options)
             label.cloud_image = provider.cloud_images.get(options["cloud-image"])
             if label.cloud_image is None:
                 raise ConfigError(
                     f"cloud-image {options['cloud-image']} does not exist in provider {provider.name}"
                     f" but is referenced in label {label.name}"
                 )
-            label.instance_type = options["instance-type"]
-            label.host_key_checking = self.host_key_checking
             self.labels[label.name] = label
             # This registers that the pool offers the label; an unknown label is an error.
             full_config.labels[label.name].pools.append(self)
@@ -79,18 +76,18 @@ class ExamplePool(ConfigPool):
 
 class ExampleProviderConfig(ProviderConfig):
     ignore_equality = ["driver_object"]
+    region: str = option(str, REQUIRED, "region of the cloud")
+    project: str = option(str, REQUIRED, "project of the machines")
+    rate_limit: float = option(v.Any(int, float), 1, "calls per second")
+    boot_timeout: int = option(int, 60, "seconds from the start of a machine until its port answers")
+    launch_timeout: int = option(int, 3600, "seconds for the whole launch")
+    launch_retries: int = option(int, 3, "attempts in total")
+    cloud_images: dict[str, ExampleCloudImage] = option([ExampleCloudImage], {}, "existing images", stored=False)
+    _pools: dict[str, ConfigPool] = option([ExamplePool], {}, "groups of labels", name="pools", key=v.Required, stored=False)
 
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         self.driver_object = driver
-        self._pools: dict[str, ConfigPool] = {}
-        self.cloud_images: dict[str, ExampleCloudImage] = {}
-        self.diskimages: dict[str, Any] = {}
-        self.region: str | None = None
-        self.project: str | None = None
-        self.rate_limit: float = 1
-        self.boot_timeout = 60
-        self.launch_timeout = 3600
-        self.launch_retries = 3
+        self._pools, self.cloud_images, self.diskimages = {}, {}, {}
         super().__init__(provider)
 
     @property
@@ -102,58 +99,15 @@ class ExampleProviderConfig(ProviderConfig):
         return False
 
     def load(self, newconfig: Config) -> None:
-        options = self.provider
-        self.region = options["region"]
-        self.project = options["project"]
-        self.rate_limit = options.get("rate-limit", 1)
-        self.boot_timeout = options.get("boot-timeout", 60)
-        self.launch_timeout = options.get("launch-timeout", 3600)
-        self.launch_retries = options.get("launch-retries", 3)
-        for image_options in options.get("cloud-images") or []:
+        load(self, self.provider)
+        for image_options in self.provider.get("cloud-images") or []:
             image = ExampleCloudImage()
-            image.name = image_options["name"]
-            image.image_id = image_options.get("image-id")
-            image.username = image_options.get("username")
-            image.key = image_options.get("key")
-            image.python_path = image_options.get("python-path", "auto")
-            image.connection_type = image_options.get("connection-type", "ssh")
-            image.connection_port = image_options.get("connection-port", 5986 if image.connection_type == "winrm" else 22)
-            self.cloud_images[str(image.name)] = image
-        for pool_options in options["pools"]:
+            load(image, image_options)
+            self.cloud_images[image.name] = image
+        for pool_options in self.provider["pools"]:
             pool = ExamplePool()
             pool.load(pool_options, newconfig, self)
-            self._pools[str(pool.name)] = pool
-
-    def getSchema(self) -> v.Schema:
-        cloud_image = {
-            v.Required("name"): str,
-            "image-id": str,
-            "username": str,
-            "key": str,
-            "python-path": str,
-            "connection-type": str,
-            "connection-port": int,
-        }
-        label = {v.Required("name"): str, v.Required("cloud-image"): str, v.Required("instance-type"): str}
-        pool = {
-            **ConfigPool.getCommonSchemaDict(),
-            v.Required("name"): str,
-            v.Required("labels"): [label],
-            "use-internal-ip": bool,
-            "host-key-checking": bool,
-        }
-        return v.Schema(
-            {
-                v.Required("region"): str,
-                v.Required("project"): str,
-                v.Required("pools"): [pool],
-                "cloud-images": [cloud_image],
-                "rate-limit": v.Any(int, float),
-                "boot-timeout": int,
-                "launch-timeout": int,
-                "launch-retries": int,
-            }
-        )
+            self._pools[pool.name] = pool
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

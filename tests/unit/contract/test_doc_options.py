@@ -16,7 +16,7 @@ from nodepool.config.option import REQUIRED, inherited, option
 from tests import REPOSITORY
 
 #: Those whose options are declared.
-DRIVERS = ("aws", "azure", "gce", "ibmvpc", "metastatic", "openstack")
+DRIVERS = ("aws", "azure", "example", "gce", "ibmvpc", "metastatic", "openstack")
 
 
 @pytest.fixture
