@@ -3,10 +3,11 @@
 from nodepool.config.errors import DriverLoadError, UnknownDriver
 from nodepool.config.model import ConfigPool, DriverConfig, ProviderConfig
 from nodepool.config.value import ConfigValue
-from nodepool.driver.provider import Driver, NodeRequestHandlerNotifications, Provider, ProviderNotifications
+from nodepool.driver.provider import Driver, Provider, ProviderNotifications
 from nodepool.driver.registry import Drivers
+from nodepool.driver.request.base import NodeRequestHandlerNotifications
 from nodepool.driver.request.handler import NodeRequestHandler
-from nodepool.driver.request.step import LabelRecorder
+from nodepool.driver.request.state import LabelRecorder
 
 __all__ = [
     "ConfigPool",

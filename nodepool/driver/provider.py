@@ -1,20 +1,16 @@
-"""Driver and Provider: plug-in interfaces (DRV-2, DRV-4), and those of handlers and pools."""
+"""Driver and Provider: plug-in interfaces (DRV-2, DRV-4)."""
 
 from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from nodepool.base.clock import Clock
 from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
-from nodepool.config.model import ConfigPool, ProviderConfig
-from nodepool.driver.request.state import Outcome
-from nodepool.logconfig import Log
-from nodepool.metrics.launches import StatsClient
-from nodepool.reasons import Reason
+from nodepool.config.model import ProviderConfig
+from nodepool.driver.request.base import RequestHandler, RequestHost
 
 if TYPE_CHECKING:
     from nodepool.zk.zookeeper import Node, NodeRequest, ZooKeeper
@@ -51,14 +47,6 @@ class ProviderNotifications:
 
     def nodeDeletedNotification(self, node: Node) -> None:
         """Handle the removal of the znode of *node*."""
-        return
-
-
-class NodeRequestHandlerNotifications:
-    """Optional notifications for a request handler."""
-
-    def nodeReusedNotification(self, node: Node) -> None:
-        """Handle the assignment of the ready *node* to the request."""
         return
 
 
@@ -164,150 +152,3 @@ class Provider(ProviderNotifications):
     def removeUnfinishedUpload(self, name: str, since: float) -> None:
         """Remove the remains, except images, of an upload that started at *since* (Unix seconds)."""
         return
-
-
-class Launcher(Protocol):
-    """Interface of a pool's launcher for drivers."""
-
-    @property
-    def statsd(self) -> StatsClient | None: ...
-
-
-class RequestHost(Protocol):
-    """The pool that serves a request; none of these calls waits."""
-
-    launcher_id: str
-    provider_name: str
-    pool_name: str
-    label: str
-
-    @property
-    def nodepool(self) -> Launcher: ...
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def paused(self) -> bool: ...
-
-    def getZK(self) -> ZooKeeper: ...
-
-    def getProviderConfig(self) -> ProviderConfig | None: ...
-
-    def getPoolConfig(self) -> ConfigPool | None: ...
-
-    def getProviderManager(self) -> Provider | None: ...
-
-    def post(self, handler: RequestHandler, function: Callable[..., object], *args: object) -> None:
-        """Run the next step of a handler; steps of one handler never overlap."""
-
-    def progress(self, handler: RequestHandler) -> None:
-        """Handle the end of a launch, or another event that concerns the handler's request."""
-
-    # -- nodes
-
-    def claim(self, node_id: str | None) -> bool:
-        """Claim a free node; return False if another handler of this process has chosen it."""
-
-    def unclaim(self, node_id: str | None) -> None: ...
-
-    def begin_creation(self, handler: RequestHandler) -> bool:
-        """Return whether the handler may create nodes now; otherwise ``run`` is called later."""
-
-    def end_creation(self, handler: RequestHandler) -> None: ...
-
-    def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
-        """Record that its nodes are in the mirror, except those of the labels *missing*."""
-
-    # -- capacity
-
-    def pause_changed(self, handler: RequestHandler) -> None: ...
-
-    def paused_reason(self) -> Reason:
-        """Return which request is the first one in the paused pool."""
-
-    def make_room(self, handler: RequestHandler) -> None:
-        """Free quota by deleting an idle node of this pool, if necessary."""
-
-    def note_full(self, labels: list[str], reason: Reason) -> None: ...
-
-    def promise_released(self) -> None:
-        """Report that quota that was promised to nodes is free, as they were not created."""
-
-    def limits_known(self) -> None: ...
-
-    # -- ends
-
-    def driver_works(self, request: NodeRequest) -> None: ...
-
-    def driver_failed(self, request: NodeRequest, error: BaseException) -> None: ...
-
-    def decline(self, request: NodeRequest, reasons: list[Reason]) -> str | None:
-        """Record why it is declined, for the message when every pool has declined it."""
-
-    def request_released(self, handler: RequestHandler) -> None:
-        """Record that the request is open again while launches of this handler still run."""
-
-    def ended(self, handler: RequestHandler, outcome: Outcome) -> None: ...
-
-
-class RequestHandler(Protocol):
-    """Interface of a request that is being served, for its pool."""
-
-    BLOCKING: bool
-    launcher_id: str
-    log: Log
-    pw: RequestHost
-    pool: ConfigPool
-    manager: Provider
-    request: NodeRequest
-    nodeset: list[Node]
-    paused: bool
-    paused_since: float
-    gives_way: bool
-    released: bool
-    promised: bool
-    destination: str | None
-    accepted_time: float | None
-    ask_after: float
-    unanswered: set[str]
-    shortage: Reason | None
-    wants_more_of_provider: bool | None
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def accepted(self) -> bool: ...
-
-    @property
-    def holds_nothing(self) -> bool: ...
-
-    @property
-    def alive_thread_count(self) -> int: ...
-
-    # -- steps
-
-    def run(self) -> None: ...
-
-    def poll(self) -> bool: ...
-
-    def could_serve(self) -> bool: ...
-
-    def decline_reasons(self) -> list[Reason]: ...
-
-    # -- ends
-
-    def decline_for(self, reasons: list[Reason]) -> None: ...
-
-    def trouble(self, error: BaseException) -> None: ...
-
-    def move(self, retry_after: float = 0.0, discard: bool = False, to: str | None = None) -> None: ...
-
-    def make_way(self) -> None: ...
-
-    def hand_back(self) -> None: ...
-
-    def drop(self) -> None: ...
-
-    def end(self, outcome: Outcome) -> None: ...

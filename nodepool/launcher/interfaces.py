@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nodepool.driver.provider import RequestHandler
+from nodepool.driver.request.base import RequestHandler
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.reasons import Code, Reason
 

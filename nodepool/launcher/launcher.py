@@ -20,7 +20,8 @@ from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, Starts, call, is_stopping, provider_problems
-from nodepool.driver.provider import Provider, RequestHandler
+from nodepool.driver.provider import Provider
+from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
@@ -206,9 +207,8 @@ class NodePool(threading.Thread):
                 reason = because(Code.PAUSED, why=handler.shortage or "no quota")
             else:  # a handler that only checks is about to return its request, or to launch
                 reason = because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)
-            rows.append(
-                (request_id, tuple(handler.request.node_types), str(handler.request.state), (reason.at(handler.pw.label),))
-            )
+            reason = reason.at(f"{handler.pw.provider_name}-{handler.pw.pool_name}")
+            rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state), (reason,)))
         return sorted(rows, key=lambda row: row[0])
 
     def getReadiness(self) -> tuple[bool, list[str]]:

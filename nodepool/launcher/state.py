@@ -10,33 +10,15 @@ from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.config.model import Config
-from nodepool.driver.provider import RequestHandler
+from nodepool.driver.request.base import Claims, RequestHandler, RequestHost
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.declines import Declines
 from nodepool.launcher.trends import seconds_between
 from nodepool.metrics.launches import normalize_statsd_name
+from nodepool.reasons import Reason
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
-
-
-class NodeClaims:
-    """Free nodes that a handler of this process is about to assign."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ids: set[str | None] = set()
-
-    def claim(self, node_id: str | None) -> bool:
-        with self._lock:
-            if node_id in self._ids:
-                return False
-            self._ids.add(node_id)
-            return True
-
-    def release(self, node_id: str | None) -> None:
-        with self._lock:
-            self._ids.discard(node_id)
 
 
 class LauncherState:
@@ -58,7 +40,7 @@ class LauncherState:
         #: Seconds.
         self.cleanup_interval: float = 60
         self.delete_interval: float = 5
-        self.claims = NodeClaims()
+        self.claims = Claims()
         self.declines = Declines(lambda: self.zk, self.statsd)
         #: The configured pools by provider and pool.
         self.pool_threads: Mapping[tuple[str, str], Pool] = {}
@@ -67,6 +49,18 @@ class LauncherState:
         self.handlers: dict[str, RequestHandler] = {}
         #: Called with the id of a request that remains unchanged in ZooKeeper, for the clean-up.
         self.request_dropped: Callable[[str], object] = lambda _request_id: None
+
+    def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason], error: BaseException | None) -> str | None:
+        """Record why a pool declines a request, and the error of its driver if that is why.
+
+        Return all reasons as a text if every pool has declined it.
+        """
+        if error is not None:
+            self.declines.driver_failed(pool, request, error)
+        self.declines.note(request, pool.launcher_id, f"{pool.provider_name}-{pool.pool_name}", reasons)
+        # Our pools that are just being registered count, too.
+        pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.workers_by_id().keys()
+        return self.declines.known(request) if pools <= set(request.declined_by) else None
 
     def getPoolWorkers(self, provider_name: str) -> list[Pool]:
         return [w for w in self.pool_workers() if w.provider_name == provider_name]

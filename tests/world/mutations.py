@@ -22,7 +22,7 @@ class Mutation:
     found_by: int | str
 
 
-_HANDLER, _ENDS = "nodepool.driver.request.handler", "nodepool.driver.request.ends"
+_LIFE, _WRITES, _ENGINE = (f"nodepool.driver.request.{name}" for name in ("life", "writes", "engine"))
 _CLEANUP, _RECONCILER = "nodepool.launcher.cleanup", "nodepool.launcher.nodes.reconciler"
 _EVENTS, _ASSIGNMENT = "nodepool.launcher.events", "nodepool.launcher.requests.assignment"
 _MIN_READY, _WORKER = "nodepool.launcher.requests.minready", "nodepool.launcher.pools.worker"
@@ -77,7 +77,7 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_MIRRORED}test_record_that_vanished_during_a_lost_connection_is_forgotten",
     ),
     "claims-are-always-granted": Mutation(
-        "nodepool.launcher.state",
+        "nodepool.driver.request.base",
         "            if node_id in self._ids:\n                return False\n",
         "",
         "tests/unit/launcher/test_state.py::test_free_node_is_claimed_by_one_handler_at_a_time",
@@ -108,99 +108,96 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # -- requests are accepted and get their nodes
     "accept-ignores-version": Mutation(
-        _HANDLER,
-        'paths.request(request.id or ""), changed.serialize(), version, tree',
-        'paths.request(request.id or ""), changed.serialize(), -1, tree',
+        _WRITES,
+        "set_request(txn, handler.zk, changed, request.version)",
+        "set_request(txn, handler.zk, changed, -1)",
         f"{_CAS}test_accept_is_refused_if_the_request_changed",
     ),
     "accept-ignores-lock": Mutation(
-        _HANDLER,
-        "step.request_lock_index = add_lock(txn, directory, self._lock_directory_exists)",
-        "step.request_lock_index = txn.create(f'{directory}/0__lock__', ephemeral=True, sequence=True)",
+        _WRITES,
+        'self.indexes["lock", "request"] = add_lock(txn, directory, exists)',
+        "self.indexes['lock', 'request'] = txn.create(f'{directory}/0__lock__', ephemeral=True, sequence=True)",
         f"{_CAS}test_accept_is_refused_if_the_request_is_locked",
     ),
     "reuse-ignores-lock": Mutation(
-        _HANDLER,
-        "step.lock_index[id(node)] = add_lock(txn, directory, exists)",
-        "step.lock_index[id(node)] = txn.create(f'{directory}/0__lock__', ephemeral=True, sequence=True)",
+        _WRITES,
+        'self.indexes["lock", node.id] = add_lock(txn, directory, exists)',
+        "self.indexes['lock', node.id] = txn.create(f'{directory}/0__lock__', ephemeral=True, sequence=True)",
         f"{_CAS}test_ready_node_is_not_given_out_if_it_is_locked[with a new node as well]",
     ),
     "reuse-ignores-version": Mutation(
-        _HANDLER,
-        'paths.node(node.id or ""), node.serialize(), version, tree',
-        'paths.node(node.id or ""), node.serialize(), -1, tree',
-        2,
+        _WRITES, "set_node(txn, handler.zk, node, node.version)", "set_node(txn, handler.zk, node, -1)", 2
     ),
     "fused-reuse-ignores-lock": Mutation(
-        _HANDLER,
-        "            if step.fused:\n                add_unlocked_check(txn, directory, exists)\n",
-        "            if step.fused:\n                pass\n",
+        _WRITES,
+        "            if self.fused:\n                add_unlocked_check(txn, directory, exists)\n",
+        "            if self.fused:\n                pass\n",
         f"{_CAS}test_ready_node_is_not_given_out_if_it_is_locked[with ready nodes only]",
     ),
     "fused-ignores-request-lock": Mutation(
-        _HANDLER,
-        "            add_unlocked_check(txn, directory, self._lock_directory_exists)\n            changed.nodes",
-        "            changed.nodes",
+        _WRITES,
+        "            add_unlocked_check(txn, directory, exists)\n            chosen",
+        "            chosen",
         f"{_CAS}test_request_is_not_fulfilled_at_once_if_it_is_locked",
     ),
     "creation-ignores-request-lock": Mutation(
-        _HANDLER,
-        "txn.check(self.request.lock.path)\n        for",
+        _WRITES,
+        "txn.check(handler.request.lock.path)\n        for",
         "for",
         f"{_CAS}test_new_node_is_not_launched_if_the_lock_of_the_request_is_lost",
     ),
     "launch-ignores-version": Mutation(
-        _HANDLER,
-        'paths.node(node.id or ""), node.serialize(), 0, tree',
-        'paths.node(node.id or ""), node.serialize(), -1, tree',
+        _WRITES,
+        "set_node(txn, handler.zk, node, 0)",
+        "set_node(txn, handler.zk, node, -1)",
         f"{_CAS}test_new_node_is_not_launched_if_another_client_changed_it",
     ),
     "fill-ignores-request-lock": Mutation(
-        _HANDLER,
+        _WRITES,
         "txn.check(request.lock.path)\n            return",
         "return",
         f"{_CAS}test_paused_request_creates_no_node_if_its_lock_is_lost",
     ),
     "request-that-changes-again-and-again-is-kept": Mutation(
-        _HANDLER,
-        "if self._conflicts > CONFLICT_RETRIES and not self.accepted:",
+        _LIFE,
+        "if self._conflicts > CONFLICT_RETRIES and not handler.accepted:",
         "if False:",
         f"{_GUARDS}test_request_that_changes_again_and_again_goes_back_to_the_queue",
     ),
     # -- requests end
     "launch-result-ignores-lock": Mutation(
-        _ENDS,
+        _LIFE,
         "            txn.check(node.lock.path)\n",
         "",
         f"{_CAS}test_ready_node_of_a_paused_request_is_not_saved_if_its_lock_is_lost",
     ),
     "release-ignores-request-lock": Mutation(
-        _ENDS,
-        'add_unlocked_check(txn, paths.request_lock(request.id or ""), self._lock_directory_exists)',
+        _LIFE,
+        "add_unlocked_check(txn, directory, self._known.get(directory, False))",
         "pass",
         f"{_CAS}test_locked_request_is_not_declined[by a pool]",
     ),
     "request-end-ignores-version": Mutation(
-        _ENDS,
-        "            request.version,\n            tree=self.zk.request_tree",
-        "            -1,\n            tree=self.zk.request_tree",
+        _WRITES,
+        "set_request(txn, facade, request, request.version)",
+        "set_request(txn, facade, request, -1)",
         f"{_CAS}test_end_of_a_request_keeps_what_another_client_wrote",
     ),
     "fulfilment-ignores-locks-of-nodes": Mutation(
-        _ENDS,
-        "            txn.delete(node.lock.path)\n\n",
-        "            pass\n\n",
+        _WRITES,
+        "        txn.delete(node.lock.path)\n",
+        "        pass\n",
         f"{_CAS}test_request_is_not_fulfilled_if_the_lock_of_a_node_is_lost",
     ),
     "dropped-requests-keep-their-locks": Mutation(
-        _ENDS,
-        "                abandoned.add(handle.path)  # the session may live on\n",
+        _ENGINE,
+        "                abandoned.add(lock.path)  # the session may live on\n",
         "                pass\n",
         "tests/integration/launcher/requests/test_lost_requests.py::test_request_dropped_with_a_living_session_is_served_again_soon",
     ),
     "locks-obtained-too-late-are-kept": Mutation(
-        _ENDS,
-        "                    self.zk.kazoo_client.abandoned.add(result)\n",
+        _ENGINE,
+        "                    self.handler.zk.kazoo_client.abandoned.add(result)\n",
         "                    pass\n",
         f"{_GUARDS}test_locks_that_a_handler_obtains_after_its_end_are_given_back",
     ),
@@ -832,7 +829,7 @@ MUTATIONS: dict[str, Mutation] = {
         12,
     ),
     "idle-nodes-keep-their-room": Mutation(
-        _WORKER, "            self.getZK().make_room(self.provider_name, self.pool_name)\n", "            pass\n", 12
+        _LIFE, "                handler.zk.make_room(host.provider_name, host.pool_name)", "                pass", 12
     ),
     "better-pools-are-not-preferred": Mutation(
         "nodepool.launcher.requests.choice", "if best is not None and best < pool.priority:", "if False:", 4
@@ -851,8 +848,8 @@ MUTATIONS: dict[str, Mutation] = {
         "tests/unit/launcher/test_moves.py::test_the_best_pool_is_asked_first",
     ),
     "refused-nodes-of-waiting-requests-count": Mutation(
-        _ENDS,
-        "        if self.launchesComplete():\n            self._drop_aborted()\n",
+        _LIFE,
+        "        if handler.launchesComplete():\n            self._drop_aborted()\n",
         "",
         "tests/world/directed/test_quota.py::test_a_refused_node_of_a_request_that_waits_already",
     ),

@@ -1,23 +1,168 @@
-"""State and driver-facing part of the request handler (DRV-5.1 to DRV-5.4)."""
+"""RequestHandler, which drivers implement (DRV-5), and the interface of its pool."""
 
 from __future__ import annotations
 
 import abc
+import itertools
 import logging
 import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
+from nodepool.base.clock import Clock
+from nodepool.base.problems import LabelProblems
 from nodepool.config.model import ConfigPool, ProviderConfig
-from nodepool.driver.provider import NodeRequestHandlerNotifications, Provider, RequestHandler, RequestHost
-from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
-from nodepool.driver.request.step import LabelRecorder
+from nodepool.driver.request.state import ADMISSION, Admission, End, Event, How, LabelRecorder, Outcome, State
 from nodepool.logconfig import Log, get_annotated_logger
-from nodepool.reasons import Declined, Reason, because
+from nodepool.metrics.launches import StatsClient
+from nodepool.reasons import Code, Declined, Reason, because
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.zookeeper import Node, NodeRequest, ZooKeeper
 
 
-class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
-    """Base of the request handlers of all drivers."""
+class NodeRequestHandlerNotifications:
+    """Optional notifications for a request handler."""
+
+    def nodeReusedNotification(self, node: Node) -> None:
+        """Handle the assignment of the ready *node* to the request."""
+        return
+
+
+class Claims:
+    """Free nodes that a handler of this process is about to assign."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids: set[str | None] = set()
+
+    def claim(self, node_id: str | None) -> bool:
+        """Claim a free node; return False if another handler of this process has chosen it."""
+        with self._lock:
+            if node_id in self._ids:
+                return False
+            self._ids.add(node_id)
+            return True
+
+    def release(self, node_id: str | None) -> None:
+        with self._lock:
+            self._ids.discard(node_id)
+
+
+class Launcher(Protocol):
+    """The launcher of a pool."""
+
+    clock: Clock
+    claims: Claims
+
+    @property
+    def statsd(self) -> StatsClient | None:
+        """Return where launches are counted."""
+
+    def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason], error: BaseException | None) -> str | None:
+        """Record why a pool declines a request, and the error of its driver if that is why.
+
+        Return all reasons as a text if every pool has declined it.
+        """
+
+
+class Capacity(Protocol):
+    """The capacity of a pool, which its handlers share."""
+
+    @property
+    def paused(self) -> bool:
+        """Return whether a request waits for capacity; the pool then accepts nothing more."""
+
+    def pause_changed(self, handler: RequestHandler) -> None:
+        """Record whether the handler's request waits for capacity."""
+
+    def note_full(self, labels: list[str], reason: Reason) -> None:
+        """Record that there is no capacity for these labels, and publish it."""
+
+    def begin_creation(self, handler: RequestHandler) -> bool:
+        """Return whether the handler may create nodes now; otherwise ``run`` is called later."""
+
+    def end_creation(self, handler: RequestHandler) -> None:
+        """Let the next handler create nodes: those of this one are recorded, or will not be."""
+
+    def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
+        """Record that its nodes are in the mirror, except those of the labels *missing*."""
+
+    def promise_released(self) -> None:
+        """Report that quota that was promised to nodes is free, as they were not created."""
+
+    def limits_known(self) -> None:
+        """Retry, because the limits of the provider were read again."""
+
+
+class RequestHost(Protocol):
+    """The pool that serves a request; none of these calls waits."""
+
+    launcher_id: str
+    provider_name: str
+    pool_name: str
+
+    @property
+    def capacity(self) -> Capacity:
+        """Return what the handlers of the pool share."""
+
+    @property
+    def nodepool(self) -> Launcher:
+        """Return the launcher of the pool."""
+
+    def getZK(self) -> ZooKeeper:
+        """Return the connection of the launcher."""
+
+    def getProviderConfig(self) -> ProviderConfig | None:
+        """Return the configuration in force; None if the provider is not configured any more."""
+
+    def getPoolConfig(self) -> ConfigPool | None:
+        """Return the configuration in force; None if the pool is not configured any more."""
+
+    def getProviderManager(self) -> Manager | None:
+        """Return the running provider."""
+
+    def post(self, handler: RequestHandler, function: Callable[..., object], *args: object) -> None:
+        """Run the next step of a handler; steps of one handler never overlap."""
+
+    def progress(self, handler: RequestHandler) -> None:
+        """Handle the end of a launch, or another event that concerns the handler's request."""
+
+    def ended(self, handler: RequestHandler, outcome: Outcome) -> None:
+        """Release the request, and clean up after the handler if it is done.
+
+        Otherwise its launches still run, and this is called again when they have ended.
+        """
+
+
+class Manager(Protocol):
+    """The provider, for the handlers of its requests."""
+
+    PAUSE_AT_QUOTA: bool
+
+    @property
+    def label_problems(self) -> LabelProblems | None:
+        """Return the labels that do not work, if the driver records them."""
+
+    def errorLabels(self) -> Iterable[str]:
+        """Return the labels known to be permanently broken."""
+
+
+class Events(Protocol):
+    """The life of a request, for events."""
+
+    state: State
+
+    def happen(self, event: Event, end: End | None = None) -> None:
+        """Handle an event, and the end that it brings."""
+
+    def fail(self, error: BaseException) -> None:
+        """Handle an error, or an end, while nothing is written."""
+
+
+class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
+    """A request that is served; ``life`` does it."""
 
     #: Whether the driver's checks may block; they then run on helper threads, not on the pool's own.
     BLOCKING = True
@@ -26,64 +171,51 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
     #: its pool records one node after the other.
     RESERVES = False
 
-    # None only until the first step (`_refresh`), before the driver is asked anything.
+    # None only until the first step (`refresh`), before the driver is asked anything.
     provider: ProviderConfig
     pool: ConfigPool
-    zk: ZooKeeper
-    manager: Provider
+    manager: Manager
+    life: Events
 
     def __init__(self, pw: RequestHost, request: NodeRequest) -> None:
         #: Our pool.
         self.pw = pw
         self.request = request
         self.nodeset: list[Node] = []
-        self.state = State.OFFERED
         #: Whether it waits for capacity; the pool then accepts nothing more.
         self.paused = False
         self.launcher_id: str = pw.launcher_id
-        self._satisfied_types = LabelRecorder()
-        self._failed_nodes: list[Node] = []
-        self._ready_nodes: list[Node] = []
         self.log: Log = get_annotated_logger(
             logging.getLogger(f"nodepool.driver.NodeRequestHandler[{self.launcher_id}]"),
             event_id=request.event_id,
             node_request_id=request.id,
         )
-        self.provider = self.pool = self.zk = self.manager = None  # type: ignore[assignment]
+        self.zk: ZooKeeper = pw.getZK()
+        self.provider = self.pool = self.manager = None  # type: ignore[assignment]
+        #: Which node serves which label.
+        self._satisfied_types = LabelRecorder()
+        self._failed_nodes: list[Node] = []
+        self._ready_nodes: list[Node] = []
         #: The short quota and the missing amount; while paused.
         self.shortage: Reason | None = None
         #: Whether the shortage is one of the provider, not of the pool; None: the driver does not report it.
         self.wants_more_of_provider: bool | None = None
         #: The limit that the request alone exceeds.
         self.exceeded: Reason | None = None
-        #: Why it is declined, for users who wait for it.
-        self.declined_because: list[Reason] = []
         #: When it was paused (monotonic seconds).
         self.paused_since = 0.0
+        #: UNIX seconds.
+        self.accepted_time: float | None = None
         #: Another pool is open, which is to get the request when this one has no capacity.
         self.gives_way = False
         #: The request was returned to the queue already while launches of it were still running.
         self.released = False
-        #: Launcher id of the pool that has asked for it.
-        self.destination: str | None = None
         #: The tenant's limits are sufficient for it; the nodes are booked.
         self.promised = False
         #: When other pools may be asked again whether they could serve it (monotonic seconds).
         self.ask_after = -math.inf
         #: Launcher ids of those that have not answered yet.
         self.unanswered: set[str] = set()
-        # Internal state.
-        #: Events that have to wait for an answer of ZooKeeper.
-        self._later: set[Event] = set()
-        #: The outcome for the pool when the request has been given up.
-        self._outcome = Outcome(How.DECLINED)
-        #: UNIX seconds.
-        self.accepted_time: float | None = None
-        self._conflicts = 0
-        self._lock_directory_exists = False
-        self._lock_directories: dict[str, bool] = {}  # of ready nodes: whether they exist, according to ZooKeeper
-        self._held: set[str | None] = set()  # ready nodes that are locked, according to ZooKeeper
-        self._discard = False  # delete the released nodes: they occupy what others wait for
 
     # -- for drivers
 
@@ -120,58 +252,34 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         """Fill driver data before the node is first stored."""
         return
 
+    # -- hooks of ours, not of 11.0.0
+
+    def noteReuse(self, node: Node) -> None:
+        """Record the choice of a ready node; further choices may depend on it."""
+        return
+
     def prepareNode(self, node: Node) -> None:
-        """Fill more before the node is stored as BUILDING (a hook of ours, not of 11.0.0)."""
+        """Fill more before the node is stored as BUILDING."""
         return
 
     def launchesDropped(self) -> None:
-        """End launches without a result after the loss of all node locks (a hook of ours)."""
+        """End launches without a result after the loss of all node locks."""
         return
 
-    # -- state
+    def hasRoomFor(self, labels: list[str]) -> bool:
+        """Return whether new nodes of these labels fit, all together."""
+        return len(labels) == 1 and self.hasRemainingQuota(labels[0])
 
-    def _to(self, state: State) -> None:
-        if state not in NEXT[self.state]:
-            # A bug; the state of the request in the pool and in ZooKeeper stays correct all the same.
-            self.log.error("Unexpected transition of node request from %s to %s", self.state.value, state.value)
-        elif state is not self.state:
-            self.log.debug("Node request: %s -> %s", self.state.value, state.value)
-        self.state = state
-
-    def _admits(self, event: Event) -> bool:
-        """Return whether to act now; events during a ZooKeeper write are kept for the answer."""
-        admission = ADMISSION[self.state][event]
-        if admission is Admission.LATER:
-            self._later.add(event)
-        return admission is Admission.ACT
-
-    def _catch_up(self) -> None:
-        """Handle the events that waited for an answer of ZooKeeper."""
-        for event, act in zip(CATCH_UP, (self.declineRequest, self.hand_back, self.poll), strict=True):
-            if event in self._later and self.state not in BUSY:
-                self._later.discard(event)
-                act()
-
-    def _set_paused(self, paused: bool) -> None:
-        if self.state in (State.LAUNCHING, State.WAITING):
-            self._to(State.WAITING if paused else State.LAUNCHING)
-        if self.paused != paused:
-            self.paused = paused
-            self.paused_since = self.pw.clock.monotonic()
-            self.pw.pause_changed(self)
-
-    def end(self, outcome: Outcome) -> None:
-        """End the handler and report the outcome to the pool once."""
-        if self.done:
-            return
-        self._set_paused(False)
-        self._to(State.ENDED)
-        self.pw.ended(self, outcome)
-
-    @abc.abstractmethod
-    def declineRequest(self) -> None: ...
+    @property
+    def counts_records(self) -> bool:
+        """Whether the driver counts recorded nodes to decide about the next one."""
+        return not self.RESERVES and type(self).hasRemainingQuota is not RequestHandler.hasRemainingQuota
 
     # -- facts
+
+    @property
+    def state(self) -> State:
+        return self.life.state
 
     @property
     def done(self) -> bool:
@@ -196,19 +304,20 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         pw = self.pw
         return pw.getProviderConfig() is None or pw.getPoolConfig() is None or pw.getProviderManager() is None
 
-    def _refresh(self) -> None:
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether the request waits for its first node."""
+        return self.accepted and self.paused and not self.nodeset
+
+    # -- checks
+
+    def refresh(self) -> None:
+        """Use the configuration in force."""
         provider, pool, manager = self.pw.getProviderConfig(), self.pw.getPoolConfig(), self.pw.getProviderManager()
         self.zk = self.pw.getZK()
-        if provider is None or pool is None or manager is None:  # returns the request, see trouble()
+        if provider is None or pool is None or manager is None:  # returns the request, see Life
             raise RuntimeError(f"provider {self.pw.provider_name} or its pool {self.pw.pool_name} no longer exists")
         self.provider, self.pool, self.manager = provider, pool, manager
-
-    def _missing_labels(self) -> list[str]:
-        missing = list(self.request.node_types)
-        for label in self._satisfied_types.labels():
-            if label in missing:
-                missing.remove(label)
-        return missing
 
     def getDeclinedReasons(self) -> list[str]:
         """Return why this pool can never serve the request, as text; 11.0.0's interface."""
@@ -217,14 +326,14 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
 
     def decline_reasons(self) -> list[Reason]:
         """Return why this pool can never serve the request: the first reason, or nothing."""
-        if type(self).getDeclinedReasons is not HandlerBase.getDeclinedReasons:
+        if type(self).getDeclinedReasons is not RequestHandler.getDeclinedReasons:
             return [because(Declined.BY_DRIVER, text=text) for text in self.getDeclinedReasons()]
         reason = self._why_declined()
         return [] if reason is None else [reason]
 
     def _why_declined(self) -> Reason | None:
         if self.provider is None:
-            self._refresh()
+            self.refresh()
         if self.pool.max_servers <= 0:
             return because(Declined.POOL_DISABLED)
         offered = set(self.pool.labels) - set(self.manager.errorLabels())
@@ -238,3 +347,90 @@ class HandlerBase(RequestHandler, NodeRequestHandlerNotifications, abc.ABC):
         # The needs of the labels are known now; the driver may have found one that can never work.
         broken = sorted(set(self.request.node_types) & set(self.manager.errorLabels()))
         return because(Declined.LABEL_BROKEN, labels=",".join(broken)) if broken else None
+
+    def known_problems(self) -> list[Reason]:
+        """Return the known problems with the labels of the request here."""
+        problems = self.manager.label_problems if self.manager is not None else None
+        known = problems.of(self.request.node_types) if problems is not None else []
+        return [because(Declined.LABEL_PROBLEM, problem=f"label {one.label}: {one.text}", help=one.help) for one in known]
+
+    def could_serve(self) -> bool:
+        """Return whether there is capacity for all nodes of the request now; nothing is reserved.
+
+        A driver that only counts recorded nodes cannot check several nodes.
+        """
+        self.refresh()
+        if self.decline_reasons():
+            return False
+        wanted = Counter(self.request.node_types)
+        if self.request.reuse:
+            for label in wanted:
+                free = itertools.islice(self.zk.node_tree.iter_free(self.provider.name, self.pool.name, label), wanted[label])
+                wanted[label] -= sum(1 for _ in free)
+        missing = list(wanted.elements())
+        return not missing or self.hasRoomFor(missing)
+
+    # -- events
+
+    def run(self) -> None:
+        """Accept the request, or continue with a paused one."""
+        self.life.happen(Event.RUN)
+
+    def poll(self) -> bool:
+        """Finish the request if its nodes are complete; return True when it is done."""
+        self.life.happen(Event.POLL)
+        return self.done
+
+    def declineRequest(self) -> None:
+        """Decline the request; it becomes FAILED when every registered pool has declined it."""
+        self.life.happen(Event.DECLINE, End(Outcome(How.DECLINED)))
+
+    def declined(self, reasons: list[Reason]) -> End:
+        """Return the end of a request that this pool can never serve."""
+        self.log.info("Declining node request because: %s", ", ".join(map(str, reasons)))
+        return End(Outcome(How.DECLINED), [*reasons, *self.known_problems()])
+
+    def hand_back(self) -> None:
+        """Return the request to the queue and release its nodes: the pool is being removed."""
+        self.life.happen(Event.HAND_BACK, End(Outcome(How.RETURNED)))
+
+    def move(self, retry_after: float = 0.0, discard: bool = False, to: str | None = None) -> None:
+        """Let another pool have the request, or its nodes, as it waits for capacity here.
+
+        :param retry_after: seconds before it is tried again.
+        :param discard: delete its nodes: another pool needs what they occupy.
+        :param to: launcher id of the pool that has asked for it; None: any with capacity.
+        """
+        if ADMISSION[self.state][Event.MOVE] is not Admission.ACT:
+            return  # it has made progress meanwhile
+        missing = self._satisfied_types.missing(self.request.node_types)
+        self.pw.capacity.note_full(missing, self.shortage or because(Code.NO_ROOM, labels=",".join(missing)))
+        self.life.happen(Event.MOVE, End(Outcome(How.RETURNED, retry_after, hand_to=to), discard=discard))
+
+    def make_way(self) -> None:
+        """Let a more urgent request overtake this one, unless it has nodes by now."""
+        if self.holds_nothing:
+            self.log.info("Returning the request: pool %s-%s has a more urgent one", self.pw.provider_name, self.pw.pool_name)
+            self.move()
+
+    def fail(self, error: BaseException) -> None:
+        """Handle an error of the pool, as one of a step of ours, or an end."""
+        self.life.fail(error)
+
+    def drop(self) -> None:
+        """Stop without writing (lost session, lost lock): leave everything to the cleanup."""
+        self.life.happen(Event.DROP)
+
+    def unlockNodeSet(self, clear_allocation: bool = False) -> None:
+        """Unlock every node we hold; errors are logged."""
+        for node in self.nodeset:
+            if not isinstance(node.lock, LockHandle):
+                continue
+            try:
+                if clear_allocation:
+                    node.allocated_to = None
+                    self.zk.storeNode(node)
+                self.zk.unlockNode(node)
+            except Exception:
+                self.log.exception("Error unlocking node %s:", node.id)
+        self.nodeset = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nodepool.reasons import Reason
 
@@ -119,5 +120,66 @@ class Outcome:
     retry_after: float = 0.0
     #: Why it has to wait.
     wait_for: Reason | None = None
-    #: The pool is paused, and there was nothing to decline.
+    #: There was nothing to decline; without ``wait_for`` it waits because the pool is paused.
     checked: bool = False
+    #: Launcher id of the pool that gets it.
+    hand_to: str | None = None
+
+
+class End(Exception):
+    """Ends the service of a request.
+
+    It is raised by the life of the request, or by an event at the point where its life waits for one.
+
+    :ivar reasons: why it is declined, for users who wait for it.
+    :ivar discard: delete the released nodes, because they occupy what others wait for.
+    :ivar error: of the driver, which is why it is declined.
+    """
+
+    def __init__(
+        self, outcome: Outcome, reasons: list[Reason] | None = None, discard: bool = False, error: BaseException | None = None
+    ) -> None:
+        super().__init__(outcome.how.value)
+        self.outcome = outcome
+        self.reasons = reasons or []
+        self.discard = discard
+        self.error = error
+
+
+class LabelRecorder:
+    """Records which node serves which label (DRV-5.7)."""
+
+    def __init__(self) -> None:
+        self.data: list[dict[str, Any]] = []
+
+    def add(self, label: str, node_id: str | None) -> None:
+        self.data.append({"label": label, "node_id": node_id})
+
+    def labels(self) -> list[str]:
+        """Return labels in the order added."""
+        return [entry["label"] for entry in self.data]
+
+    def pop(self, label: str) -> Any:
+        """Remove the first entry of the label and return its node id; None if there is none."""
+        for index, entry in enumerate(self.data):
+            if entry["label"] == label:
+                del self.data[index]
+                return entry["node_id"]
+        return None
+
+    def removeNode(self, id: str | None) -> None:
+        self.data = [entry for entry in self.data if entry["node_id"] != id]
+
+    def missing(self, wanted: list[str]) -> list[str]:
+        """Return the wanted labels without a node."""
+        missing = list(wanted)
+        for label in self.labels():
+            if label in missing:
+                missing.remove(label)
+        return missing
+
+    def ordered(self, wanted: list[str]) -> list[str]:
+        """Return the node ids in the order of the wanted labels."""
+        rest = LabelRecorder()
+        rest.data = list(self.data)
+        return [rest.pop(label) for label in wanted]

@@ -8,23 +8,22 @@ from collections import Counter
 from collections.abc import Mapping
 
 from nodepool.config.model import cloud_image, disk_image
-from nodepool.driver.provider import RequestHost
 from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.driver.request.base import RequestHost
 from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import LoopEnded
-from nodepool.driver.statemachine.stage import LaunchProvider
+from nodepool.driver.statemachine.stage import Serving
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk import zookeeper as zk
 
 
-class StateMachineHandler(NodeRequestHandler):
+class StateMachineHandler(NodeRequestHandler, Serving):
     """Launches through the provider's adapter; all nodes of a request share one zone."""
 
     BLOCKING = False
     RESERVES = True
     _choose = staticmethod(random.choice)
-    manager: LaunchProvider
 
     def __init__(self, pw: RequestHost, request: zk.NodeRequest) -> None:
         super().__init__(pw, request)
@@ -94,7 +93,7 @@ class StateMachineHandler(NodeRequestHandler):
         self.wants_more_of_provider = short is None or short.code is not Code.POOL_LIMIT
         return short is None
 
-    def _hasRoomFor(self, labels: list[str]) -> bool:
+    def hasRoomFor(self, labels: list[str]) -> bool:
         needed = QuotaInformation()
         for label in labels:
             needed.add(self.manager.quotaNeededByLabel(label, self.pool))
@@ -116,7 +115,7 @@ class StateMachineHandler(NodeRequestHandler):
     def checkReusableNode(self, node: zk.Node) -> bool:
         return not (self._az_known and self.chosen_az and node.az and node.az != self.chosen_az)
 
-    def _noteReuse(self, node: zk.Node) -> None:
+    def noteReuse(self, node: zk.Node) -> None:
         if not self._az_known and node.az:
             self.chosen_az = node.az
             self._az_known = True
@@ -144,7 +143,7 @@ class StateMachineHandler(NodeRequestHandler):
             launcher.launch()
         except LoopEnded:
             # Its provider was replaced by a reload since the node was planned.
-            self._refresh()
+            self.refresh()
             self.launchers[-1] = launcher = StateMachineNodeLauncher(self, node, self.provider)
             launcher.launch()
 

@@ -15,8 +15,8 @@ from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
 from nodepool.config.model import ConfigPool, ProviderConfig, cloud_image
-from nodepool.driver.provider import RequestHost
 from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.driver.request.base import RequestHost
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher

@@ -6,16 +6,16 @@ import abc
 import enum
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from nodepool.base.backoff import KeyedBackoff
 from nodepool.base.problems import LabelProblems
-from nodepool.driver.provider import Provider, RequestHandler
+from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
+from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.driver.statemachine.model import Adapter
 from nodepool.nodescan import NodescanWorker
-from nodepool.zk.zookeeper import ZooKeeper
 
 
 class LaunchProvider(Provider, QuotaSupport, abc.ABC):
@@ -47,13 +47,10 @@ class LaunchProvider(Provider, QuotaSupport, abc.ABC):
         """Run something that may block on one of the start threads."""
 
 
-class Serving(RequestHandler, Protocol):
+class Serving(RequestHandler, abc.ABC):
     """The handler of the request that the node is launched for."""
 
-    zk: ZooKeeper
     manager: LaunchProvider
-
-    def launchesComplete(self) -> bool: ...
 
 
 class Stage(enum.Enum):

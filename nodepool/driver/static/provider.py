@@ -14,7 +14,7 @@ from nodepool import exceptions, nodeutils
 from nodepool.base import threads
 from nodepool.base.problems import TellsTroubles, one_line
 from nodepool.config.model import ConfigPool
-from nodepool.driver.provider import RequestHost
+from nodepool.driver.request.base import RequestHost
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
 from nodepool.driver.static.handler import StaticManager, StaticNodeRequestHandler
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport

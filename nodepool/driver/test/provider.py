@@ -6,7 +6,7 @@ from typing import Any
 
 from nodepool.config.model import ProviderConfig
 from nodepool.driver import Provider
-from nodepool.driver.provider import RequestHost
+from nodepool.driver.request.base import RequestHost
 from nodepool.driver.test.handler import TestHandler
 from nodepool.driver.utils import NodeDeleter
 from nodepool.zk.records import Node, NodeRequest

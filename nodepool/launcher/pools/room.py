@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from nodepool.config.model import ConfigPool, ProviderConfig
-from nodepool.driver.provider import Provider, RequestHandler
+from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
+from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.fullness import Fullness
@@ -170,16 +171,24 @@ class PoolRoom:
         """
         if self._full.reason(labels) is None:
             self._full.note(labels, reason)
-            self._publish_soon()
+            self.publish_soon()
 
     def _room(self, age: float = -math.inf) -> None:
         """Wake waiting requests, because there may be capacity again."""
         if self._full and self._full.forget(self._has_none, age):
-            self._publish_soon()
+            self.publish_soon()
             self.assignment.wake()
 
-    def _publish_soon(self) -> None:
+    def publish_soon(self) -> None:
         """Publish to other launchers whether we accept requests."""
+        raise NotImplementedError
+
+    def post(self, handler: RequestHandler, function: Callable[..., object], *args: object) -> None:
+        """Run the next step of a handler; steps of one handler never overlap."""
+        raise NotImplementedError
+
+    def capacity_changed(self) -> None:
+        """Retry paused handlers in request order, because quota may have become free."""
         raise NotImplementedError
 
     def active_launches(self) -> int:

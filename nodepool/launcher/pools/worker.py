@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool.base import hostnames, threads
-from nodepool.driver.provider import Provider, RequestHandler
-from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
-from nodepool.driver.request.state import How, Outcome
+from nodepool.driver.request.base import RequestHandler
+from nodepool.driver.request.state import End, How, Outcome
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Pool, Requests
+from nodepool.launcher.pools.capacity import PoolCapacity
 from nodepool.launcher.pools.fullness import FORGET, Fullness
 from nodepool.launcher.pools.mailbox import Mailbox, Task
 from nodepool.launcher.pools.room import BACKLOG, PoolRoom
@@ -25,7 +26,7 @@ from nodepool.launcher.state import LauncherState
 from nodepool.metrics import tracing
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.components import PoolComponent
-from nodepool.zk.records import REQUESTED, NodeRequest
+from nodepool.zk.records import REQUESTED
 
 #: Seconds between two checks for changes that no event announces.
 TICK = 1.0
@@ -57,10 +58,8 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._door = threading.Lock()
         self._closed = False
         self._full = Fullness()
+        self.capacity = PoolCapacity(self)
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._creation_lock = threading.Lock()
-        self._creator: object = None
-        self._creation_queue: list[RequestHandler] = []
         self._helpers = threads.shared().lane(f"{self.name}_helper", HELPERS)
         self._retry_queued = False
         self._publishing = False
@@ -83,51 +82,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.post(handler, handler.poll)
         self._launches_ended()
 
-    def claim(self, node_id: str | None) -> bool:
-        return self.nodepool.claims.claim(node_id)
-
-    def unclaim(self, node_id: str | None) -> None:
-        self.nodepool.claims.release(node_id)
-
-    def begin_creation(self, handler: RequestHandler) -> bool:
-        """Return whether the handler may create nodes now; otherwise ``run`` is called later.
-
-        Handlers on helper threads fill their node sets sequentially: several with a part of their nodes each would wait
-        for each other forever.
-        """
-        with self._creation_lock:
-            if self._creator is None or self._creator is handler:
-                self._creator = handler
-                return True
-            if handler not in self._creation_queue:
-                self._creation_queue.append(handler)
-            return False
-
-    def end_creation(self, handler: RequestHandler) -> None:
-        """Let the next handler create nodes: those of this one are recorded, or will not be."""
-        with self._creation_lock:
-            if handler in self._creation_queue:
-                self._creation_queue.remove(handler)
-            if self._creator is not handler:
-                return
-            self._creator = None
-            following = min(self._creation_queue, key=lambda waiting: waiting.request.priority, default=None)
-            if following is not None:
-                self._creation_queue.remove(following)
-        if following is not None:
-            self.post(following, following.run)
-
-    def pause_changed(self, handler: RequestHandler) -> None:
-        before = self.paused
-        if handler.paused:
-            self.paused_handlers.add(handler)
-        else:
-            self.paused_handlers.discard(handler)
-        if before != self.paused:
-            self._publish_soon()
-            self.assignment.wake()
-
-    def _publish_soon(self) -> None:
+    def publish_soon(self) -> None:
         if not self._publishing:
             self._publishing = True
             self._tasks.put((self._plan_publication, ()))
@@ -135,57 +90,13 @@ class PoolWorker(threading.Thread, PoolRoom):
     def _plan_publication(self) -> None:
         self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
 
-    def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
-        """Reduce the tenant's promise to the missing labels; the other nodes are in the mirror."""
-        tenant = handler.request.tenant_name
-        if (
-            not tenant
-            or tenant not in self.nodepool.config.tenant_resource_limits
-            or not isinstance(handler.manager, QuotaSupport)
-        ):
-            return
-        key, reservations = ("tenant", handler), self.getZK().reservations
-        needed = QuotaInformation()
-        for label in missing:
-            needed.add(handler.manager.quotaNeededByLabel(label, handler.pool))
-        if missing:
-            reservations.reserve(key, None, None, tenant, needed.get_resources())
-        else:
-            reservations.release(key)
-        # Between the change of the mirror and this call they were counted twice.
-        self.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
-
-    def make_room(self, handler: RequestHandler) -> None:
-        """Delete an idle node of this pool if needed, because there is no quota."""
-        manager = self.getProviderManager()
-        if manager is not None and manager.PAUSE_AT_QUOTA:
-            self.getZK().make_room(self.provider_name, self.pool_name)
-
-    def request_released(self, handler: RequestHandler) -> None:
-        """Release the request, while launches of this handler still run."""
-        handler.released = True
-        self.assignment.release(handler.request.id or "", hand_to=handler.destination)
-
-    def driver_works(self, request: NodeRequest) -> None:
-        self.nodepool.declines.driver_works(self, request)
-
-    def driver_failed(self, request: NodeRequest, error: BaseException) -> None:
-        self.nodepool.declines.driver_failed(self, request, error)
-
-    def decline(self, request: NodeRequest, reasons: list[Reason]) -> str | None:
-        """Record why a request is declined.
-
-        Return all reasons as a text if every pool has declined it.
-        """
-        declines = self.nodepool.declines
-        declines.note(request, self.launcher_id, self.label, reasons)
-        # Our pools that are just being registered count, too.
-        pools = {pool.id for pool in self.getZK().getRegisteredPools()} | self.nodepool.workers_by_id().keys()
-        return declines.known(request) if pools <= set(request.declined_by) else None
-
     def ended(self, handler: RequestHandler, outcome: Outcome) -> None:
         """Clean up after a handler; the outcome decides what happens to the request."""
-        self.end_creation(handler)
+        if not handler.done:  # its launches still run
+            handler.released = True
+            self.assignment.release(handler.request.id or "", hand_to=outcome.hand_to)
+            return
+        self.capacity.end_creation(handler)
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
         self.paused_handlers.discard(handler)
@@ -194,6 +105,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         if tracer is not None:
             trace = tracer.request_ended(handler.request, outcome.how.name.lower(), self.provider_name, self.pool_name)
         if outcome.how is How.FULFILLED:
+            self.nodepool.declines.driver_works(self, handler.request)
             self.nodepool.request_fulfilled(handler.request, handler.accepted_time, trace)
         self._release_claim(handler, outcome)
         if outcome.retry_after or outcome.how in (How.WITHDRAWN, How.REFUSED):
@@ -207,8 +119,9 @@ class PoolWorker(threading.Thread, PoolRoom):
         if handler.released:
             self.assignment.wake()  # another pool may have the request by now: its claim remains
         elif outcome.how is How.WITHDRAWN:
+            checked_by = self.launcher_id if outcome.checked else None
             self.assignment.release(
-                request_id, wait_for=reason, checked_by=self.launcher_id if outcome.checked else None, refused_by=self.launcher_id
+                request_id, wait_for=reason or self.paused_reason(), checked_by=checked_by, refused_by=self.launcher_id
             )
         elif outcome.how is How.REFUSED:
             if reason is None:
@@ -216,7 +129,7 @@ class PoolWorker(threading.Thread, PoolRoom):
                 reason = because(Code.NOTHING_FREE if told else Code.NOTHING_FREE_NO_EVENT)
             self.assignment.release(request_id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
         else:
-            self.assignment.release(request_id, retry_after=outcome.retry_after, hand_to=handler.destination)
+            self.assignment.release(request_id, retry_after=outcome.retry_after, hand_to=outcome.hand_to)
             if not outcome.retry_after:
                 self.assignment.wake()
             if outcome.how is How.DROPPED:
@@ -279,21 +192,15 @@ class PoolWorker(threading.Thread, PoolRoom):
     def _begin(self, handler: RequestHandler, manager: Provider, check_only: bool) -> None:
         """Run the first step of a handler: only check while the pool is paused, else serve."""
         try:
-            if isinstance(manager, QuotaSupport):
-                shortage = self._tenant_shortage(handler, manager)
-                if shortage is not None:
-                    handler.end(Outcome(How.WITHDRAWN, wait_for=shortage))
-                    return
+            if isinstance(manager, QuotaSupport) and (shortage := self._tenant_shortage(handler, manager)) is not None:
+                raise End(Outcome(How.WITHDRAWN, wait_for=shortage))
             if check_only or self.paused:
-                if reasons := handler.decline_reasons():
-                    handler.decline_for(reasons)
-                else:
-                    handler.end(Outcome(How.WITHDRAWN, wait_for=self.paused_reason(), checked=True))
-                return
+                reasons = handler.decline_reasons()
+                raise handler.declined(reasons) if reasons else End(Outcome(How.WITHDRAWN, checked=True))
         except FOREIGN as error:
-            handler.trouble(error)
-            return
-        handler.run()
+            handler.fail(error)
+        else:
+            handler.run()
 
     def _tenant_shortage(self, handler: RequestHandler, manager: QuotaSupport) -> Reason | None:
         request = handler.request
@@ -358,21 +265,11 @@ class PoolWorker(threading.Thread, PoolRoom):
             self._retry_queued = True
             self._tasks.put((self._retry_paused, ()))
 
-    def promise_released(self) -> None:
-        """Retry paused handlers, because quota promised to nodes that failed is free again."""
-        for worker in self.nodepool.getPoolWorkers(self.provider_name):
-            worker.capacity_changed()
-
-    def limits_known(self) -> None:
-        """Retry after the limits of the provider were read again; callable from any thread."""
-        self.capacity_changed()
-        self.assignment.wake()
-
     def _look_at_limits(self) -> None:
         """Poll the limits: no event announces that they grow."""
         manager = self.getProviderManager()
         if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider is not False for h in list(self.paused_handlers)):
-            manager.limits_are_waited_for(self.limits_known)
+            manager.limits_are_waited_for(self.capacity.limits_known)
 
     def _retry_paused(self) -> None:
         self._retry_queued = False

@@ -13,7 +13,7 @@ from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.problems import LabelProblems, Problem, one_line
 from nodepool.config.model import Config
-from nodepool.launcher.interfaces import Pool
+from nodepool.driver.request.base import RequestHost
 from nodepool.reasons import Declined, Reason, render
 from nodepool.zk import declines
 from nodepool.zk.mirror.requests import MIN_READY
@@ -78,12 +78,12 @@ class Declines:
 
     # -- drivers that raise exceptions; published until a request for the labels is fulfilled
 
-    def driver_failed(self, worker: Pool, request: NodeRequest, error: BaseException) -> None:
+    def driver_failed(self, worker: RequestHost, request: NodeRequest, error: BaseException) -> None:
         problems = self._failing.setdefault(worker.provider_name, LabelProblems(worker.provider_name))
         for label in set(request.node_types):
             problems.note(label, worker.pool_name, f"pool {worker.pool_name}: its driver failed: {error!r}")
 
-    def driver_works(self, worker: Pool, request: NodeRequest) -> None:
+    def driver_works(self, worker: RequestHost, request: NodeRequest) -> None:
         problems = self._failing.get(worker.provider_name)
         if problems is not None:
             for label in set(request.node_types):

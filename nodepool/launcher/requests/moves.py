@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from nodepool.base.backoff import Backoff
-from nodepool.driver.provider import RequestHandler, RequestHost
+from nodepool.driver.request.base import RequestHandler, RequestHost
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.choice import RequestClass, eligible_pools
 from nodepool.launcher.state import LauncherState

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from nodepool.base.amounts import exact
 from nodepool.config.model import ConfigPool
-from nodepool.driver.provider import RequestHandler
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
+from nodepool.driver.request.base import RequestHandler
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.records import NodeRequest

@@ -37,7 +37,7 @@ class Room(PoolRoom):
     def capacity_changed(self) -> None:
         self._room()
 
-    def _publish_soon(self) -> None:
+    def publish_soon(self) -> None:
         self.published += 1
 
 

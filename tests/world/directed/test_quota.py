@@ -12,6 +12,7 @@ import pytest
 
 from nodepool.base.backoff import Backoff
 from nodepool.driver.request.state import State
+from nodepool.launcher.pools.capacity import PoolCapacity
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.reasons import render
 from tests.conftest import wait_for
@@ -520,7 +521,7 @@ class Burst:
         real_consider = PoolWorker._consider
 
         def post(worker: PoolWorker, handler: Any, function: Any, *args: Any) -> None:
-            if function == handler._answered and self.considered < self.count:
+            if function == handler.life.answered and self.considered < self.count:
                 self.held.append((worker, handler, (function, *args)))
             else:
                 self.post(worker, handler, function, *args)
@@ -569,11 +570,11 @@ def test_burst_that_fits_beside_idle_nodes_deletes_none_and_does_not_pause(bench
     idle = [bench.ready_node("fake-provider", "main", "idle-label", resources={"instances": 1}).id for _ in range(2)]
     wait_for(lambda: pool.zk.node_tree.usage("fake-provider", "main").get("instances") == 2)
     paused: list[Any] = []
-    real = PoolWorker.pause_changed
+    real = PoolCapacity.pause_changed
     bench.monkeypatch.setattr(
-        PoolWorker,
+        PoolCapacity,
         "pause_changed",
-        lambda worker, handler: (paused.append(handler), real(worker, handler)),  # type: ignore[func-returns-value]
+        lambda capacity, handler: (paused.append(handler), real(capacity, handler)),  # type: ignore[func-returns-value]
     )
     for request in Burst(bench, 8).submit("fake-label"):
         bench.wait_request(request, "fulfilled")

@@ -12,13 +12,14 @@ from unittest.mock import Mock
 import pytest
 from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 
-from nodepool.driver.request import handler as handlers
-from nodepool.driver.request.ends import RequestEnds
-from nodepool.driver.request.state import State
+from nodepool.driver.request.handler import NodeRequestHandler
+from nodepool.driver.request.life import CONFLICT_RETRIES, Life
+from nodepool.driver.request.state import End, How, LabelRecorder, Outcome, State
 from nodepool.driver.test.handler import TestHandler
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.requests.moves import Moves
 from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.records import NodeRequest
 from tests.conftest import wait_for
 from tests.support.calls import count_calls
 from tests.support.interference import LOCKS, NODES, REQUESTS, OtherClient, sets
@@ -94,11 +95,11 @@ def test_request_that_changes_again_and_again_goes_back_to_the_queue(
     pool = bench.start(config(provider()))
     submit, fits = pool.zk.writer.submit, sets(REQUESTS, state="pending")
     attempts: list[object] = []
-    given_back = count_calls(RequestEnds, "_give_back", monkeypatch)
+    ended = count_calls(PoolWorker, "ended", monkeypatch)
 
     def interfere(txn: Any, callback: Any = None) -> None:
         path = fits(txn)
-        if path is not None and not given_back:
+        if path is not None and not ended:
             attempts.append(path)
             other.write(path, relative_priority=len(attempts))
         submit(txn, callback)
@@ -106,7 +107,8 @@ def test_request_that_changes_again_and_again_goes_back_to_the_queue(
     monkeypatch.setattr(pool.zk.writer, "submit", interfere)
     request_id = bench.submit("fake-label")
     bench.wait_request(request_id, "fulfilled")
-    assert len(given_back) == 1 and len(attempts) == handlers.CONFLICT_RETRIES + 1
+    assert [outcome.how for _worker, _handler, outcome in ended][:1] == [How.RETURNED]
+    assert len(attempts) == CONFLICT_RETRIES + 1
 
 
 def test_pool_that_gives_way_does_not_accept_the_request_first(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,11 +117,11 @@ def test_pool_that_gives_way_does_not_accept_the_request_first(bench: LauncherBe
     pools = [{"name": "main", "labels": ["test-label"]}]
     providers = [{"name": name, "driver": "test", "pools": pools} for name in ("full", "empty")]
     pool = bench.start({"labels": [{"name": "test-label"}], "providers": providers})
-    paused = count_calls(TestHandler, "_set_paused", monkeypatch)
+    paused = count_calls(Life, "pause", monkeypatch)
     offered = count_calls(pool.getPoolWorkers("full")[0], "offer", monkeypatch)
     _request, (node,) = bench.fulfilled("test-label")
     assert offered and node.provider == "empty"
-    assert not any(value for handler, value in paused if handler.provider.name == "full")
+    assert not any(value for life, value in paused if life.handler.provider.name == "full")
 
 
 def test_request_that_waits_for_its_turn_is_withdrawn_when_the_pool_pauses_meanwhile(
@@ -138,7 +140,7 @@ def test_request_that_waits_for_its_turn_is_withdrawn_when_the_pool_pauses_meanw
     first = bench.submit("test-label", "test-label")
     assert looking.wait(10)
     second = bench.submit("test-label")
-    wait_for(lambda: pool.getPoolWorkers("tp")[0]._creation_queue, what="the second request waits for its turn")
+    wait_for(lambda: pool.getPoolWorkers("tp")[0].capacity.queue, what="the second request waits for its turn")
     may_look.set()
     bench.wait_request(first, "pending")
     wait_for(lambda: not pool.state.is_handled(second), what="the second request is given up")
@@ -169,7 +171,7 @@ def test_request_that_the_pool_declines_is_not_moved_to_it(bench: LauncherBench,
 @pytest.mark.parametrize("accepted", [True, False])
 def test_only_accepted_requests_are_overtaken(accepted: bool) -> None:
     handler: Any = SimpleNamespace(accepted=accepted, paused=True, nodeset=[])
-    assert RequestEnds.holds_nothing.fget(handler) is accepted  # type: ignore[attr-defined]
+    assert NodeRequestHandler.holds_nothing.fget(handler) is accepted  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("accepted, done", [(True, False), (False, False), (True, True)])
@@ -186,35 +188,44 @@ def test_only_accepted_requests_are_moved(monkeypatch: pytest.MonkeyPatch, accep
     assert looked == ([handler] if accepted and not done else [])
 
 
+def life(state: State = State.OFFERED) -> Any:
+    handler = Mock(launcher_id="me", nodeset=[], homeless=False, accepted=False, paused=False)
+    handler.request, handler.pw.nodepool.decline.return_value = NodeRequest("200-0000000001"), None
+    made = handler.life = Life(handler, LabelRecorder())
+    made.state = state
+    return made
+
+
 def test_trouble_with_zookeeper_declines_nothing() -> None:
-    handler = Mock(state=State.LAUNCHING, homeless=False)
-    RequestEnds.trouble(handler, ConnectionLoss())
-    assert handler.drop.called and not handler.declineRequest.called
-    handler.drop.reset_mock()
-    RequestEnds.trouble(handler, RuntimeError("the driver is wrong"))
-    assert handler.declineRequest.called and not handler.drop.called
+    without_zookeeper, wrong = life(), life()
+    without_zookeeper.fail(ConnectionLoss())
+    (_handler, outcome), _options = without_zookeeper.handler.pw.ended.call_args
+    assert outcome.how is How.DROPPED and not without_zookeeper.handler.pw.nodepool.decline.called
+    wrong.fail(RuntimeError("the driver is wrong"))
+    assert wrong.handler.pw.nodepool.decline.called and not wrong.handler.pw.ended.called
 
 
 def test_locks_that_a_handler_obtains_after_its_end_are_given_back() -> None:
-    handler, lock = Mock(done=True), f"{NODES}0000000001/lock/{'a' * 32}__lock__0000000000"
-    RequestEnds._answered(handler, handler.then, ("step",), [f"{NODES}0000000001", lock, object()], None)
-    handler.zk.kazoo_client.abandoned.add.assert_called_once_with(lock)
-    (step, results, error), _options = handler.then.call_args
-    assert (step, results) == ("step", None) and isinstance(error, SessionExpiredError)
+    dropped, lock, step = life(), f"{NODES}0000000001/lock/{'a' * 32}__lock__0000000000", Mock(return_value=None)
+    dropped.end(Outcome(How.DROPPED))
+    dropped._life = Mock(send=step)
+    dropped.answered([f"{NODES}0000000001", lock, object()], None)
+    dropped.handler.zk.kazoo_client.abandoned.add.assert_called_once_with(lock)
+    ((results, error),), _options = step.call_args
+    assert results is None and isinstance(error, SessionExpiredError)
 
 
 @pytest.mark.parametrize("admitted", [True, False])
 def test_request_is_declined_only_in_states_that_admit_it(admitted: bool) -> None:
-    handler = Mock()
-    handler._admits.return_value = admitted
-    RequestEnds.declineRequest(handler)
-    assert handler._write_decline.called == handler.pw.end_creation.called == admitted
+    handler: Any = life(State.LAUNCHING if admitted else State.FREEING).handler
+    NodeRequestHandler.declineRequest(handler)
+    assert handler.pw.nodepool.decline.called == handler.pw.capacity.end_creation.called == admitted
 
 
 def test_turn_goes_to_the_next_request_at_once_when_one_is_given_back() -> None:
-    handler = Mock()
-    RequestEnds._give_back(handler)
-    assert handler.pw.end_creation.called
+    returned = life()
+    returned.fail(End(Outcome(How.RETURNED)))
+    assert returned.handler.pw.capacity.end_creation.called
 
 
 # -- min-ready

@@ -305,7 +305,7 @@ def test_a_reuse_that_fails(bench: LauncherBench, monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("induced")
 
     with monkeypatch.context() as patch:
-        patch.setattr(StateMachineHandler, "_noteReuse", fail)
+        patch.setattr(StateMachineHandler, "noteReuse", fail)
         bench.wait_request(bench.submit("fake-label"), "failed")
     assert bench.fulfilled("fake-label")[1][0].id == node.id
 

@@ -1,0 +1,99 @@
+"""PoolCapacity: turns, pauses and promised quota of one pool (LAU-5, LAU-6)."""
+
+from __future__ import annotations
+
+import threading
+
+from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.driver.quota.support import QuotaSupport
+from nodepool.driver.request.base import RequestHandler
+from nodepool.launcher.pools.room import PoolRoom
+from nodepool.reasons import Code, Reason
+
+
+class PoolCapacity:
+    """Capacity of one pool, for its handlers."""
+
+    def __init__(self, pool: PoolRoom) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._creator: object = None
+        #: Handlers that wait for their turn to create nodes.
+        self.queue: list[RequestHandler] = []
+
+    # -- turns
+
+    def begin_creation(self, handler: RequestHandler) -> bool:
+        """Return whether the handler may create nodes now; otherwise ``run`` is called later.
+
+        Handlers on helper threads fill their node sets sequentially: several with a part of their nodes each would wait
+        for each other forever.
+        """
+        with self._lock:
+            if self._creator is None or self._creator is handler:
+                self._creator = handler
+                return True
+            if handler not in self.queue:
+                self.queue.append(handler)
+            return False
+
+    def end_creation(self, handler: RequestHandler) -> None:
+        """Let the next handler create nodes: those of this one are recorded, or will not be."""
+        with self._lock:
+            if handler in self.queue:
+                self.queue.remove(handler)
+            if self._creator is not handler:
+                return
+            self._creator = None
+            following = min(self.queue, key=lambda waiting: waiting.request.priority, default=None)
+            if following is not None:
+                self.queue.remove(following)
+        if following is not None:
+            self._pool.post(following, following.run)
+
+    # -- pauses
+
+    @property
+    def paused(self) -> bool:
+        return self._pool.paused
+
+    def pause_changed(self, handler: RequestHandler) -> None:
+        pool, before = self._pool, self.paused
+        if handler.paused:
+            pool.paused_handlers.add(handler)
+        else:
+            pool.paused_handlers.discard(handler)
+        if before != self.paused:
+            pool.publish_soon()
+            pool.assignment.wake()
+
+    def note_full(self, labels: list[str], reason: Reason) -> None:
+        self._pool.note_full(labels, reason)
+
+    # -- quota
+
+    def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
+        """Reduce the tenant's promise to the missing labels; the other nodes are in the mirror."""
+        tenant, state = handler.request.tenant_name, self._pool.nodepool
+        if not tenant or tenant not in state.config.tenant_resource_limits or not isinstance(handler.manager, QuotaSupport):
+            return
+        key, reservations = ("tenant", handler), state.zk.reservations
+        needed = QuotaInformation()
+        for label in missing:
+            needed.add(handler.manager.quotaNeededByLabel(label, handler.pool))
+        if missing:
+            reservations.reserve(key, None, None, tenant, needed.get_resources())
+        else:
+            reservations.release(key)
+        # Between the change of the mirror and this call they were counted twice.
+        self._pool.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
+
+    def promise_released(self) -> None:
+        """Retry paused handlers, because quota promised to nodes that failed is free again."""
+        for worker in self._pool.nodepool.getPoolWorkers(self._pool.provider_name):
+            worker.capacity_changed()
+
+    def limits_known(self) -> None:
+        """Retry after the limits of the provider were read again; callable from any thread."""
+        self._pool.capacity_changed()
+        self._pool.assignment.wake()
