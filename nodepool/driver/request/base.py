@@ -413,10 +413,6 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
             self.log.info("Returning the request: pool %s-%s has a more urgent one", self.pw.provider_name, self.pw.pool_name)
             self.move()
 
-    def fail(self, error: BaseException) -> None:
-        """Handle an error of the pool, as one of a step of ours, or an end."""
-        self.life.fail(error)
-
     def drop(self) -> None:
         """Stop without writing (lost session, lost lock): leave everything to the cleanup."""
         self.life.happen(Event.DROP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Generator
 from functools import partial
+from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, TypeAlias, TypeVar
 
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, OperationTimeoutError, SessionExpiredError
@@ -45,16 +46,14 @@ class Engine(abc.ABC):
     # -- events and answers
 
     def happen(self, event: Event, end: End | None = None) -> None:
-        """Resume the life with an event; during a write it is kept for the answer."""
+        """Resume the life with an event; during a write, or a step, it is kept for its end."""
         admission = ADMISSION[self.state][event]
-        if admission is Admission.LATER:
-            self._later[event] = end
-        elif admission is Admission.ACT and event is Event.DROP:
+        if admission is Admission.ACT and event is Event.DROP:
             self.end(DROPPED)  # an answer of ZooKeeper may follow
-        elif admission is Admission.ACT and end is not None:
-            self._resume(self._life.throw, end)
+        elif admission is Admission.LATER or getgeneratorstate(self._life) is GEN_RUNNING:  # by a driver's hook
+            self._later[event] = end
         elif admission is Admission.ACT:
-            self._resume(self._life.send, event)
+            self._resume(*((self._life.send, event) if end is None else (self._life.throw, end)))
 
     def fail(self, error: BaseException) -> None:
         """Let the life handle an error of the pool, or an end, where it waits for an event."""
@@ -62,6 +61,7 @@ class Engine(abc.ABC):
             self._resume(self._life.throw, error)
 
     def _resume(self, resume: Callable[[Any], Txn | BaseException | None], value: object) -> None:
+        """Run the next step, start its write, and handle the events that waited."""
         try:
             wanted = resume(value)
         except StopIteration:
@@ -81,9 +81,12 @@ class Engine(abc.ABC):
                 receive(None, error)
         elif wanted is not None:
             raise wanted
+        for event in CATCH_UP:
+            if event in self._later and self.state not in BUSY:
+                self.happen(event, self._later.pop(event))
 
     def answered(self, results: list[Any] | None, error: BaseException | None) -> None:
-        """Resume the life with an answer, then handle the events that waited for it."""
+        """Resume the life with an answer."""
         if self.state is State.ENDED:
             # Dropped meanwhile: release what was obtained, the rest is found again from ZooKeeper. The request may
             # be in other hands by now.
@@ -92,9 +95,6 @@ class Engine(abc.ABC):
                     self.handler.zk.kazoo_client.abandoned.add(result)
             results, error = None, SessionExpiredError()
         self._resume(self._life.send, (results, error))
-        for event in CATCH_UP:
-            if event in self._later and self.state not in BUSY:
-                self.happen(event, self._later.pop(event))
 
     # -- states
 

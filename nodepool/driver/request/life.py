@@ -158,8 +158,9 @@ class Life(Engine):
             raise End(Outcome(How.RETURNED, wait_for=reason))
         # Immediately: the pool accepts nothing more from now on, not only when this has been written.
         if not handler.paused:
-            why = f" ({handler.shortage})" if handler.shortage else ""
-            handler.log.info("Pausing request handling: not enough quota for %s%s", short, why)
+            handler.log.info(
+                "Pausing request handling: not enough quota for %s%s", short, f" ({handler.shortage})" if handler.shortage else ""
+            )
         self.pause(True)
 
     def _find_reusable(self, label: str) -> zk.Node | None:

@@ -198,7 +198,7 @@ class PoolWorker(threading.Thread, PoolRoom):
                 reasons = handler.decline_reasons()
                 raise handler.declined(reasons) if reasons else End(Outcome(How.WITHDRAWN, checked=True))
         except FOREIGN as error:
-            handler.fail(error)
+            handler.life.fail(error)
         else:
             handler.run()
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from kazoo.exceptions import BadVersionError, ConnectionLoss, NodeExistsError, N
 from kazoo.protocol.serialization import Create, SetData
 
 from nodepool.base.clock import SYSTEM
+from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
 from nodepool.zk import zookeeper as zk
@@ -284,6 +286,38 @@ def test_ends(events: list[str], how: How) -> None:
     for event in events:
         happen(world, event)
     assert [outcome.how for outcome in world.pool.outcomes] == [how]
+
+
+def test_decline_by_a_hook_of_the_driver_is_handled_after_its_step() -> None:
+    world = World(9, 0)
+    handler: Any = world.handler
+    handler.launch = lambda _node: handler.declineRequest()
+    for event in ("run", "ok", "ok", "ok", "ready", "ready", "ok"):
+        happen(world, event)
+    assert [outcome.how for outcome in world.pool.outcomes] == [How.DECLINED]
+
+
+def test_error_of_a_check_is_raised_to_its_caller_and_the_check_is_repeated() -> None:
+    world = World(9, 0)
+    handler: Any = world.handler
+    for event in ("run", "ok", "ok"):
+        happen(world, event)
+    check, handler.launchesComplete = handler.launchesComplete, Mock(side_effect=ValueError("no idea"))
+    with pytest.raises(ValueError, match="no idea"):
+        handler.poll()
+    handler.launchesComplete = check
+    for event in ("ready", "ready", "ok"):
+        happen(world, event)
+    assert [outcome.how for outcome in world.pool.outcomes] == [How.FULFILLED]
+
+
+def test_request_that_cannot_be_checked_yet_is_withdrawn_until_the_limits_are_known() -> None:
+    pool: Any = World(9, 0).pool
+    woken, pending = Mock(), LimitsPending("p")
+    pool.getProviderManager = lambda: Mock(spec=QuotaSupport, when_limits_known=woken)
+    pool.world.handler.life.fail(pending)
+    assert [(outcome.how, outcome.wait_for) for outcome in pool.outcomes] == [(How.WITHDRAWN, pending.reason)]
+    woken.assert_called_once_with(pool.limits_known)
 
 
 def test_a_wrong_step_harms_this_request_only(caplog: pytest.LogCaptureFixture) -> None:
