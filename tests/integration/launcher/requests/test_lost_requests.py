@@ -50,11 +50,14 @@ def watch_reads(pool: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the requests whose locks the launcher reads."""
     seen: list[str] = []
     read = pool.zk.kazoo_client.get_children_async
-    monkeypatch.setattr(
-        pool.zk.kazoo_client,
-        "get_children_async",
-        lambda path, *args, **kw: (seen.append(path.rpartition("/")[2]), read(path, *args, **kw))[1],
-    )
+
+    def watched(path: str, *args: Any, **kw: Any) -> Any:
+        folder, _, name = path.rpartition("/")
+        if folder == paths.REQUEST_LOCKS:
+            seen.append(name)
+        return read(path, *args, **kw)
+
+    monkeypatch.setattr(pool.zk.kazoo_client, "get_children_async", watched)
     return seen
 
 
