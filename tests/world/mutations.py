@@ -68,7 +68,7 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
     "abandoned-locks-are-forgotten": Mutation(
-        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 102
+        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 69
     ),
     "mirror-is-not-read-again": Mutation(
         _MIRROR,
@@ -775,7 +775,7 @@ MUTATIONS: dict[str, Mutation] = {
     "interrupted-builds-are-not-looked-for": Mutation(
         "nodepool.builder.builder", "interrupted = build_journal.clean_all(config.images_dir, self.log)", "pass", 15
     ),
-    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 53),
+    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 77),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",
         'return self._expire(node, min(limits), "Held node %s has exceeded its hold time")',
@@ -906,7 +906,7 @@ MUTATIONS: dict[str, Mutation] = {
         _HOSTS,
         "                first = self._asked < 0\n                self._probing = False\n",
         "                first = self._asked < 0\n",
-        29,
+        82,
     ),
     "stop-keeps-threads-of-hosts": Mutation(
         _HOSTS,
