@@ -765,7 +765,7 @@ MUTATIONS: dict[str, Mutation] = {
     "builders-do-not-watch-images": Mutation(
         "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 24
     ),
-    "failed-uploads-stay": Mutation("nodepool.builder.retention", "(everything and upload.state == FAILED)", "False", 15),
+    "failed-uploads-stay": Mutation("nodepool.builder.retention", "(everything and upload.state == FAILED)", "False", 115),
     "files-without-build-stay": Mutation(
         "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 24
     ),
