@@ -182,7 +182,7 @@ def test_stop_ends_waits_and_refuses_new_calls() -> None:
     calls.call("create", Script("ok"), lane="write")
     pacing = calls.submit("create", Script("never"), lane="write")
     queued = [calls.submit("create", Script("never"), lane="write") for _ in range(3)]
-    wait_for(lambda: calls.last_error is not None, 5, "first failure")
+    wait_for(lambda: calls.last_error is not None and pacing.running(), 5, "a first failure, and a call that is paced")
     started = time.monotonic()
     calls.stop()
     for future in (backing_off, pacing):
