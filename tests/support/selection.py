@@ -2,7 +2,7 @@
 
 ``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is every test that takes at
 most `SHORT` seconds, each unknown one, and those marked ``core``, without those marked ``full``. The rest runs with
-``tools/run-tests --all``.
+``tools/run-tests --rest``.
 """
 
 from __future__ import annotations

@@ -83,7 +83,10 @@ def test_floating_ip(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> N
     assert node.public_ipv4 == node.interface_ip == ip.floating_ip_address
     assert node.private_ipv4 == ip.fixed_ip_address
     assert ip.status == "ACTIVE"
-    assert ip.description == f"nodepool: nodepool_node_id={node.id} nodepool_pool_name=main nodepool_provider_name=cloud-1"
+    tag, *marks = ip.description.split()
+    own = {f"nodepool_node_id={node.id}", "nodepool_pool_name=main", "nodepool_provider_name=cloud-1"}
+    assert tag == "nodepool:" and own <= set(marks)
+    assert [mark.partition("=")[0] for mark in marks if mark not in own] == ["nodepool_cluster_id"]
     use_up(bench, request_id)
     assert openstack_cloud.floating_ips() == []
 
