@@ -31,7 +31,8 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         kernel = current()
-        kernel.point()
+        if kernel.preemption:
+            kernel.point()
         if self._locked and not self.abandoned:
             if not blocking or timeout == 0:
                 return False
@@ -66,7 +67,8 @@ class Lock:
             if task.process.alive:
                 kernel.wake(task)
                 break
-        kernel.point()
+        if kernel.preemption:
+            kernel.point()
 
     def locked(self) -> bool:
         return self._locked
@@ -74,8 +76,7 @@ class Lock:
     def _at_fork_reinit(self) -> None:
         self.__init__()  # type: ignore[misc]
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_exception: object) -> None:
         self.release()
@@ -126,8 +127,7 @@ class RLock:
         self._block.acquire()
         self._owner, self._count = current().task, count
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_exception: object) -> None:
         self.release()

@@ -27,7 +27,7 @@ WARM_UP = 1800.0
 #: Virtual seconds that requests may wait after the last one was submitted.
 PATIENCE = 6 * 3600.0
 #: Virtual seconds between two reports and statistics of the launcher.
-REPORTS_EVERY = 60.0
+REPORTS_EVERY = 600.0
 #: Distinct messages of the launcher that are part of the result.
 MOST_COMPLAINTS = 10
 #: Objects allocated between two collections of cyclic garbage.
