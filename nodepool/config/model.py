@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 import voluptuous as v
 
 from nodepool.base import optional
-from nodepool.base.hosts import TLS_REQUIRED
+from nodepool.base.connection_string import TLS_REQUIRED
 from nodepool.config.diskimages import DiskImage, build_disk_images
 from nodepool.config.drivers import drivers
 from nodepool.config.errors import (

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nodepool.base.hosts import split_hosts
+from nodepool.base.connection_string import split_hosts
 from nodepool.config.errors import ConfigError
 from nodepool.config.value import ConfigValue
 from nodepool.exceptions import ConfigurationError

@@ -14,7 +14,7 @@ from nodepool.nodemanager.config import MEMORY_RESERVE, NodeManagerConfig, total
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.limits.daily_bytes import Accounting, DailyLimits
-from nodepool.nodemanager.limits.room import Room
+from nodepool.nodemanager.limits.free_space import FreeSpace
 from nodepool.nodemanager.outcomes import BackendError, Problem
 from nodepool.nodemanager.records.database import Database
 from nodepool.nodemanager.records.rspec import with_defaults
@@ -50,8 +50,8 @@ def group_name(state_dir: str) -> str:
 class Host:
     """Capacity, admission, the node's bandwidth cap and delegates."""
 
-    def __init__(self, config: NodeManagerConfig, database: Database, services: Services, room: Room) -> None:
-        self._room = room
+    def __init__(self, config: NodeManagerConfig, database: Database, services: Services, free_space: FreeSpace) -> None:
+        self._free_space = free_space
         self._config = config
         self._database = database
         self._services = services
@@ -71,9 +71,9 @@ class Host:
             helpers = [helper, *syscalls.children(helper)] if helper else []
             self._services.cgroups.shelter([os.getpid(), *helpers])  # type: ignore[attr-defined]
         if self._services.disks is not None:
-            self._services.disks.freed = self._room.keep  # type: ignore[attr-defined]
+            self._services.disks.freed = self._free_space.keep  # type: ignore[attr-defined]
             # On a full file system the remaining space is for the database.
-            self._services.disks.prepare(self._room.free() > 0)  # type: ignore[attr-defined]
+            self._services.disks.prepare(self._free_space.free() > 0)  # type: ignore[attr-defined]
         if self._services.net is not None:
             self._services.net.prepare()  # type: ignore[attr-defined]
             stored = self._database.get("bwcap")
@@ -92,7 +92,7 @@ class Host:
 
     def tidy(self) -> None:
         """Retry removals that failed earlier; call it now and then."""
-        self._room.keep()
+        self._free_space.keep()
         for service in (self._services.disks, self._services.net):
             if service is not None:
                 service.tidy()  # type: ignore[union-attr]
@@ -209,15 +209,15 @@ class Host:
     def _disk(self, effective: Mapping[str, Mapping[str, int]]) -> tuple[int, int]:
         """Return disk space for slivers and the promised part (KiB; 0 without sliver disks)."""
         if self._services.disks is None:
-            return self._room.total(0) // 1024, 0
+            return self._free_space.total(0) // 1024, 0
         taken: dict[str, int] = self._services.disks.allocated()  # type: ignore[attr-defined]
         promised = sum(max(spec["nm_disk_quota"], taken.get(name, 0) // 1024) for name, spec in effective.items())
-        return self._room.total(sum(taken.values())) // 1024, promised
+        return self._free_space.total(sum(taken.values())) // 1024, promised
 
     def left(self, effective: Mapping[str, Mapping[str, int]]) -> int:
         """Return the bytes that are not promised to slivers."""
         disk, promised = self._disk(effective)
-        return max(0, min(self._room.free(), (disk - promised) * 1024))
+        return max(0, min(self._free_space.free(), (disk - promised) * 1024))
 
     def capacity(self, effective: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         """Return totals and assigned amounts; memory in MiB, disk in KiB, CPU in per mille."""

@@ -20,7 +20,7 @@ from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.host import Host, make_services
 from nodepool.nodemanager.kernel import descriptors
-from nodepool.nodemanager.limits.room import Room
+from nodepool.nodemanager.limits.free_space import FreeSpace
 from nodepool.nodemanager.outcomes import BackendError, Problem
 from nodepool.nodemanager.records import loans, merge, records
 from nodepool.nodemanager.records.database import ABANDONED, Database
@@ -109,9 +109,9 @@ class NodeManager:
             raise ConfigurationError(
                 f"backend {self.backend.name} cannot work here: " + "; ".join(f"{p.feature}: {p.remedy}" for p in fatal)
             )
-        self.room = Room(config.state_dir, config.overcommit_disk)
-        self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"), make_room=self.room.ensure)
-        self.host = Host(config, self.database, self.services, self.room)
+        self.free_space = FreeSpace(config.state_dir, config.overcommit_disk)
+        self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"), free_ballast=self.free_space.ensure)
+        self.host = Host(config, self.database, self.services, self.free_space)
         self.problems += self.host.problems()
         self.trees = Trees(self.backend, self._room_left, self._announce)
         self.images = uploaded.Images(
@@ -157,7 +157,7 @@ class NodeManager:
         if os.geteuid() == 0:  # other backends give no privilege
             descriptors.raise_terminals()
         self._running = True
-        self.room.keep()
+        self.free_space.keep()
         self.database.open()
         # Start its thread now: it is then available whatever happens to the host.
         self._listening.submit(lambda: None)
@@ -237,7 +237,7 @@ class NodeManager:
     def _removed(self, name: str) -> None:
         if self.servers is not None:
             self.servers.close_socket(name)
-        self.room.keep()
+        self.free_space.keep()
 
     def _api_socket(self, name: str, index: int) -> str | None:
         return self.servers.open_socket(name, index) if self.servers is not None else None

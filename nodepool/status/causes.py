@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from nodepool.base.offers import joined, unknown_labels, why_not_offered
+from nodepool.base.offered_labels import joined, unknown_labels, why_not_offered
 from nodepool.base.problems import Problem, one_line
 from nodepool.reasons import Code, Declined
 from nodepool.status.known import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodepool.base.offers import joined, why_not_offered
+from nodepool.base.offered_labels import joined, why_not_offered
 from nodepool.base.problems import image_problems, printable
 from nodepool.reasons import Code
 from nodepool.status import causes, cluster, known

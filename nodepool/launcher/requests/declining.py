@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from kazoo.exceptions import KazooException
 
-from nodepool.base.offers import joined, why_not_offered
+from nodepool.base.offered_labels import joined, why_not_offered
 from nodepool.base.problems import one_line, printable
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Declined, because

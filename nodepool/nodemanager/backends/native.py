@@ -29,7 +29,7 @@ from nodepool.nodemanager.backends.base import (
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.kernel.removal import remove_tree
-from nodepool.nodemanager.limits import room
+from nodepool.nodemanager.limits import free_space
 from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from nodepool.nodemanager.rootfs.templates import RootStore, RootTree, check_sliver_name
 
@@ -187,7 +187,7 @@ class NativeBackend(Backend):
             disks.mount(spec.name, str(mnt))
         elif disks is not None and spec.ssh_keys is not None:  # else it is to start as it is
             disks.resize(spec.name, quota)
-        room.give_up(self._ballast(spec.name))
+        free_space.give_up(self._ballast(spec.name))
 
     def _limit(self, spec: SliverSpec, handle: Handle) -> Handle:
         """Create the cgroups of the sliver, after its disk, whose I/O they limit."""
@@ -253,7 +253,7 @@ class NativeBackend(Backend):
             with contextlib.suppress(OSError):
                 self._console_path(spec.name).touch(mode=0o600)
         if self.services.disks is not None:
-            room.keep_on_disk(self._ballast(spec.name))
+            free_space.keep_on_disk(self._ballast(spec.name))
         self._network(spec, handle)
         self._initscript(spec, handle)
 

@@ -80,7 +80,7 @@ def carry(connection: socket.socket, control: socket.socket) -> None:
         _exchange(connection, inside)
 
 
-class _Way:
+class _Direction:
     """Bytes in one direction."""
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
@@ -108,15 +108,15 @@ class _Way:
 
 
 def _exchange(client: socket.socket, program: socket.socket) -> None:
-    inward, outward = _Way(client, program), _Way(program, client)
+    inward, outward = _Direction(client, program), _Direction(program, client)
     poller = select.poll()
     while outward.open or outward.left:
         wanted = {client.fileno(): 0, program.fileno(): 0}
-        for way in (inward, outward):
-            if way.left:
-                wanted[way.sink.fileno()] |= select.POLLOUT
-            elif way.open:
-                wanted[way.source.fileno()] |= select.POLLIN
+        for direction in (inward, outward):
+            if direction.left:
+                wanted[direction.sink.fileno()] |= select.POLLOUT
+            elif direction.open:
+                wanted[direction.source.fileno()] |= select.POLLIN
         for descriptor, events in wanted.items():
             if events:
                 poller.register(descriptor, events)
@@ -127,8 +127,8 @@ def _exchange(client: socket.socket, program: socket.socket) -> None:
         if not ready:
             return
         try:
-            for way in (inward, outward):
-                way.move()
+            for direction in (inward, outward):
+                direction.move()
         except OSError:
             return
 

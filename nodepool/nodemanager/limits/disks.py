@@ -85,10 +85,10 @@ class Disks:
             found.append(Problem("disk quota", False, "load the kernel module loop; without it slivers get no own disks"))
         return found
 
-    def prepare(self, room: bool = True) -> None:
+    def prepare(self, free_space: bool = True) -> None:
         """Create copies of the usual template, and finish or clean up interrupted creations.
 
-        :param room: there is enough disk space for copies.
+        :param free_space: there is enough disk space for copies.
         """
         # Start its thread now: slivers can then be removed even when the host has no threads left.
         self._later(lambda: None)
@@ -98,7 +98,7 @@ class Disks:
             self._back_soon(path.name)
         for leftover in (*self._state.glob("slivers/*/disk.img.new"), *self._state.glob("disks/*.new")):
             leftover.unlink(missing_ok=True)
-        if room and not self.problems():
+        if free_space and not self.problems():
             self._later(self._templates.stock, DEFAULT_KIB)
 
     def stop(self) -> None:

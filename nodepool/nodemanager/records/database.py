@@ -66,11 +66,13 @@ class Database:
     """Database of records and of what this host adds. Thread-safe; one connection, one lock.
 
     :param now: returns Unix seconds.
-    :param make_room: called before each write: on a full file system it releases the ballast.
+    :param free_ballast: called before each write: on a full file system it releases the ballast.
     """
 
-    def __init__(self, path: str, now: Callable[[], float] = time.time, make_room: Callable[[], object] = lambda: None) -> None:
-        self._make_room = make_room
+    def __init__(
+        self, path: str, now: Callable[[], float] = time.time, free_ballast: Callable[[], object] = lambda: None
+    ) -> None:
+        self._free_ballast = free_ballast
         self.path = path
         self._now = now
         self._lock = threading.RLock()
@@ -88,7 +90,7 @@ class Database:
 
         :raises DatabaseError: the file cannot be created, or is intact but unusable for us.
         """
-        self._make_room()
+        self._free_ballast()
         try:
             self._open()
         except (sqlite3.Error, OSError, ValueError, DatabaseError) as error:
@@ -171,7 +173,7 @@ class Database:
             if self._connection.in_transaction:  # part of a larger one
                 yield cursor
                 return
-            self._make_room()
+            self._free_ballast()
             cursor.execute(f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'}")
             cursor.execute("BEGIN IMMEDIATE")
             try:

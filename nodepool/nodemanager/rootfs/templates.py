@@ -55,7 +55,7 @@ class RootStore:
         self.images = Path(state_dir) / "images"
         self.limits = limits or tar_image.Limits()
         #: Bytes that a new tree may use.
-        self.room: Callable[[], int] = lambda: self.limits.size
+        self.free_space: Callable[[], int] = lambda: self.limits.size
 
     def tree(self, image: str, sliver: str) -> RootTree:
         """Return the tree of an image, building it if needed, and count the sliver as user."""
@@ -101,7 +101,7 @@ class RootStore:
         def build(target: Path) -> None:
             tree = target / "root"
             tree.mkdir(mode=0o755)
-            limits = dataclasses.replace(self.limits, size=min(self.limits.size, max(0, self.room())))
+            limits = dataclasses.replace(self.limits, size=min(self.limits.size, max(0, self.free_space())))
             tar_image.extract(path, tree, limits)
             _check_tree(tree, f"image {path}")
             os.sync()

@@ -31,13 +31,13 @@ class Images:
     """Complete files ``<name>.tar`` in a directory of our own.
 
     :param stored: called with the name of a new image; an exception refuses it.
-    :param room: bytes that are not promised to slivers.
+    :param free_space: bytes that are not promised to slivers.
     """
 
     def __init__(
-        self, directory: str, stored: Callable[[str], Any] = lambda name: None, room: Callable[[], int] = lambda: MAX_SIZE
+        self, directory: str, stored: Callable[[str], Any] = lambda name: None, free_space: Callable[[], int] = lambda: MAX_SIZE
     ) -> None:
-        self._room = room
+        self._free_space = free_space
         self.directory = directory
         self._stored = stored
         os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -83,9 +83,9 @@ class Images:
             raise ImageError("sha256 must have 64 hexadecimal digits")
         if not 0 < length <= MAX_SIZE:
             raise ImageError(f"an image must have a length of 1 to {MAX_SIZE} bytes")
-        room = self._room()
-        if room < length:
-            raise ImageError(f"not enough space for {length >> 20} MiB on the node: {room >> 20} MiB are not promised")
+        free = self._free_space()
+        if free < length:
+            raise ImageError(f"not enough space for {length >> 20} MiB on the node: {free >> 20} MiB are not promised")
         digest = hashlib.sha256()
         try:
             with new_file(path) as stream:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
-from nodepool.base.hosts import TLS_REQUIRED, split_hosts
+from nodepool.base.connection_string import TLS_REQUIRED, split_hosts
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.connection.previous_session import SessionFile, end_session
 from nodepool.zk.connection.protocol import Client, Handler

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool import config as npconfig
-from nodepool.base.hosts import split_hosts
+from nodepool.base.connection_string import split_hosts
 from nodepool.config import reading
 from nodepool.config.live.watch import ConfigWatcher
 from nodepool.driver import ConfigPool, DriverConfig, Drivers

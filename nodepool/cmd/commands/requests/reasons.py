@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from kazoo.client import KazooClient
 
-from nodepool.base.offers import joined, why_not_offered
+from nodepool.base.offered_labels import joined, why_not_offered
 from nodepool.status.causes import NOT_OFFERED, of_request
 from nodepool.status.once import Once
 from nodepool.zk import declines

@@ -18,8 +18,8 @@ import pytest
 
 from nodepool.nodemanager.client.rpc import Client, RpcFault
 from nodepool.nodemanager.host import group_name
-from nodepool.nodemanager.limits import room
-from nodepool.nodemanager.limits.room import Room
+from nodepool.nodemanager.limits import free_space
+from nodepool.nodemanager.limits.free_space import FreeSpace
 from tests.conftest import wait_for
 from tests.support.deadline import limit
 from tests.support.nodemanager.scene import NmDaemon, run_daemon
@@ -152,7 +152,7 @@ def test_full_to_the_last_byte_and_inode(nm: NmDaemon, small: pathlib.Path) -> N
     nm.put("gamma")
     nm.stop()
     nm.start()
-    assert (small / "state/ballast/room").stat().st_blocks * 512 >= room.BALLAST
+    assert (small / "state/ballast/room").stat().st_blocks * 512 >= free_space.BALLAST
 
 
 @pytest.fixture
@@ -173,9 +173,9 @@ def test_overcommit_factor_allows_larger_promises(generous: NmDaemon, small: pat
 
 @pytest.mark.spec("issue 10, F2: the ballast is made again when there is room")
 def test_ballast_is_created_again_when_there_is_space(small: pathlib.Path) -> None:
-    kept = Room(small)
+    kept = FreeSpace(small)
     kept.keep()
-    assert (small / "ballast/room").stat().st_blocks * 512 >= room.BALLAST
+    assert (small / "ballast/room").stat().st_blocks * 512 >= free_space.BALLAST
     kept.ensure()
     assert (small / "ballast/room").exists()
     others = Filler(small)
@@ -183,7 +183,7 @@ def test_ballast_is_created_again_when_there_is_space(small: pathlib.Path) -> No
     others.bytes()
     kept.ensure()
     assert not list((small / "ballast").iterdir())
-    assert os.statvfs(small).f_ffree >= room.SPARE
+    assert os.statvfs(small).f_ffree >= free_space.SPARE
     (small / "needed").write_bytes(b"x" * MIB)
     others.inodes()
     others.bytes()
@@ -191,7 +191,7 @@ def test_ballast_is_created_again_when_there_is_space(small: pathlib.Path) -> No
     assert not list((small / "ballast").iterdir())
     empty(small)
     kept.keep()
-    assert len(list((small / "ballast").iterdir())) == room.SPARE + 1
+    assert len(list((small / "ballast").iterdir())) == free_space.SPARE + 1
 
 
 @pytest.mark.spec("issue 10, F2: deleting needs no descriptor, process or memory that others have used up")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodepool.nodemanager.limits import room
+from nodepool.nodemanager.limits import free_space
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")]
@@ -82,7 +82,7 @@ def test_a_full_disk_of_its_own(nm: NmDaemon, what: str) -> None:
     assert nm.ssh("alpha", "rm -r /var/tmp/fill; echo in") == "in\n"
     start_again(nm)
     kept = sorted((nm.tmp / "state/slivers/alpha/mnt/ballast").iterdir())
-    assert [path.stat().st_size for path in kept] == [room.DISK_PIECE] * room.DISK_FILES
+    assert [path.stat().st_size for path in kept] == [free_space.DISK_PIECE] * free_space.DISK_FILES
 
 
 def test_a_new_script_on_a_full_disk(nm: NmDaemon) -> None:

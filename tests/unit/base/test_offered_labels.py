@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.base.offers import joined, why_not_offered
+from nodepool.base.offered_labels import joined, why_not_offered
 
 
 def pools(*labels: str) -> list[Any]:

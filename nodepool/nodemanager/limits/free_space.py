@@ -15,7 +15,7 @@ import os
 import threading
 from pathlib import Path
 
-log = logging.getLogger("nodepool.nodemanager.room")
+log = logging.getLogger("nodepool.nodemanager.free_space")
 
 MIB = 1 << 20
 #: Never promised to slivers: root trees of images, uploads, database and logs share the file system.
@@ -54,7 +54,7 @@ def keep_on_disk(directory: Path) -> None:
                 os.close(descriptor)
 
 
-class Room:
+class FreeSpace:
     """Free space and ballast of the state directory. Thread-safe.
 
     :param overcommit: factor by which more space may be promised than exists.
