@@ -19,7 +19,7 @@ def privileged(host: NmDaemon) -> str:
 
 @pytest.mark.spec("issue 10, 2: attempts of a sliver's root, each with what may come of it")
 @pytest.mark.parametrize("module", MODULES)
-def test_attempts(host: NmDaemon, module: str) -> None:
+def test_root_in_a_sliver_achieves_only_what_is_allowed(host: NmDaemon, module: str) -> None:
     found = attack(host, ATTACKER, module)
     assert set(found) == set(attempts_of(module))
     assert judge(module, found) == []

@@ -34,7 +34,7 @@ def bad(module: str, found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.spec("issue 10, 2: attempts in slivers of backend rootless")
 @pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="this host has no sshd to run inside slivers")
-def test_rootless(nm: UserDaemon) -> None:
+def test_root_in_a_rootless_sliver_achieves_only_what_is_allowed(nm: UserDaemon) -> None:
     found = nm.put("mallory")
     with nm.session("mallory", user="zuul") as session:
         for module in MODULES:
@@ -78,7 +78,7 @@ def python_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Pa
 
 @pytest.mark.spec("issue 10, 2: attempts in slivers of backend podman")
 @pytest.mark.skipif(shutil.which("podman") is None or shutil.which("crun") is None, reason="podman and crun are not installed")
-def test_podman(python_tree: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_root_in_a_podman_sliver_achieves_only_what_is_allowed(python_tree: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with machine_at(tmp_path / "state", factory=PodmanBackend) as machine:
         sliver = machine.sliver("mallory", 1, f"dir:{python_tree}", rspec={"nm_mem_limit": 256, "nm_pids_max": 300})
         with sliver.start_program("sleep", "1000"):

@@ -42,7 +42,7 @@ PLANTS = {
 
 @pytest.mark.spec("issue 10, 2 and F16: links and mounts planted before keys, init scripts and restarts (attempts 27, 30 to 40)")
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
-def test_planted(host: NmDaemon, plant: str) -> None:
+def test_planted_links_and_mounts_harm_only_their_sliver(host: NmDaemon, plant: str) -> None:
     name = "planted"
     before = prints(WATCHED)
     host.put(name, rspec={"nm_mem_limit": 256, "nm_pids_max": 200})

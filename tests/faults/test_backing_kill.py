@@ -80,7 +80,9 @@ AFTER: dict[str, Callable[[LauncherBench, BackingHosts], Any]] = {
 
 @pytest.mark.spec("NM-C.8: a launcher killed with SIGKILL at any point loses no backing node")
 @pytest.mark.parametrize("moment", [*BEFORE, *AFTER])
-def test_killed(bench: LauncherBench, hosts: BackingHosts, tmp_path: pathlib.Path, moment: str) -> None:
+def test_killed_launcher_loses_no_backing_node(
+    bench: LauncherBench, hosts: BackingHosts, tmp_path: pathlib.Path, moment: str
+) -> None:
     path = bench.chroot.config(hosts.config(), timeout=2.0)
     launcher = Launcher(path, tmp_path)
     try:

@@ -167,7 +167,7 @@ def test_all_transactions_are_covered(outcomes: dict[str, Future[dict[str, Any]]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed(case: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
+def test_request_is_served_although_its_launcher_was_killed(case: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     result = outcomes[case].result()
     assert result["requests"] == 1
     # (Deletions at the same time may be merged into one transaction.)

@@ -27,7 +27,7 @@ def end(order: pathlib.Path, name: str) -> None:
 
 @pytest.mark.spec("issue 11: the process ends with status 1 within seconds, and the log says which thread has ended and why")
 @pytest.mark.parametrize("name", ["PoolWorker.p0-main", CONNECTION])
-def test_launcher(bench: Bench, tmp_path: pathlib.Path, name: str) -> None:
+def test_launcher_ends_when_a_thread_has_ended(bench: Bench, tmp_path: pathlib.Path, name: str) -> None:
     order = tmp_path / "end"
     launcher = bench.start(NODEPOOL_END_THREAD=str(order))
     bench.zuul.wait_fulfilled([bench.zuul.submit("l0")])
@@ -42,7 +42,7 @@ def test_launcher(bench: Bench, tmp_path: pathlib.Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["BuildWorker.0", "UploadWorker.0", "CleanupWorker.0", CONNECTION])
-def test_builder(builder_bench: BuilderBench, tmp_path: pathlib.Path, name: str) -> None:
+def test_builder_ends_when_a_thread_has_ended(builder_bench: BuilderBench, tmp_path: pathlib.Path, name: str) -> None:
     order = tmp_path / "end"
     builder = builder_bench.start(NODEPOOL_END_THREAD=str(order))
     builder_bench.wait_build()

@@ -255,7 +255,7 @@ def test_broken_driver_beside_good_ones(
 
 
 @pytest.mark.spec("DRV-2: reset() of every driver in the registry at each load; one instance per process")
-def test_reset(bench: LauncherBench, directory: str) -> None:
+def test_drivers_are_reset_at_each_load_of_the_configuration(bench: LauncherBench, directory: str) -> None:
     pool = bench.start({**config(bakery()), "drivers-path": directory})
     driver = Drivers.get("bakery")
     assert Drivers.drivers["bakery"] is driver

@@ -332,7 +332,7 @@ def run(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.mark.spec("CLI-9: delete and delete --now: the node disappears, a min-ready replacement has a new id")
 @pytest.mark.parametrize("options", [(), ("--now",)])
-def test_delete(bench: LauncherBench, run: Any, options: tuple[str, ...]) -> None:
+def test_deleted_min_ready_node_is_replaced(bench: LauncherBench, run: Any, options: tuple[str, ...]) -> None:
     bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     (node,) = bench.wait_nodes(1, state="ready", allocated_to=None)
     run("delete", *options, node.id)

@@ -140,7 +140,7 @@ RESOURCES = {"cpu": 2, "memory": 1024, "storage": 10}
 
 
 @pytest.mark.spec("KUB-13.8, KUB-13.9, KUB-13.10")
-def test_resources(scene: Scene) -> None:
+def test_resources_of_labels_and_of_the_pool_are_requested(scene: Scene) -> None:
     defaults = {f"default-label-{name}": value for name, value in RESOURCES.items()}
     labels = [
         scene.label("default"),
@@ -183,7 +183,7 @@ def whole_gpu(request: Request, forward: Forward) -> Reply:
 
 
 @pytest.mark.spec("KUB-13.11")
-def test_limits(scene: Scene) -> None:
+def test_limits_of_labels_and_of_the_pool_are_set(scene: Scene) -> None:
     defaults = {f"default-label-{name}": value for name, value in RESOURCES.items()}
     defaults |= {f"default-label-{name}-limit": 2 * value for name, value in RESOURCES.items()}
     labels = [scene.label("default"), scene.label("cpu", **{"cpu-limit": 8}), scene.label("memory", **{"memory-limit": 4096})]

@@ -240,7 +240,9 @@ MISSING = {
 
 
 @pytest.mark.parametrize("what", list(MISSING))
-def test_missing(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture, what: str) -> None:
+def test_missing_resource_is_named_and_harms_only_its_label(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
     options, words, make = MISSING[what]
     images = [{"name": "base"}, {"name": "odd", "image-name": "odd-image"}, {"name": "by-id", "image-id": ID}]
     with caplog.at_level(logging.WARNING, "nodepool"):

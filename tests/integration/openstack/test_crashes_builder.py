@@ -137,7 +137,7 @@ at_every_step = pytest.mark.spec("issue: SIGKILL of the builder at every step le
 @at_every_step
 @pytest.mark.parametrize(("call", "when"), [(CREATE, ("before", "after")), (SEND, ("before", "half", "after"))],
                          ids=["image", "data"])  # fmt: skip
-def test_upload(crashes: Bench, call: str, when: tuple[str, ...]) -> None:
+def test_builder_killed_during_an_upload_leaves_one_image(crashes: Bench, call: str, when: tuple[str, ...]) -> None:
     crashes.kill_at(call, *when)
     crashes.start()
     crashes.wait_uploaded()
@@ -183,7 +183,7 @@ def test_removal_of_a_failed_upload(crashes: Bench) -> None:
 
 @at_every_step
 @pytest.mark.parametrize("when", [("before", "after"), ("late",)], ids="-".join)
-def test_deletion(crashes: Bench, when: tuple[str, ...]) -> None:
+def test_builder_killed_during_a_deletion_leaves_no_image(crashes: Bench, when: tuple[str, ...]) -> None:
     builder = crashes.start()
     crashes.wait_uploaded()
     builder.kill()

@@ -230,7 +230,7 @@ def test_hanging_cloud(bench: LauncherBench, openstack_cloud: OpenStackCloud) ->
         bench.wait_request(request, "fulfilled", timeout=60)
 
 
-def test_validation(bench: LauncherBench) -> None:
+def test_config_validate_names_missing_clouds_and_wrong_types(bench: LauncherBench) -> None:
     """Missing cloud, wrong types and volume-type without a volume are told with their place."""
     from nodepool.cmd.config_validator import ConfigValidator
 

@@ -193,7 +193,7 @@ def test_shared_image(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> 
 
 
 @slow
-def test_progress(adapter: Any, openstack_cloud: OpenStackCloud, tmp_path: pathlib.Path) -> None:
+def test_upload_meter_sees_progress(adapter: Any, openstack_cloud: OpenStackCloud, tmp_path: pathlib.Path) -> None:
     """The builder's meter sees how far the upload is."""
     from nodepool.builder.upload.meter import UploadMeter
 

@@ -103,7 +103,7 @@ def test_down_ports_are_removed_after_two_sightings(
 
 
 @slow
-def test_volumes(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+def test_only_leaked_volumes_are_deleted(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     spend_node_ids(bench.zk)
     start(bench, openstack_cloud, provider(label(boot_from_volume=True, volume_size=2)))
     one(bench)
@@ -119,7 +119,9 @@ def test_volumes(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: 
 
 
 @slow
-def test_images(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+def test_only_images_without_upload_record_are_deleted(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
+) -> None:
     """An image without upload record; one with a record stays, so does a protected one."""
     spend_node_ids(bench.zk)
     top = {"diskimages": [{"name": "disk"}]}

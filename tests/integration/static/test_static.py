@@ -288,7 +288,7 @@ def test_beside_another_provider(bench: DriverBench) -> None:
 
 @pytest.mark.spec("STA-6.14: failing its liveness check it is removed; a new node serves the request")
 @pytest.mark.spec("LAU-21.180, LAU-21.181")
-def test_liveness(bench: DriverBench, sshd: SSHServer) -> None:
+def test_host_that_fails_its_liveness_check_is_replaced(bench: DriverBench, sshd: SSHServer) -> None:
     with ssh_server(kinds=["ed25519"]) as flaky:
         bench.start(
             config(

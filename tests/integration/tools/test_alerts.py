@@ -50,14 +50,14 @@ def test_metrics_exist() -> None:
 
 
 @pytest.mark.spec("issue: every alert has a manual section, and every section an alert")
-def test_manual() -> None:
+def test_each_alert_has_a_section_in_the_manual() -> None:
     text = (REPOSITORY / "doc" / "operation" / "alerts.rst").read_text()
     sections = re.findall(r"^(Nodepool\w+)\n-+$", text, re.MULTILINE)
     assert sections == [rule["alert"] for rule in rules()]
 
 
 @pytest.mark.spec("issue: promtool checks the rules")
-def test_promtool(tmp_path: pathlib.Path) -> None:
+def test_promtool_accepts_the_alert_rules(tmp_path: pathlib.Path) -> None:
     found = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False, timeout=60)
     assert found.returncode == 0, found.stderr
     check = ["promtool", "check", "config", "--syntax-only", str(RULES.with_name("prometheus.yaml"))]

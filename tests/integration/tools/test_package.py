@@ -55,7 +55,7 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Arg
 
 @pytest.mark.spec("issue: manual pages and shell completion for all commands")
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_pages(program: str, tmp_path: pathlib.Path) -> None:
+def test_manual_pages_and_completion_have_all_commands_and_options(program: str, tmp_path: pathlib.Path) -> None:
     """They have each command and option of the program (tools/package pages makes them anew), and each shell takes them."""
     page = (ETC / "man" / f"{program}.1").read_text().replace("\\-", "-")
     bash = ETC / "completion" / "bash" / program
@@ -82,7 +82,7 @@ def test_pages(program: str, tmp_path: pathlib.Path) -> None:
         assert "SEE ALSO" in shown.stdout
 
 
-def test_completion() -> None:
+def test_bash_completes_commands() -> None:
     """As bash does it."""
     script = f"""
 source {ETC}/completion/bash/nodepool
@@ -95,7 +95,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.mark.spec("issue: systemd units with hardening")
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd on this machine")
-def test_units(tmp_path: pathlib.Path) -> None:
+def test_systemd_accepts_the_units_and_their_hardening(tmp_path: pathlib.Path) -> None:
     for unit in (ETC / "systemd").glob("*.service"):
         done = subprocess.run(
             ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60
@@ -121,7 +121,7 @@ def test_log_rotation(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("issue: plain manifests, checked with kubernetes-validate")
-def test_manifests() -> None:
+def test_kubernetes_manifests_are_valid() -> None:
     import kubernetes_validate
 
     kinds = []
@@ -191,7 +191,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.slow
 @pytest.mark.timeout(10 * MINUTES)
 @pytest.mark.spec("issue: wheel and sdist")
-def test_archives(archives: pathlib.Path) -> None:
+def test_wheel_and_sdist_are_complete(archives: pathlib.Path) -> None:
     (wheel,) = archives.glob("nodepool-*.whl")
     (source,) = archives.glob("*.tar.gz")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -369,7 +369,9 @@ WantedBy=default.target
 @pytest.mark.exhaustive
 @pytest.mark.timeout(20 * MINUTES)
 @pytest.mark.spec("issue: deb package; hardened units run in a real systemd")
-def test_deb(system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) -> None:
+def test_deb_package_runs_hardened_units_in_a_real_systemd(
+    system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot
+) -> None:
     deb = pathlib.Path(run(sys.executable, REPOSITORY / "tools" / "package", "deb", "--dir", tmp_path).strip())
     root = tmp_path / "root"
     root.mkdir()

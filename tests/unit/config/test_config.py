@@ -85,7 +85,7 @@ class TestReading:
 
     @pytest.mark.spec("CFG-2.6: an empty main file is a readable error")
     @pytest.mark.parametrize("text", ["", "# nothing\n", "- a list\n"])
-    def test_empty(self, write, text):
+    def test_empty_main_file_is_refused(self, write, text):
         with pytest.raises(ConfigurationError, match="the configuration"):
             load(write, text)
 
@@ -301,7 +301,7 @@ diskimages: [{name: image, env-vars: {A: a, B: b}}]
             npconfig.loadSecureConfig(config, secure, ENV)
 
     @pytest.mark.spec("CFG-8: an empty secure file is fine and its modification time recorded")
-    def test_empty(self, write):
+    def test_empty_secure_file_is_accepted(self, write):
         config = load(write, self.MAIN)
         main, secure = write(self.MAIN), write("# nothing\n", "secure.yaml")
         config = npconfig.loadConfig(main, ENV)

@@ -159,7 +159,7 @@ def _upward() -> Iterator[tuple[str, str]]:
                 yield name, other
 
 
-def test_layers() -> None:
+def test_lower_layers_import_only_the_allowed_interfaces_of_higher_ones() -> None:
     allowed = {(name, other) for name, found in INTERFACES.items() for other in found}
     assert set(_upward()) == allowed
 

@@ -116,7 +116,7 @@ def test_iterate_timeout() -> None:
 
 
 @pytest.mark.spec("PY-2: state constants; constructors; attributes and their defaults")
-def test_records() -> None:
+def test_records_have_the_states_constructors_and_defaults_of_the_contract() -> None:
     from nodepool.zk import zookeeper as zk
 
     names = "BUILDING UPLOADING READY DELETING FAILED REQUESTED FULFILLED PENDING TESTING USED HOLD INIT ABORTED DELETED"
@@ -225,7 +225,7 @@ FACADE = {
 
 @pytest.mark.spec("PY-3: methods of the facade; DRV-8: methods drivers call")
 @pytest.mark.parametrize("name", FACADE)
-def test_facade(name: str) -> None:
+def test_facade_has_the_methods_of_the_contract(name: str) -> None:
     positional = {"deleteOldestUnusedNode": 2, "_nodePath": 1, "_requestLockPath": 1}
     if name in positional:
         assert len(parameters(f"nodepool.zk.zookeeper:ZooKeeper.{name}")) == positional[name]
@@ -505,7 +505,7 @@ def test_create_state_machine_arguments() -> None:
     ("ZKLockException", "ZKException", None),
     ("NotFound", "Exception", None),
 ])  # fmt: skip
-def test_exceptions(name: str, base: str, key: str | None) -> None:
+def test_exceptions_have_the_bases_and_keys_of_the_contract(name: str, base: str, key: str | None) -> None:
     from nodepool import exceptions
 
     found = getattr(exceptions, name)

@@ -155,7 +155,7 @@ def test_builtin_driver_is_imported_at_first_use():
     assert result.stdout.split() == ["0", "True", "False", "False", "False"]
 
 
-def test_mapping():
+def test_registry_maps_names_to_one_driver_each():
     reload([])
     assert {"fake", "openstack", "test", "example"} <= set(Drivers.drivers)
     for name, instance in Drivers.drivers.items():

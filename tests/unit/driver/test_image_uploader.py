@@ -136,7 +136,7 @@ def test_errors_not_worth_a_retry(image: Path) -> None:
     assert calls == [1]
 
 
-def test_deadline(image: Path) -> None:
+def test_upload_ends_at_its_deadline(image: Path) -> None:
     uploader = Uploader(image)
     assert uploader.getTimeout() is None
     uploader.checkTimeout()

@@ -147,7 +147,7 @@ def test_certificates_of_the_provider_serve_its_hosts() -> None:
     assert config.hosts["h1"].ca_cert == "ca" and config.hosts["h2"].ca_cert == "own"
 
 
-def test_announcements() -> None:
+def test_announcements_of_hosts_are_parsed_or_refused() -> None:
     config = load(discover=True, **TLS)
     found = parse("h1", b'{"api": "https://10.0.0.1:8120", "ssh_address": "10.0.0.1", "group": "rack1", "new": 1}', config)
     assert (found.name, found.url, found.ssh_address, found.group) == ("h1", "https://10.0.0.1:8120", "10.0.0.1", "rack1")

@@ -54,7 +54,7 @@ def records(bench: LauncherBench, label: str = "user-label") -> list[Any]:
 
 
 @pytest.mark.spec("LAU-21.186; MST-8.1 to MST-8.4")
-def test_life(bench: LauncherBench) -> None:
+def test_slots_share_a_backing_node_and_inherit_its_fields(bench: LauncherBench) -> None:
     bench.start(
         setup(
             backing={"node-attributes": {"backing": "1", "both": "backing"}}, **{"node-attributes": {"meta": "2", "both": "meta"}}
@@ -92,7 +92,7 @@ def test_life(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("LAU-21.187: after restart slots and backing nodes are recovered")
-def test_restart(bench: LauncherBench) -> None:
+def test_slots_and_backing_nodes_are_recovered_after_a_restart(bench: LauncherBench) -> None:
     pool = bench.start(setup())
     first = get(bench)
     (backing,) = backing_nodes(bench)

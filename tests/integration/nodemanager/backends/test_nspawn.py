@@ -64,7 +64,7 @@ def cgroup(machine: Machine, name: str) -> pathlib.Path:
 
 
 @pytest.mark.spec("NM-C.2: nspawn: full systemd, own ids and namespaces; stop keeps the tree; start, configure")
-def test_life(machine: Machine, tree: pathlib.Path) -> None:
+def test_container_has_its_own_systemd_ids_and_namespaces_and_keeps_its_tree(machine: Machine, tree: pathlib.Path) -> None:
     sliver = machine.sliver(image=f"dir:{tree}", ssh_keys="ssh-ed25519 AAAA me", hostname="boxed", rspec={"nm_pids_max": 200})
     assert sliver.shell("cat /marker; id -u; hostname; cat /proc/1/comm; echo kept > /file").text == (
         "from the image\n0\nboxed\nsystemd\n"

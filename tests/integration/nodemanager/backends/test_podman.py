@@ -106,7 +106,7 @@ class TestContainers:
         wait_for(lambda: machine.backend.services.cgroups.members("s1") == [sliver.handle["pid"]], 10, "orphans to be reaped")
 
     @pytest.mark.spec("NM-C.2, NM-C.7: podman: stop keeps the tree; start, adopt, configure, console")
-    def test_life(self, machine: Machine, tree: pathlib.Path) -> None:
+    def test_container_keeps_its_tree_when_stopped(self, machine: Machine, tree: pathlib.Path) -> None:
         sliver = machine.sliver(image=f"dir:{tree}", initscript=b"#!/bin/sh\necho begun\n", ssh_keys="ssh-ed25519 AAAA me")
         wait_for(lambda: machine.backend.console(sliver.spec) == b"begun\n", 10, "the init script")
         sliver.shell("echo kept > /file")
@@ -133,7 +133,7 @@ class TestContainers:
         made.keep(other.create(made.spec))
         assert made.shell("echo newer").text == "newer\n"
 
-    def test_refusals(self, machine: Machine, tree: pathlib.Path) -> None:
+    def test_images_that_podman_does_not_have_are_refused(self, machine: Machine, tree: pathlib.Path) -> None:
         with pytest.raises(BackendError, match="podman has none of this; use oci:"):
             machine.sliver(image="host")
         with pytest.raises(BackendError, match="podman pull: "):
@@ -165,5 +165,5 @@ def test_command_line() -> None:
     assert "--tmpfs=/run:rw,nosuid,nodev,mode=755,size=20m" in argv and not [a for a in argv if "privileged" in a]
 
 
-def test_registry() -> None:
+def test_podman_backend_is_found_by_its_name() -> None:
     assert load("podman") is PodmanBackend

@@ -279,7 +279,7 @@ def test_kill_and_adopt(daemon: Daemon, state: pathlib.Path, interpreter: tuple[
     ("order", "text"),
     [({"username": "root"}, "no root inside"), ({"network": "nat"}, "only network none"), ({"image": "tar:/no"}, "no such file")],
 )
-def test_refusals(daemon: Daemon, order: dict[str, Any], text: str) -> None:
+def test_impossible_orders_are_refused_with_the_reason(daemon: Daemon, order: dict[str, Any], text: str) -> None:
     assert text in daemon("create", **order)["error"]
 
 

@@ -220,7 +220,7 @@ class TestLaunch:
             advance(refused)
         assert adapter.getAZs() == ["new"]
 
-    def test_knobs(self, adapter, label, monkeypatch):
+    def test_paused_and_failing_servers_of_the_fake_cloud_are_waited_for(self, adapter, label, monkeypatch):
         cloud = adapter._client
         cloud.pause_creates = True
         machine = create(adapter, label)
@@ -251,7 +251,7 @@ class TestLaunch:
         server.status = "ERROR"
         assert len(list(adapter.listInstances())) == 1
 
-    def test_thousands(self, adapter, label, monkeypatch):
+    def test_a_thousand_machines_are_created_and_deleted(self, adapter, label, monkeypatch):
         monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (1e6, -1, 1e9)))
 
         def run(machines):
@@ -358,7 +358,7 @@ class TestImagesAndLabels:
             assert quota.get_resources() == {"cores": 0, "instances": 1, "ram": 0}
         assert caplog.text.count("Flavor gone") == 1
 
-    def test_limits(self, adapter, monkeypatch):
+    def test_limits_contain_volumes_if_the_cloud_has_a_volume_service(self, adapter, monkeypatch):
         monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_volume_quota", staticmethod(lambda: (-1, 7)))
         assert adapter.getQuotaLimits().get_resources() == {
             "cores": 100, "instances": 20, "ram": 1000000, "volumes": math.inf, "volume-gb": 7
@@ -373,7 +373,7 @@ class TestImagesAndLabels:
         monkeypatch.setattr(adapter._client, "get_volume_limits", no_volumes)
         assert "volumes" not in adapter.getQuotaLimits().get_resources()
 
-    def test_console(self, adapter, label, monkeypatch):
+    def test_console_log_is_read_only_if_the_label_wants_it(self, adapter, label, monkeypatch):
         monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_server_console", staticmethod(lambda name: "hello\nthere"))
         assert adapter.getConsoleLog(label, "x") == "hello\nthere"
         label.console_log = False

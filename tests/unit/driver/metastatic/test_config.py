@@ -29,7 +29,7 @@ def load(entry: dict[str, Any]) -> MetastaticProviderConfig:
     return result
 
 
-def test_defaults() -> None:
+def test_omitted_options_have_the_documented_defaults() -> None:
     config = load(provider(LABEL))
     assert (config.boot_timeout, config.launch_timeout, config.launch_retries) == (120, 3600, 3)
     assert not config.manage_images

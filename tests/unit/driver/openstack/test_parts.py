@@ -47,7 +47,7 @@ def http(status: int, message: str = "", **headers: str) -> Exception:
     (ConnectionResetError(), ErrorKind.TRANSIENT),
     (ValueError(), ErrorKind.OTHER),
 ])  # fmt: skip
-def test_kinds(error: Exception, kind: ErrorKind) -> None:
+def test_errors_of_the_cloud_are_classified(error: Exception, kind: ErrorKind) -> None:
     assert classify(error) is kind
 
 
@@ -59,7 +59,7 @@ def test_retry_after() -> None:
     assert retry_after(http(429)) is None
 
 
-def test_suspects() -> None:
+def test_refusals_name_the_option_that_causes_them() -> None:
     assert suspect("Invalid key_name provided.") == "key-name"
     assert suspect("The requested availability zone is not available") == "availability-zones"
     assert suspect("Unable to find security_group with name or id 'x'") == "security-groups"

@@ -281,7 +281,7 @@ def test_any_order_of_events(events: list[str], room: int, ready: int) -> None:
     (["run", "hand_back", "ok", "ok", "ready", "ready", "ok", "ok"], How.RETURNED), (["hand_back"], How.REFUSED),
     (["run", "connection"], How.DROPPED), (["run", "ok", "ok", "removed", "ready", "ready", "ok"], How.REMOVED),
 ])  # fmt: skip
-def test_ends(events: list[str], how: How) -> None:
+def test_pool_gets_one_outcome_for_each_way_to_end(events: list[str], how: How) -> None:
     world = World(9, 0)
     for event in events:
         happen(world, event)

@@ -24,7 +24,7 @@ def provider(*nodes: dict[str, Any], name: str = "static-provider", **pool: Any)
     return {"name": name, "driver": "static", "pools": [{"name": "main", "nodes": list(nodes), **pool}]}
 
 
-def test_defaults() -> None:
+def test_omitted_options_of_a_node_have_the_documented_defaults() -> None:
     config = load(provider({"name": "host1", "labels": "a"}))
     pool = config.providers["static-provider"].pools["main"]
     assert isinstance(pool, StaticPool)

@@ -83,6 +83,6 @@ def test_image_host_is_refused(backend: NspawnBackend) -> None:
         backend._tree(SliverSpec("s1", 1, "host", {}))
 
 
-def test_registry() -> None:
+def test_backends_are_found_by_their_names() -> None:
     assert load("nspawn") is NspawnBackend
     assert {"native", "nspawn", "podman", "rootless"} <= set(names())

@@ -72,7 +72,7 @@ def untouched(target: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
-def test_tree(target: pathlib.Path, tmp_path: pathlib.Path, mode: str) -> None:
+def test_archive_is_extracted_with_links_modes_and_times(target: pathlib.Path, tmp_path: pathlib.Path, mode: str) -> None:
     extract(
         archive(
             tmp_path / "x.tar",
@@ -180,7 +180,7 @@ def test_device_nodes_below_dev_are_left_out(target: pathlib.Path, tmp_path: pat
 @pytest.mark.parametrize(
     ("limits", "text"), [(Limits(size=1000), "larger than 1000 bytes"), (Limits(members=2), "more than 2 members")]
 )
-def test_limits(target: pathlib.Path, tmp_path: pathlib.Path, limits: Limits, text: str) -> None:
+def test_archive_beyond_its_limits_is_refused(target: pathlib.Path, tmp_path: pathlib.Path, limits: Limits, text: str) -> None:
     path = archive(tmp_path / "x.tar.gz", *(member(f"f{n}", b"\0" * 400) for n in range(3)), mode="w:gz")
     with pytest.raises(TarError, match=text):
         extract(path, target, limits)
@@ -305,7 +305,7 @@ def test_failed_extraction_leaves_no_template(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A", "1a", "a/b", "..", "a\n", "a" * 64, "a b", "é"])
-def test_names(name: str) -> None:
+def test_invalid_sliver_names_are_refused(name: str) -> None:
     with pytest.raises(BackendError):
         check_sliver_name(name)
 

@@ -36,7 +36,7 @@ def test_no_change_back_and_forth() -> None:
 
 
 @pytest.mark.parametrize("used", [{}, {"unknown": 2.0}, {"unknown": 2.0, "alice": 0.001}])
-def test_nobody(used: dict[str, float]) -> None:
+def test_slivers_without_use_or_share_are_not_heavy(used: dict[str, float]) -> None:
     assert heavy(used, SHARES, 2, set()) == set()
 
 

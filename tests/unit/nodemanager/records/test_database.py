@@ -189,7 +189,7 @@ def test_transaction_is_all_or_nothing(tmp_path: pathlib.Path) -> None:
     database.close()
 
 
-def test_threads(tmp_path: pathlib.Path) -> None:
+def test_threads_share_a_database(tmp_path: pathlib.Path) -> None:
     database = opened(tmp_path / "db")
 
     def work(name: str) -> None:

@@ -141,7 +141,7 @@ def test_malformed_loans_are_refused_as_a_whole(wrong: Any) -> None:
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda c: st.lists(c, max_size=4), max_leaves=8)
 )
-def test_anything(value: Any) -> None:
+def test_arbitrary_loans_are_validated_or_refused(value: Any) -> None:
     try:
         for recipient, resource, amount in loans.validate(value):
             assert isinstance(recipient, str)

@@ -145,6 +145,6 @@ def test_plain_values() -> None:
         assert load(pickle.dumps(value, protocol=protocol)) == value
 
 
-def test_missing(database: Database) -> None:
+def test_missing_file_is_reported(database: Database) -> None:
     with pytest.raises(ImportFailed, match="cannot read"):
         import_pickle(database, "/nowhere/pickle")

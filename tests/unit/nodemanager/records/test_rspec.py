@@ -72,7 +72,7 @@ def test_no_ceiling() -> None:
         {"": 1},
     ],
 )
-def test_wrong(wrong: dict[str, Any]) -> None:
+def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(rspec.RSpecError) as caught:
         rspec.validate(wrong)
     assert next(iter(wrong)) in str(caught.value)
@@ -85,7 +85,7 @@ def test_defaults_and_grant_that_contradict_each_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "princeton_sirius", "np0000000123", "a-b", "a" * 63])
-def test_names(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert rspec.check_name(name) == name
 
 

@@ -121,7 +121,7 @@ def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
         slices_xml.parse(b"<slices></slices>", 12)
 
 
-def test_many() -> None:
+def test_thousands_of_slices_are_parsed() -> None:
     body = "".join(
         f'<slice id="{n}" name="s{n}"><node id="12"/><user person_id="{n}"/></slice><key person_id="{n}" value="{KEY}"/>'
         for n in range(3000)
