@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -94,6 +95,11 @@ class Option:
 def option(check: object, default: T, doc: str, **more: Any) -> T:
     """Declare an option; the arguments are those of ``Option``, the type is that of the value."""
     return cast(T, Option(check, default, doc, **more))
+
+
+def exclusive(group: str) -> Any:
+    """Return a key for options of which at most one is given."""
+    return functools.partial(v.Exclusive, group_of_exclusion=group)
 
 
 def changed(declared: T, **changes: object) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Any
 
@@ -10,7 +9,7 @@ import voluptuous as v
 
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ConfigError
-from nodepool.config.option import REQUIRED, changed, option, schema
+from nodepool.config.option import REQUIRED, changed, exclusive, option, schema
 from nodepool.driver.aws.launch import alternatives
 from nodepool.driver.common.options import (
     PROVIDER,
@@ -28,21 +27,16 @@ STRATEGIES = ("prioritized", "price-capacity-optimized", "capacity-optimized", "
 _KEY_ARN = re.compile(r"arn:aws[a-z-]*:kms:[^:]+:[0-9]{12}:key/.+")
 
 
-def _only(group: str) -> Any:
-    """Return a key for options of which one at most is given."""
-    return functools.partial(v.Exclusive, group_of_exclusion=group)
-
-
 _VALUE = v.Any(str, int, float, bool)
 _RESERVATION = v.All(
     {
-        "id": option(str, None, "a reservation; one of the three", key=_only("reservation")),
-        "resource-group-arn": option(str, None, "a group of reservations; one of the three", key=_only("reservation")),
+        "id": option(str, None, "a reservation; one of the three", key=exclusive("reservation")),
+        "resource-group-arn": option(str, None, "a group of reservations; one of the three", key=exclusive("reservation")),
         "preference": option(
             v.Any("open", "none", "capacity-reservations-only"),
             None,
             "whether to use matching reservations; one of the three",
-            key=_only("reservation"),
+            key=exclusive("reservation"),
         ),
     },
     v.Length(min=1),
@@ -78,7 +72,7 @@ class AwsProviderCloudImage(CloudImage, _Schema):
     """An existing AMI, by id or by filters."""
 
     checks = (_one_way,)
-    image_id: str | None = option(str, None, "AMI; or ``image-filters``", key=_only("image-id-or-filters"))
+    image_id: str | None = option(str, None, "AMI; or ``image-filters``", key=exclusive("image-id-or-filters"))
     image_filters: list[dict[str, Any]] | None = option(
         [
             v.Any(
@@ -91,7 +85,7 @@ class AwsProviderCloudImage(CloudImage, _Schema):
         ],
         None,
         "selects the newest AMI that matches all; cached for 5 min",
-        key=_only("image-id-or-filters"),
+        key=exclusive("image-id-or-filters"),
         convert=_filters,
     )
 
@@ -165,9 +159,9 @@ def _one_size(label: dict[str, Any]) -> dict[str, Any]:
 class AwsLabel(MachineLabel, _Schema):
     pool: AwsPool
     checks = (_one_size,)
-    cloud_image = changed(MachineLabel.cloud_image, key=_only("label-image"))
-    diskimage = changed(MachineLabel.diskimage, key=_only("label-image"))
-    instance_type: str | None = option(str, None, "or ``fleet``", key=_only("label-size"))
+    cloud_image = changed(MachineLabel.cloud_image, key=exclusive("label-image"))
+    diskimage = changed(MachineLabel.diskimage, key=exclusive("label-image"))
+    instance_type: str | None = option(str, None, "or ``fleet``", key=exclusive("label-size"))
     fleet: dict[str, Any] | None = option(
         {
             "instance-types": option([str], None, "the types", key=v.Required),
@@ -175,17 +169,17 @@ class AwsLabel(MachineLabel, _Schema):
         },
         None,
         "several types from which AWS chooses; or ``instance-type``",
-        key=_only("label-size"),
+        key=exclusive("label-size"),
     )
     key_name: str | None = option(str, None, "key pair", key=v.Required)
     use_spot: bool = option(bool, False, "spot instances")
     alternatives: object = option(
         [
             {
-                "instance-type": option(str, None, "as of the label", key=_only("types"), shown="the label's"),
-                "instance-types": option([str], None, "several: an offer for each", key=_only("types")),
-                "subnet-id": option(str, None, "as of the pool", key=_only("subnets"), shown="the pool's"),
-                "subnet-ids": option([str], None, "several: an offer for each", key=_only("subnets")),
+                "instance-type": option(str, None, "as of the label", key=exclusive("types"), shown="the label's"),
+                "instance-types": option([str], None, "several: an offer for each", key=exclusive("types")),
+                "subnet-id": option(str, None, "as of the pool", key=exclusive("subnets"), shown="the pool's"),
+                "subnet-ids": option([str], None, "several: an offer for each", key=exclusive("subnets")),
                 "availability-zone": option(str, None, "as of the pool", shown="the pool's"),
                 "use-spot": option(bool, None, "as of the label", shown="the label's"),
                 "capacity-reservation": option(_RESERVATION, None, "as of the label", shown="the label's"),
@@ -205,8 +199,8 @@ class AwsLabel(MachineLabel, _Schema):
     userdata: str | None = option(str, None, "for cloud-init")
     iam_instance_profile: dict[str, str] | None = option(
         {
-            "name": option(str, None, "name; or ``arn``", key=_only("iam_instance_profile_id")),
-            "arn": option(str, None, "ARN; or ``name``", key=_only("iam_instance_profile_id")),
+            "name": option(str, None, "name; or ``arn``", key=exclusive("iam_instance_profile_id")),
+            "arn": option(str, None, "ARN; or ``name``", key=exclusive("iam_instance_profile_id")),
         },
         None,
         "role of the instance",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import voluptuous as v
-
-from nodepool.config.option import option
+from nodepool.config.option import exclusive, option
 
 #: Keys of which one at most is given.
-ZONES, SIZES = (functools.partial(v.Exclusive, group_of_exclusion=group) for group in ("zones", "sizes"))
+ZONES, SIZES = exclusive("zones"), exclusive("sizes")
 #: Meaning of ``alternatives``.
 ALTERNATIVES = "*new*: further offers, tried in order. Each inherits what it does not name"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import voluptuous as v
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ConfigError, PathItem, ProviderUnavailable
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
-from nodepool.config.option import REQUIRED, changed, inherited, load, option
+from nodepool.config.option import REQUIRED, changed, exclusive, inherited, load, option
 from nodepool.config.value import ConfigValue
 from nodepool.driver.common.options import CloudImage, Image
 
@@ -25,7 +24,7 @@ def _name(options: dict[str, Any], where: tuple[PathItem, ...]) -> str:
 
 #: Default of labels.
 _POOL = inherited("pool")
-_IMAGE = functools.partial(v.Exclusive, group_of_exclusion="cloud-image-name-or-id")
+_IMAGE = exclusive("cloud-image-name-or-id")
 
 
 def _one_of(keys: tuple[str, ...], exactly_one: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
