@@ -19,6 +19,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState
 
 from nodepool.zk import paths
+from nodepool.zk.reading import TIMEOUT
 from nodepool.zk.records import RecordError, parse_object
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ MOST_IDS = 5_000_000
 """Maximum number of ids that one call skips."""
 SKIPPED_TOGETHER = 500
 """Ids that are skipped in one transaction."""
-TIMEOUT = 30.0
-"""Seconds for one answer of the server."""
 ATTEMPTS = 10
 """How often a write is repeated when another process has changed the record in between."""
 

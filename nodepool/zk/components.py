@@ -16,8 +16,8 @@ from nodepool.version import get_version_string
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.reading import answers, children
 from nodepool.zk.records import LARGEST, RecordError, parse_object, text_of, texts_of
-from nodepool.zk.records.base import BaseModel
 
 MODEL_API = 0
 #: Seconds between two attempts to register again.
@@ -318,9 +318,6 @@ class ComponentTree(Tree[Any]):
             self.version += 1
         self.announce(self.listeners, path, False)
 
-    def store_own(self, parts: list[str], path: str, record: BaseModel, stat: ZnodeStat) -> None:
-        raise RecordError("components are not written through the mirror")
-
     def vanished(self, parts: list[str], path: str) -> None:
         self.announce(self.client.component_listeners, path)  # also of a component that has not been read yet
         with self.lock:
@@ -344,7 +341,7 @@ class ComponentTree(Tree[Any]):
 def read_pools(client: ZooKeeperClient) -> list[RegisteredPool]:
     """Read the registered pools (for the command line)."""
     result = []
-    for path, content in _read(client, "pool"):
+    for path, content, _stat in _entries(client, "pool"):
         try:
             result.append(RegisteredPool(path, content))
         except RecordError:
@@ -354,12 +351,7 @@ def read_pools(client: ZooKeeperClient) -> list[RegisteredPool]:
 
 def read_kind(client: ZooKeeperClient, kind: str) -> list[dict[str, Any]]:
     """Read the registered components of this kind (for the command line)."""
-    return [content for _path, content in _read(client, kind)]
-
-
-def _read(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path, content, _stat in _entries(client, kind):
-        yield path, content
+    return [content for _path, content, _stat in _entries(client, kind)]
 
 
 def _entries(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str, Any], ZnodeStat]]:
@@ -367,18 +359,13 @@ def _entries(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str
     if kazoo is None:
         return
     parent = f"{paths.COMPONENTS}/{kind}"
-    try:
-        names = kazoo.get_children(parent)
-    except NoNodeError:
-        return
-    for name, answer in [(name, kazoo.get_async(f"{parent}/{name}")) for name in sorted(names)]:
+    for path, (data, stat) in answers(kazoo.get_async, (f"{parent}/{name}" for name in children(kazoo, parent))):
         try:
-            data, stat = answer.get(timeout=30)
             content = parse_object(data)
-        except (NoNodeError, RecordError):
+        except RecordError:
             continue
         if content:
-            yield f"{parent}/{name}", content, stat
+            yield path, content, stat
 
 
 class _ComponentRegistry:

@@ -15,16 +15,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError
 
 from nodepool.base.problems import one_line
 from nodepool.reasons import Reason, render
+from nodepool.zk.reading import answers, children
 from nodepool.zk.records import RecordError, parse_object
 
 ROOT = "/nodepool/request-declines"
-
-#: Seconds for one answer of the server, and number of concurrent reads.
-TIMEOUT, PIPELINE = 30.0, 500
 
 _LAUNCHER = re.compile(r"(?P<host>.*?)-PoolWorker\.(?P<pool>.*)-[0-9a-f]{32}\Z")
 
@@ -62,20 +59,16 @@ def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[st
     pairs = set(wanted)
     if not pairs:
         return {}
-    try:
-        names = set(kazoo.get_children(ROOT))
-    except NoNodeError:
-        return {}
-    there = sorted(pair for pair in pairs if path(*pair).rpartition("/")[2] in names)
+    names = set(children(kazoo, ROOT))
+    there = {path(*pair): pair for pair in sorted(pairs) if path(*pair).rpartition("/")[2] in names}
     found: dict[tuple[str, str], Decline] = {}
-    for start in range(0, len(there), PIPELINE):
-        for pair, answer in [(pair, kazoo.get_async(path(*pair))) for pair in there[start : start + PIPELINE]]:
-            try:
-                values = parse_object(answer.get(timeout=TIMEOUT)[0])
-            except (NoNodeError, RecordError):
-                continue
-            if values and isinstance(values.get("pool"), str) and isinstance(values.get("reason"), str):
-                found[pair] = Decline(one_line(f"{values['pool']}: {values['reason']}"), one_line(values.get("help") or ""))
+    for where, (data, _stat) in answers(kazoo.get_async, there):
+        try:
+            values = parse_object(data)
+        except RecordError:
+            continue
+        if values and isinstance(values.get("pool"), str) and isinstance(values.get("reason"), str):
+            found[there[where]] = Decline(one_line(f"{values['pool']}: {values['reason']}"), one_line(values.get("help") or ""))
     return found
 
 

@@ -21,10 +21,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from nodepool.zk.mirror.feed import Event, Feed
+from nodepool.zk.reading import TIMEOUT, children
 
 ROOT = "/nodepool/history"
-TIMEOUT = 30.0
-"""Seconds for one answer of the server."""
 FLUSH_AFTER, FLUSH_AT = 5.0, 1000
 """Events are written together after this many seconds, or when this many wait."""
 MOST_WAITING = 20000
@@ -128,7 +127,7 @@ def tidy(kazoo: KazooClient) -> None:
 
     :raises KazooException: no connection, or no answer in time.
     """
-    stats = [(name, kazoo.exists_async(f"{ROOT}/{name}")) for name in _names(kazoo)]
+    stats = [(name, kazoo.exists_async(f"{ROOT}/{name}")) for name in children(kazoo, ROOT)]
     there = [(name, stat) for name, answer in stats if (stat := answer.get(timeout=TIMEOUT)) is not None]
     size = sum(stat.dataLength for _name, stat in there)
     newest = max((stat.ctime for _name, stat in there), default=0)
@@ -181,13 +180,6 @@ def _merge(kazoo: KazooClient, names: list[str]) -> None:
         log.debug("Cannot merge %d writes of the history: %r", len(taken), refused[0])
 
 
-def _names(kazoo: KazooClient) -> list[str]:
-    try:
-        return sorted(kazoo.get_children_async(ROOT).get(timeout=TIMEOUT))
-    except NoNodeError:
-        return []
-
-
 class HistoryReader:
     """Reads events of one object; data read are cached, as they never change."""
 
@@ -218,7 +210,7 @@ class HistoryReader:
         kept: dict[str, tuple[float, bytes]] = {}
         # Repeated if some were merged or deleted in the meantime.
         for _ in range(3):
-            names = _names(kazoo)
+            names = children(kazoo, ROOT)
             with self._lock:
                 kept = {each: self._segments[each] for each in names if each in self._segments}
             missing = [each for each in names if each not in kept]

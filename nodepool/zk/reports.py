@@ -22,13 +22,11 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.reading import TIMEOUT, answers, children
 from nodepool.zk.records import LARGEST as LARGEST_NUMBER
 from nodepool.zk.records import RecordError, parse_object, texts_of
-from nodepool.zk.records.base import BaseModel
 
 ROOT, CONFIGS = "/nodepool/launcher-reports", "/nodepool/launcher-configs"
-TIMEOUT = 30.0
-"""Seconds for one answer of the server."""
 LARGEST = 512 << 10
 """Bytes of a report: ZooKeeper closes the connection of a client that sends more than 1 MiB."""
 
@@ -187,18 +185,12 @@ def read_configs(kazoo: KazooClient) -> list[dict[str, Any]]:
 
 
 def _read(kazoo: KazooClient, root: str, understand: Callable[[bytes | None], dict[str, Any]]) -> list[dict[str, Any]]:
-    try:
-        names = sorted(kazoo.get_children_async(root).get(timeout=TIMEOUT))
-    except NoNodeError:
-        return []
     found = []
-    for name, answer in [(name, kazoo.get_async(f"{root}/{name}")) for name in names]:
+    for where, (data, _stat) in answers(kazoo.get_async, (f"{root}/{name}" for name in children(kazoo, root))):
         try:
-            found.append(understand(answer.get(timeout=TIMEOUT)[0]))
-        except NoNodeError:
-            continue
+            found.append(understand(data))
         except RecordError as error:
-            log.warning("Ignoring %s/%s: %s", root, name, error)
+            log.warning("Ignoring %s: %s", where, error)
     return found
 
 
@@ -211,12 +203,6 @@ class ReportTree(Tree[Any]):
         #: Called when a report was created, changed or deleted.
         self.listeners: list[Callable[[], Any]] = []
 
-    def wants_data(self, parts: list[str]) -> bool:
-        return len(parts) == 1
-
-    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
-        return False
-
     def known_paths(self) -> set[str]:
         return {f"{ROOT}/{name}" for name in self.reports}
 
@@ -225,9 +211,6 @@ class ReportTree(Tree[Any]):
         with self.lock:
             self.reports[parts[0]] = content
         self.announce(self.listeners)
-
-    def store_own(self, parts: list[str], path: str, record: BaseModel, stat: ZnodeStat) -> None:
-        raise RecordError("reports are not written through the mirror")
 
     def vanished(self, parts: list[str], path: str) -> None:
         with self.lock:

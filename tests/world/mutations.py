@@ -496,9 +496,9 @@ MUTATIONS: dict[str, Mutation] = {
         _LOCKS, "            if place == 0:\n", "            if True:\n", f"{_ZK}test_contender_that_gives_up_leaves_the_queue"
     ),
     "locks-of-missing-nodes-are-taken": Mutation(
-        _NODES,
-        'paths.node_lock(node.id or ""), paths.node(node.id or ""), blocking',
-        'paths.node_lock(node.id or ""), None, blocking',
+        "nodepool.zk.facade.base",
+        "directory, path, blocking",
+        "directory, None, blocking",
         f"{_ZK}test_lock_of_a_missing_node_is_not_taken_and_leaves_nothing",
     ),
     "taking-for-free-ignores-the-holder": Mutation(

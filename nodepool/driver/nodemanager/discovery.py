@@ -48,12 +48,6 @@ class HostTree(Tree[dict[str, Any]]):
         self._hosts = hosts
         self._names: set[str] = set()
 
-    def wants_data(self, parts: list[str]) -> bool:
-        return len(parts) == 1
-
-    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
-        return False
-
     def known_paths(self) -> set[str]:
         return {f"{self.root}/{name}" for name in self._names}
 
@@ -61,9 +55,6 @@ class HostTree(Tree[dict[str, Any]]):
         host = parse(parts[0], data, self._provider)
         self._names.add(parts[0])
         self._hosts.announced(host)
-
-    def store_own(self, parts: list[str], path: str, record: dict[str, Any], stat: ZnodeStat) -> None:
-        """Do nothing: launchers never write announcements."""
 
     def vanished(self, parts: list[str], path: str) -> None:
         if len(parts) == 1:

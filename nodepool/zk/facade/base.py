@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import ZnodeStat
 
+from nodepool.exceptions import ZKLockException
+from nodepool.zk import locks
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.connection.protocol import Client
+from nodepool.zk.reading import answers
+from nodepool.zk.records import BaseModel, Node, NodeRequest, parse_object
 from nodepool.zk.writer import Writer
 
 if TYPE_CHECKING:
@@ -23,12 +28,7 @@ if TYPE_CHECKING:
     from nodepool.zk.mirror.reservations import Reservations
     from nodepool.zk.reports import ReportTree
 
-T = TypeVar("T")
-
-#: Seconds for one answer of the server.
-READ_TIMEOUT = 30.0
-#: Concurrent reads in bulk reading.
-PIPELINE = 500
+R = TypeVar("R", bound=BaseModel)
 
 
 class FacadeBase:
@@ -79,36 +79,94 @@ class FacadeBase:
             return None
         return data, stat
 
-    def _get_many(self, wanted: Iterable[str]) -> Iterable[tuple[str, bytes, ZnodeStat]]:
+    def _get_many(self, wanted: Iterable[str]) -> Iterator[tuple[str, tuple[bytes, ZnodeStat]]]:
         """Read many znodes, pipelined; deleted ones are omitted."""
-        paths = list(wanted)
-        for start in range(0, len(paths), PIPELINE):
-            portion = paths[start : start + PIPELINE]
-            for path, answer in [(path, self.kazoo_client.get_async(path)) for path in portion]:
-                try:
-                    data, stat = answer.get(timeout=READ_TIMEOUT)
-                except NoNodeError:
-                    continue
-                yield path, data, stat
+        return answers(self.kazoo_client.get_async, wanted)
 
-    def _children_many(self, wanted: Iterable[str]) -> Iterable[tuple[str, list[str], ZnodeStat]]:
-        paths = list(wanted)
-        for start in range(0, len(paths), PIPELINE):
-            portion = paths[start : start + PIPELINE]
-            for path, answer in [(path, self.kazoo_client.get_children_async(path, include_data=True)) for path in portion]:
-                try:
-                    names, stat = answer.get(timeout=READ_TIMEOUT)
-                except NoNodeError:
-                    continue
-                yield path, sorted(names), stat
+    def _children_many(self, wanted: Iterable[str]) -> Iterator[tuple[str, tuple[list[str], ZnodeStat]]]:
+        return answers(functools.partial(self.kazoo_client.get_children_async, include_data=True), wanted)
 
-    def _parse(self, path: str, make: Callable[[], T | None]) -> T | None:
-        """Return a record; None (and one log line) if the data cannot be used."""
+    # -- records
+
+    def _parse(self, kind: type[R], path: str, read: tuple[bytes, ZnodeStat], *names: str) -> R | None:
+        """Return the record of a znode; None if there is none.
+
+        Data that cannot be used are logged, and count as none.
+
+        :param names: arguments of the record's class.
+        """
         try:
-            return make()
+            return kind.read(*read, *names)
         except Exception as error:
             self.log.error("Ignoring %s: %s", path, error)
             return None
+
+    def _record(self, kind: type[R], path: str, *names: str) -> R | None:
+        """Read a record; return None if it is missing, empty or invalid."""
+        read = self._get(path)
+        return None if read is None else self._parse(kind, path, read, *names)
+
+    def _records(
+        self, kind: type[R], root: str, tree: NodeTree | RequestTree | None, cached: bool, cached_ids: bool
+    ) -> Iterator[R]:
+        """Yield all records below *root*; from a complete mirror, else read (pipelined)."""
+        ids: Iterable[str]
+        if (cached or cached_ids) and tree is not None and tree.synced.is_set():
+            snapshot = cast("list[R]", tree.snapshot())
+            if cached:
+                yield from snapshot
+                return
+            ids = [record.id or "" for record in snapshot]
+        else:
+            ids = self._children(root)
+        for path, read in self._get_many(f"{root}/{each}" for each in ids):
+            record = self._parse(kind, path, read, path.rsplit("/", 1)[1])
+            if record is not None:
+                yield record
+
+    def _refresh(self, record: BaseModel, path: str) -> None:
+        """Read a record again.
+
+        :raises NoNodeError: it no longer exists (or is empty).
+        """
+        data, stat = self.kazoo_client.get(path)
+        values = parse_object(data)
+        if values is None:
+            raise NoNodeError(path)
+        record.updateFromDict(values)
+        record.stat = stat
+
+    # -- locks of records
+
+    def _lock(
+        self,
+        record: Node | NodeRequest,
+        what: str,
+        path: str,
+        directory: str,
+        blocking: bool,
+        timeout: float | None,
+        ephemeral: bool = True,
+        identifier: str | None = None,
+    ) -> None:
+        if record.lock is not None:
+            raise ZKLockException(f"Did not get thread lock on {record.id}")
+        handle = locks.acquire(self.kazoo_client, directory, path, blocking, timeout, ephemeral, identifier)
+        try:
+            self._refresh(record, path)
+        except BaseException as error:
+            locks.release(self.kazoo_client, handle)
+            if isinstance(error, NoNodeError):
+                raise ZKLockException(f"Did not get lock on {record.id}: the {what} no longer exists") from error
+            raise
+        if ephemeral:
+            record.lock = handle
+
+    def _unlock(self, record: Node | NodeRequest, what: str) -> None:
+        if record.lock is None:
+            raise ZKLockException(f"Request to unlock unlocked {what} {record.id}")
+        handle, record.lock = record.lock, None
+        locks.release(self.kazoo_client, handle)
 
 
 def newest_first(items: Iterable[Any], count: float = math.inf) -> list[Any]:

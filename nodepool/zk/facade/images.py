@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
-from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase, newest_first
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import ProgressData, ProgressStore
-from nodepool.zk.records import READY, ImageBuild, ImageBuildRequest, ImageUpload, parse_object
+from nodepool.zk.records import READY, ImageBuild, ImageBuildRequest, ImageUpload
 
 #: Attempts to delete a record that other clients contend for.
 DELETE_ATTEMPTS = 10
@@ -66,20 +65,7 @@ class ImageMethods(FacadeBase):
         return [i for i in self._children(paths.builds(image)) if i != "lock"]
 
     def getBuild(self, image: str, build_id: str) -> ImageBuild | None:
-        path = paths.build(image, build_id)
-        read = self._get(path)
-        if read is None:
-            return None
-        return self._parse(path, lambda: self._build(image, build_id, *read))
-
-    @staticmethod
-    def _build(image: str, build_id: str, data: bytes, stat: ZnodeStat) -> ImageBuild | None:
-        values = parse_object(data)
-        if values is None:
-            return None
-        build = ImageBuild.fromDict(values, image, build_id)
-        build.stat = stat
-        return build
+        return self._record(ImageBuild, paths.build(image, build_id), image, build_id)
 
     def getBuilds(self, image: str, states: list[str] | None = None) -> list[ImageBuild]:
         builds = [self.getBuild(image, i) for i in self.getBuildIds(image)]
@@ -190,19 +176,7 @@ class ImageMethods(FacadeBase):
 
     def getImageUpload(self, image: str, build_id: str, provider: str, upload_number: str) -> ImageUpload | None:
         path = paths.upload(image, build_id, provider, upload_number)
-        read = self._get(path)
-        if read is None:
-            return None
-        return self._parse(path, lambda: self._upload(image, build_id, provider, upload_number, *read))
-
-    @staticmethod
-    def _upload(image: str, build_id: str, provider: str, number: str, data: bytes, stat: ZnodeStat) -> ImageUpload | None:
-        values = parse_object(data)
-        if values is None:
-            return None
-        upload = ImageUpload.fromDict(values, build_id, provider, image, number)
-        upload.stat = stat
-        return upload
+        return self._record(ImageUpload, path, build_id, provider, image, upload_number)
 
     def getUploads(self, image: str, build_id: str, provider: str, states: list[str] | None = None) -> list[ImageUpload]:
         uploads = [
@@ -280,33 +254,33 @@ class ImageMethods(FacadeBase):
             return tree.data()
         data = ImageData(names=set(self.getImageNames()))
         build_paths: list[str] = []
-        for path, names, _stat in self._children_many([p for i in sorted(data.names) for p in (paths.image(i), paths.builds(i))]):
+        images = sorted(data.names)
+        for path, (names, _stat) in self._children_many(p for i in images for p in (paths.image(i), paths.builds(i))):
             image = path.split("/")[3]
             if not path.endswith("/builds") or path.count("/") == 3:
                 if "pause" in names:
                     data.paused.add(image)
                 continue
-            build_paths += [paths.build(image, i) for i in names if i != "lock"]
-        for path, _data, stat in self._get_many(f"{paths.image(i)}/request-build" for i in sorted(data.names)):
+            build_paths += [paths.build(image, i) for i in sorted(names) if i != "lock"]
+        for path, (_data, stat) in self._get_many(f"{paths.image(i)}/request-build" for i in images):
             data.requests[path.split("/")[3]] = stat.ctime / 1000
-        for path, names, stat in self._children_many(f"{paths.builds(i)}/lock" for i in sorted(data.names)):
+        for path, (names, stat) in self._children_many(f"{paths.builds(i)}/lock" for i in images):
             data.build_locks[path.split("/")[3]] = (stat.ctime / 1000, bool(names))
-        for path, raw, stat in self._get_many(build_paths):
-            image, build_id = path.split("/")[3], path.split("/")[5]
-            build = self._parse(path, lambda i=image, b=build_id, r=raw, s=stat: self._build(i, b, r, s))  # type: ignore[misc]
+        for path, read in self._get_many(build_paths):
+            build = self._parse(ImageBuild, path, read, path.split("/")[3], path.split("/")[5])
             if build is not None:
                 data.builds.append(build)
         containers: list[str] = []
-        for path, names, _stat in self._children_many(f"{p}/providers" for p in build_paths):
+        for path, (names, _stat) in self._children_many(f"{p}/providers" for p in build_paths):
             parts = path.split("/")
             data.providers[(parts[3], parts[5])] = set(names)
-            containers += [f"{path}/{name}/images" for name in names]
+            containers += [f"{path}/{name}/images" for name in sorted(names)]
         uploads: list[str] = []
-        for path, names, _stat in self._children_many(containers):
-            uploads += [f"{path}/{name}" for name in names if name != "lock"]
-        for path, raw, stat in self._get_many(uploads):
+        for path, (names, _stat) in self._children_many(containers):
+            uploads += [f"{path}/{name}" for name in sorted(names) if name != "lock"]
+        for path, read in self._get_many(uploads):
             p = path.split("/")
-            upload = self._parse(path, lambda p=p, r=raw, s=stat: self._upload(p[3], p[5], p[7], p[9], r, s))  # type: ignore[misc]
+            upload = self._parse(ImageUpload, path, read, p[5], p[7], p[3], p[9])
             if upload is not None:
                 data.uploads.append(upload)
         return data
@@ -325,14 +299,11 @@ class ImageMethods(FacadeBase):
 
     def exportImageData(self) -> dict[str, str]:
         """Return pause markers, builds and uploads: path -> text (ZK-11)."""
-        result: dict[str, str] = {}
         data = self.readImages(cached=False)
         wanted = [f"{paths.image(i)}/pause" for i in sorted(data.paused)]
         wanted += [paths.build(b.image_name or "", b.id or "") for b in data.builds]
         wanted += [paths.upload(u.image_name or "", u.build_id or "", u.provider_name or "", u.id or "") for u in data.uploads]
-        for path, raw, _stat in self._get_many(wanted):
-            result[path] = raw.decode("utf8")
-        return result
+        return {path: raw.decode("utf8") for path, (raw, _stat) in self._get_many(wanted)}
 
     def importImageData(self, import_data: dict[str, str]) -> None:
         """Write the result of :meth:`exportImageData`.

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
-from kazoo.protocol.states import ZnodeStat
 
-from nodepool.exceptions import ZKException, ZKLockException
+from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
-from nodepool.zk.records import DELETED, DELETING, READY, Node, parse_object
+from nodepool.zk.records import DELETED, DELETING, READY, Node
 from nodepool.zk.writer import TransactionFailed, Txn
 
 #: Seconds during which the deletion of a node of the pool prevents the deletion of another idle node.
@@ -43,20 +42,7 @@ class NodeMethods(FacadeBase):
                 return found
         elif only_cached and self.node_tree is not None:
             return self.node_tree.get(node)
-        path = paths.node(node)
-        read = self._get(path)
-        if read is None:
-            return None
-        return self._parse(path, lambda: self._node(node, *read))
-
-    @staticmethod
-    def _node(node_id: str, data: bytes, stat: ZnodeStat) -> Node | None:
-        values = parse_object(data)
-        if values is None:
-            return None
-        node = Node.fromDict(values, node_id)
-        node.stat = stat
-        return node
+        return self._record(Node, paths.node(node), node)
 
     def getCachedNode(self, node_id: str) -> Node | None:
         """Return the mirrored node in O(1); None without a mirror."""
@@ -64,19 +50,7 @@ class NodeMethods(FacadeBase):
 
     def nodeIterator(self, cached: bool = True, cached_ids: bool = False) -> Iterator[Node]:
         """Yield all nodes; from a complete mirror, else read (pipelined)."""
-        if (cached or cached_ids) and self.node_tree is not None and self.node_tree.synced.is_set():
-            snapshot = self.node_tree.snapshot()
-            if cached:
-                yield from snapshot
-                return
-            ids: Iterable[str] = [node.id or "" for node in snapshot]
-        else:
-            ids = self.getNodes()
-        for path, data, stat in self._get_many(paths.node(i) for i in ids):
-            node_id = path.rsplit("/", 1)[1]
-            node = self._parse(path, lambda i=node_id, d=data, s=stat: self._node(i, d, s))  # type: ignore[misc]
-            if node is not None:
-                yield node
+        return self._records(Node, paths.NODES, self.node_tree, cached, cached_ids)
 
     def readNodes(self, with_contenders: bool = True) -> list[Node]:
         """Read all nodes with their lock contenders; write nothing."""
@@ -85,7 +59,7 @@ class NodeMethods(FacadeBase):
         nodes = list(self.nodeIterator(cached=False))
         if with_contenders:
             locked = {paths.node_lock(n.id or ""): n for n in nodes if n.stat is None or n.stat.numChildren}
-            for path, names, _stat in self._children_many(locked):
+            for path, (names, _stat) in self._children_many(locked):
                 locked[path].lock_contenders = {n for n in names if paths.contender_number(n) is not None}
         return nodes
 
@@ -194,12 +168,7 @@ class NodeMethods(FacadeBase):
 
         :raises NoNodeError: it no longer exists (or is empty).
         """
-        data, stat = self.kazoo_client.get(paths.node(node.id or ""))
-        values = parse_object(data)
-        if values is None:
-            raise NoNodeError(paths.node(node.id or ""))
-        node.updateFromDict(values)
-        node.stat = stat
+        self._refresh(node, paths.node(node.id or ""))
 
     def deleteNode(self, node: Node) -> None:
         """Mark the record deleted, then delete it with its lock directory."""
@@ -297,30 +266,15 @@ class NodeMethods(FacadeBase):
         :raises TimeoutException: not obtained within ``timeout`` seconds.
         :raises ZKLockException: held by another client (not blocking), by this very object, or the node was deleted.
         """
-        if node.lock is not None:
-            raise ZKLockException(f"Did not get thread lock on {node.id}")
-        handle = locks.acquire(
-            self.kazoo_client, paths.node_lock(node.id or ""), paths.node(node.id or ""), blocking, timeout, ephemeral, identifier
-        )
-        try:
-            self.updateNode(node)
-        except BaseException as error:
-            locks.release(self.kazoo_client, handle)
-            if isinstance(error, NoNodeError):
-                raise ZKLockException(f"Did not get lock on {node.id}: the node no longer exists") from error
-            raise
-        if ephemeral:
-            node.lock = handle
+        path, directory = paths.node(node.id or ""), paths.node_lock(node.id or "")
+        self._lock(node, "node", path, directory, blocking, timeout, ephemeral, identifier)
 
     def unlockNode(self, node: Node) -> None:
         """Release the lock of the node.
 
         :raises ZKLockException: we do not hold the lock.
         """
-        if node.lock is None:
-            raise ZKLockException(f"Request to unlock unlocked node {node.id}")
-        handle, node.lock = node.lock, None
-        locks.release(self.kazoo_client, handle)
+        self._unlock(node, "node")
 
     def forceUnlockNode(self, node: Node, version: int | None = None) -> None:
         """Delete the holder of the lock, even if another client holds it.
@@ -345,7 +299,8 @@ class NodeMethods(FacadeBase):
         """Return the identifiers of the lock's contenders, holder first."""
         directory = paths.node_lock(node.id or "")
         names = locks.names_in_order(self.kazoo_client, directory)
-        return [data.decode("utf8", "replace") for _path, data, _stat in self._get_many(f"{directory}/{name}" for name in names)]
+        read = self._get_many(f"{directory}/{name}" for name in names)
+        return [data.decode("utf8", "replace") for _path, (data, _stat) in read]
 
 
 __all__ = ["NodeMethods"]

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
-from kazoo.protocol.states import ZnodeStat
 
-from nodepool.exceptions import ZKException, ZKLockException
-from nodepool.zk import declines, locks, paths, reports
+from nodepool.exceptions import ZKException
+from nodepool.zk import declines, paths, reports
 from nodepool.zk.components import RegisteredPool, read_kind, read_pools
 from nodepool.zk.facade.base import FacadeBase
-from nodepool.zk.records import NodeRequest, NodeRequestLockStats, parse_object
+from nodepool.zk.records import NodeRequest, NodeRequestLockStats
 
 
 class RequestMethods(FacadeBase):
@@ -26,20 +25,7 @@ class RequestMethods(FacadeBase):
     def getNodeRequest(self, request: str, cached: bool = False) -> NodeRequest | None:
         if cached and self.request_tree is not None and self.request_tree.synced.is_set():
             return self.request_tree.get(request)
-        path = paths.request(request)
-        read = self._get(path)
-        if read is None:
-            return None
-        return self._parse(path, lambda: self._request(request, *read))
-
-    @staticmethod
-    def _request(request_id: str, data: bytes, stat: ZnodeStat) -> NodeRequest | None:
-        values = parse_object(data)
-        if values is None:
-            return None
-        request = NodeRequest.fromDict(values, request_id)
-        request.stat = stat
-        return request
+        return self._record(NodeRequest, paths.request(request), request)
 
     def getCachedRequest(self, request_id: str) -> NodeRequest | None:
         """Return the mirrored request in O(1); None without a mirror."""
@@ -47,20 +33,7 @@ class RequestMethods(FacadeBase):
 
     def nodeRequestIterator(self, cached: bool = True, cached_ids: bool = False) -> Iterator[NodeRequest]:
         """Yield all requests; from a complete mirror, else read (pipelined)."""
-        tree = self.request_tree
-        if (cached or cached_ids) and tree is not None and tree.synced.is_set():
-            snapshot = tree.snapshot()
-            if cached:
-                yield from snapshot
-                return
-            ids = [request.id or "" for request in snapshot]
-        else:
-            ids = self.getNodeRequests()
-        for path, data, stat in self._get_many(paths.request(i) for i in ids):
-            request_id = path.rsplit("/", 1)[1]
-            request = self._parse(path, lambda i=request_id, d=data, s=stat: self._request(i, d, s))  # type: ignore[misc]
-            if request is not None:
-                yield request
+        return self._records(NodeRequest, paths.REQUESTS, self.request_tree, cached, cached_ids)
 
     def readRequests(self) -> list[NodeRequest]:
         """Return all requests, sorted by id; write nothing."""
@@ -90,12 +63,7 @@ class RequestMethods(FacadeBase):
 
         :raises NoNodeError: it no longer exists.
         """
-        data, stat = self.kazoo_client.get(paths.request(request.id or ""))
-        values = parse_object(data)
-        if values is None:
-            raise NoNodeError(paths.request(request.id or ""))
-        request.updateFromDict(values)
-        request.stat = stat
+        self._refresh(request, paths.request(request.id or ""))
 
     def deleteNodeRequest(self, request: NodeRequest) -> None:
         if request.id is None:
@@ -111,29 +79,15 @@ class RequestMethods(FacadeBase):
         :raises TimeoutException: not obtained within ``timeout`` seconds.
         :raises ZKLockException: held by another client (not blocking), or the request was deleted.
         """
-        if request.lock is not None:
-            raise ZKLockException(f"Did not get thread lock on {request.id}")
-        handle = locks.acquire(
-            self.kazoo_client, paths.request_lock(request.id or ""), paths.request(request.id or ""), blocking, timeout
-        )
-        try:
-            self.updateNodeRequest(request)
-        except BaseException as error:
-            locks.release(self.kazoo_client, handle)
-            if isinstance(error, NoNodeError):
-                raise ZKLockException(f"Did not get lock on {request.id}: the request no longer exists") from error
-            raise
-        request.lock = handle
+        path, directory = paths.request(request.id or ""), paths.request_lock(request.id or "")
+        self._lock(request, "request", path, directory, blocking, timeout)
 
     def unlockNodeRequest(self, request: NodeRequest) -> None:
         """Release the lock of the request.
 
         :raises ZKLockException: we do not hold the lock.
         """
-        if request.lock is None:
-            raise ZKLockException(f"Request to unlock unlocked request {request.id}")
-        handle, request.lock = request.lock, None
-        locks.release(self.kazoo_client, handle)
+        self._unlock(request, "request")
 
     # -- lock directories
 
@@ -152,8 +106,7 @@ class RequestMethods(FacadeBase):
         return result
 
     def nodeRequestLockStatsIterator(self) -> Iterator[NodeRequestLockStats]:
-        ids = self.getNodeRequestLockIDs()
-        for path, _data, stat in self._get_many(paths.request_lock(i) for i in ids):
+        for path, (_data, stat) in self._get_many(map(paths.request_lock, self.getNodeRequestLockIDs())):
             result = NodeRequestLockStats(path.rsplit("/", 1)[1])
             result.stat = stat
             yield result

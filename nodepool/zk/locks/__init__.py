@@ -75,21 +75,17 @@ def acquire(
     name = path.rsplit("/", 1)[1]
     try:
         while True:
-            try:
-                names = client.get_children(directory)
-            except NoNodeError:
-                raise ZKLockException(f"Did not get lock on {directory}: it was deleted concurrently") from None
-            ahead = sorted((number, other) for other in names if (number := paths.contender_number(other)) is not None)
-            if not any(other == name for _, other in ahead):
-                raise ZKLockException(f"Lost our place in the queue for {directory}")
-            place = [other for _, other in ahead].index(name)
+            ahead = names_in_order(client, directory)
+            if name not in ahead:
+                raise ZKLockException(f"Did not get lock on {directory}: our place in the queue was deleted concurrently")
+            place = ahead.index(name)
             if place == 0:
                 client_id = client.client_id
                 return LockHandle(directory, path, client_id[0] if client_id else None, ephemeral)
             if not blocking:
                 raise ZKLockException(f"Did not get lock on {directory}")
             gone = threading.Event()
-            if client.exists(f"{directory}/{ahead[place - 1][1]}", watch=lambda _event, gone=gone: gone.set()) is None:
+            if client.exists(f"{directory}/{ahead[place - 1]}", watch=lambda _event, gone=gone: gone.set()) is None:
                 continue
             left = 3600.0 if deadline is None else deadline - time.monotonic()
             if (left <= 0 or not gone.wait(left)) and deadline is not None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
-from nodepool.zk.records import READY, ImageBuild, ImageUpload, RecordError, parse_object
-from nodepool.zk.records.base import BaseModel
+from nodepool.zk.records import READY, ImageBuild, ImageUpload
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 UploadKey = tuple[str, str, str, str]
 
@@ -42,6 +44,24 @@ class ImageData:
     bad_builds: set[tuple[str, str]] = field(default_factory=set)
     #: image -> identity of the build request.
     request_marks: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def _keep(records: dict[K, V], empty: set[K], key: K, record: V | None) -> None:
+    """Show a record, or that its znode has no data."""
+    if record is None:
+        records.pop(key, None)
+        empty.add(key)
+    else:
+        records[key] = record
+        empty.discard(key)
+
+
+def _discard(groups: dict[K, set[str]], key: K, name: str) -> None:
+    """Remove a name from a group, and the group with its last name."""
+    group = groups.get(key, set())
+    group.discard(name)
+    if not group:
+        groups.pop(key, None)
 
 
 class ImageTree(Tree[Any]):
@@ -129,31 +149,15 @@ class ImageTree(Tree[Any]):
             elif kind == "build-lock":
                 self.build_lock_time[parts[0]] = stat.ctime / 1000
             elif kind == "build":
-                values = parse_object(data)
-                if values is None:
-                    self.builds.pop((parts[0], parts[2]), None)
-                    self.empty_builds.add((parts[0], parts[2]))
-                else:
-                    self.empty_builds.discard((parts[0], parts[2]))
-                    build = ImageBuild.fromDict(values, parts[0], parts[2])
-                    build.stat = stat
-                    self.builds[(parts[0], parts[2])] = build
+                image, build_id = parts[0], parts[2]
+                build = ImageBuild.read(data, stat, image, build_id)
+                _keep(self.builds, self.empty_builds, (image, build_id), build)
             elif kind == "upload":
-                key = (parts[0], parts[2], parts[4], parts[6])
-                values = parse_object(data)
-                if values is None:
-                    self.uploads.pop(key, None)
-                    self.empty_uploads.add(key)
-                else:
-                    self.empty_uploads.discard(key)
-                    upload = ImageUpload.fromDict(values, parts[2], parts[4], parts[0], parts[6])
-                    upload.stat = stat
-                    self.uploads[key] = upload
-                self._choose(parts[0], parts[4])
+                image, build_id, provider, number = parts[::2]
+                upload = ImageUpload.read(data, stat, build_id, provider, image, number)
+                _keep(self.uploads, self.empty_uploads, (image, build_id, provider, number), upload)
+                self._choose(image, provider)
         self._notify(parts[0])
-
-    def store_own(self, parts: list[str], path: str, record: BaseModel, stat: ZnodeStat) -> None:
-        raise RecordError("images are not written through the mirror")
 
     def appeared(self, parts: list[str], path: str) -> None:
         kind = self._kind(parts)
@@ -185,24 +189,15 @@ class ImageTree(Tree[Any]):
             elif kind == "build-lock":
                 self.build_lock_time.pop(name, None)
             elif kind == "build-contender":
-                contenders = self.build_contenders.get(name, set())
-                contenders.discard(parts[3])
-                if not contenders:
-                    self.build_contenders.pop(name, None)
+                _discard(self.build_contenders, name, parts[3])
             elif kind == "upload-contender":
-                contenders = self.upload_contenders.get((name, parts[2], parts[4]), set())
-                contenders.discard(parts[7])
-                if not contenders:
-                    self.upload_contenders.pop((name, parts[2], parts[4]), None)
+                _discard(self.upload_contenders, (name, parts[2], parts[4]), parts[7])
             elif kind == "build":
                 self.empty_builds.discard((name, parts[2]))
                 # Its providers are kept: each one is deleted before it, or only the record is damaged.
                 self.builds.pop((name, parts[2]), None)
             elif kind == "provider":
-                providers = self.providers[(name, parts[2])]
-                providers.discard(parts[4])
-                if not providers:
-                    del self.providers[(name, parts[2])]
+                _discard(self.providers, (name, parts[2]), parts[4])
             elif kind == "upload":
                 self.uploads.pop((name, parts[2], parts[4], parts[6]), None)
                 self.empty_uploads.discard((name, parts[2], parts[4], parts[6]))

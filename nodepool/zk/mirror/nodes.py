@@ -15,7 +15,7 @@ from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.mirror.reservations import Reservations
 from nodepool.zk.mirror.tree import Tree
-from nodepool.zk.records import BUILDING, DELETING, LARGEST, READY, Node, RecordError, parse_object
+from nodepool.zk.records import BUILDING, DELETING, LARGEST, READY, Node, RecordError
 
 #: listener(node id, record before or None, record now or None); on the connection thread.
 NodeListener = Callable[[str, "Node | None", "Node | None"], Any]
@@ -97,9 +97,6 @@ class NodeTree(Tree[Node]):
 
     # -- Tree
 
-    def wants_data(self, parts: list[str]) -> bool:
-        return len(parts) == 1
-
     def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
         if len(parts) == 1:
             return stat is None or stat.numChildren > 0
@@ -114,18 +111,14 @@ class NodeTree(Tree[Node]):
 
     def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
         node_id = parts[0]
-        values = parse_object(data)
-        if values is None:
+        node = Node.read(data, stat, node_id)
+        if node is None:
             with self.lock:
                 self.empty.add(node_id)
-            self._replace(node_id, None)
-            return
-        node = Node(node_id)
-        node.updateFromDict(values)
-        if node.state is None:
+        elif node.state is None:
             raise RecordError("the state is missing")
-        self.empty.discard(node_id)
-        node.stat = stat
+        else:
+            self.empty.discard(node_id)
         self._replace(node_id, node)
 
     def store_own(self, parts: list[str], path: str, record: Node, stat: ZnodeStat) -> None:

@@ -26,8 +26,8 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.reading import TIMEOUT, answers, children
 from nodepool.zk.records import RecordError
-from nodepool.zk.records.base import BaseModel
 from nodepool.zk.records.progress import (
     BUILD_STATES,
     BUILDS,
@@ -48,11 +48,6 @@ from nodepool.zk.records.progress import (
     failure_path,
     parse,
 )
-
-#: Seconds for one answer of the server.
-TIMEOUT = 30.0
-#: Concurrent reads.
-PIPELINE = 500
 
 log = logging.getLogger("nodepool.zk.progress")
 
@@ -94,29 +89,17 @@ class ProgressStore:
             self._set(path, data)
 
     def _read(self, kind: type[P], parent: str) -> list[P]:
-        try:
-            names = sorted(self._kazoo.get_children_async(parent).get(timeout=TIMEOUT))
-        except NoNodeError:
-            return []
-        found: list[P] = []
-        for start in range(0, len(names), PIPELINE):
-            asked = [(name, self._kazoo.get_async(f"{parent}/{name}")) for name in names[start : start + PIPELINE]]
-            for name, answer in asked:
-                try:
-                    data, _stat = answer.get(timeout=TIMEOUT)
-                except NoNodeError:
-                    continue
-                record = self._parse(kind, parent, name, data)
-                if record is not None:
-                    found.append(record)
-        return found
+        names = children(self._kazoo, parent)
+        read = answers(self._kazoo.get_async, (f"{parent}/{name}" for name in names))
+        records = [self._parse(kind, path, data) for path, (data, _stat) in read]
+        return [record for record in records if record is not None]
 
     @staticmethod
-    def _parse(kind: type[P], parent: str, name: str, data: bytes) -> P | None:
+    def _parse(kind: type[P], path: str, data: bytes) -> P | None:
         try:
-            return parse(kind, name, data)
+            return parse(kind, path.rsplit("/", 1)[1], data)
         except RecordError as error:
-            log.error("Ignoring %s/%s: %s", parent, name, error)
+            log.error("Ignoring %s: %s", path, error)
             return None
 
     # -- builds
@@ -132,12 +115,11 @@ class ProgressStore:
 
         ``watch`` is called at the next change, also if there is no record yet.
         """
-        name = quote(build_id, safe="")
-        path = f"{BUILDS}/{name}"
+        path = f"{BUILDS}/{quote(build_id, safe='')}"
         while True:
             try:
                 data, _stat = self._kazoo.get_async(path, watch=watch).get(timeout=TIMEOUT)
-                return self._parse(BuildProgress, BUILDS, name, data)
+                return self._parse(BuildProgress, path, data)
             except NoNodeError:
                 if watch is None or self._kazoo.exists_async(path, watch=watch).get(timeout=TIMEOUT) is None:
                     return None
@@ -236,9 +218,6 @@ class ProgressTree(Tree[Any]):
             else:
                 self.failures[record.key] = record
         self._notify(record.image)
-
-    def store_own(self, parts: list[str], path: str, record: BaseModel, stat: ZnodeStat) -> None:
-        raise RecordError("progress is not written through the mirror")
 
     def vanished(self, parts: list[str], path: str) -> None:
         if not self.wants_data(parts):

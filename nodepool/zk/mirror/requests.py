@@ -11,7 +11,7 @@ from kazoo.protocol.states import ZnodeStat
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
-from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, NodeRequest, RecordError, parse_object
+from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, NodeRequest, RecordError
 
 #: listener(request id, record before or None, record now or None); on the connection thread.
 RequestListener = Callable[[str, "NodeRequest | None", "NodeRequest | None"], Any]
@@ -35,25 +35,16 @@ class RequestTree(Tree[NodeRequest]):
         #: number of requests by the set of their labels.
         self.label_sets: Counter[frozenset[str]] = Counter()
 
-    def wants_data(self, parts: list[str]) -> bool:
-        return len(parts) == 1
-
-    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
-        return False
-
     def known_paths(self) -> set[str]:
         return {paths.request(i) for i in self.requests}
 
     def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
-        values = parse_object(data)
-        if values is None:
+        request = NodeRequest.read(data, stat, parts[0])
+        if request is None:
             raise RecordError("the znode is empty")
-        request = NodeRequest(parts[0])
-        request.updateFromDict(values)
         if request.state is None:
             raise RecordError("the state is missing")
         _ = request.priority  # a malformed name affects this request only
-        request.stat = stat
         self._replace(parts[0], request)
 
     def store_own(self, parts: list[str], path: str, record: NodeRequest, stat: ZnodeStat) -> None:

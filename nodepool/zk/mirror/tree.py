@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -57,15 +58,15 @@ class Tree(Generic[R]):
         self.reading: dict[str, int] = {}
         self.reads = 0
 
-    # -- to be implemented
+    # -- to be implemented; by default, the children of the root have data, and no children of interest
 
     def wants_data(self, parts: list[str]) -> bool:
         """Return whether the znode at these path parts (below the root) has data that we show."""
-        raise NotImplementedError
+        return len(parts) == 1
 
     def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
         """Return whether to read its children while synchronizing."""
-        raise NotImplementedError
+        return False
 
     def known_paths(self) -> set[str]:
         """Return all paths shown at present; those in :attr:`bad` need not be included."""
@@ -76,7 +77,7 @@ class Tree(Generic[R]):
         raise NotImplementedError
 
     def store_own(self, parts: list[str], path: str, record: R, stat: ZnodeStat) -> None:
-        """Process a record that we wrote."""
+        """Process a record that we wrote, if records are written through this mirror."""
         raise NotImplementedError
 
     def appeared(self, parts: list[str], path: str) -> None:
@@ -334,22 +335,15 @@ class Tree(Generic[R]):
             if create:
                 self._own_creates += 1
             else:
-                own = self._own.get(path)
-                if own is None:
-                    self._own[path] = [1, 0]
-                else:
-                    own[0] += 1
+                self._own.setdefault(path, [0, 0])[0] += 1
 
     def settle(self, path: str, record: R | None, result: object, zxid: int) -> None:
         """Process the answer to a write; ``record`` is None if it was refused."""
         with self.lock:
-            own = None
-            if isinstance(result, ZnodeStat):
-                stat = result
-            elif isinstance(result, str):
-                stat = ZnodeStat(zxid, zxid, _now_ms(), _now_ms(), 0, 0, 0, 0, 0, 0, zxid)
-            else:
-                stat = None
+            stat = result if isinstance(result, ZnodeStat) else None
+            if isinstance(result, str):
+                now = int(time.time() * 1000)
+                stat = ZnodeStat(zxid, zxid, now, now, 0, 0, 0, 0, 0, 0, zxid)
             # A refused or lost write does not contain its type; our state does.
             own = self._own.get(path)
             if own is not None:
@@ -387,9 +381,3 @@ class Tree(Generic[R]):
             paths, self._deferred = self._deferred, set()
             for path in paths:
                 self._read(path, path[self._prefix :].split("/"), None)
-
-
-def _now_ms() -> int:
-    import time
-
-    return int(time.time() * 1000)

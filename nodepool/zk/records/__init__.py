@@ -69,14 +69,17 @@ class ImageBuild(BaseModel):
     def fromDict(d: Mapping[str, Any], image_name: str | None = None, o_id: str | None = None) -> ImageBuild:
         build = ImageBuild(image_name, o_id)
         build.updateFromDict(d)
-        build.builder = d.get("builder")
-        build.builder_id = d.get("builder_id")
-        formats = d.get("formats")
-        build.formats = sorted(formats.split(",")) if isinstance(formats, str) and formats else []
-        build.username = d.get("username", "zuul")
-        build.python_path = d.get("python_path", "/usr/bin/python2")
-        build.shell_type = d.get("shell_type")
         return build
+
+    def updateFromDict(self, d: Mapping[str, Any]) -> None:
+        super().updateFromDict(d)
+        self.builder = d.get("builder")
+        self.builder_id = d.get("builder_id")
+        formats = d.get("formats")
+        self.formats = sorted(formats.split(",")) if isinstance(formats, str) and formats else []
+        self.username = d.get("username", "zuul")
+        self.python_path = d.get("python_path", "/usr/bin/python2")
+        self.shell_type = d.get("shell_type")
 
 
 class ImageUpload(BaseModel):
@@ -129,13 +132,16 @@ class ImageUpload(BaseModel):
     ) -> ImageUpload:
         upload = ImageUpload(build_id, provider_name, image_name, upload_id)
         upload.updateFromDict(d)
-        upload.external_id = d.get("external_id")
-        upload.external_name = d.get("external_name")
-        upload.format = d.get("format")
-        upload.username = d.get("username", "zuul")
-        upload.python_path = d.get("python_path", "/usr/bin/python2")
-        upload.shell_type = d.get("shell_type")
         return upload
+
+    def updateFromDict(self, d: Mapping[str, Any]) -> None:
+        super().updateFromDict(d)
+        self.external_id = d.get("external_id")
+        self.external_name = d.get("external_name")
+        self.format = d.get("format")
+        self.username = d.get("username", "zuul")
+        self.python_path = d.get("python_path", "/usr/bin/python2")
+        self.shell_type = d.get("shell_type")
 
 
 class ImageBuildRequest:

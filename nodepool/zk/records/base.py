@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from kazoo.protocol.states import ZnodeStat
 
@@ -64,7 +64,7 @@ class BaseModel:
     #: Values that others stored under other keys; they are written unchanged, and not shown.
     extra: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, o_id: str | None) -> None:
+    def __init__(self, o_id: str | None = None) -> None:
         self._id: str | None = None
         if o_id is not None:
             self.id = o_id
@@ -121,6 +121,21 @@ class BaseModel:
             self.extra = {key: d[key] for key in unknown}
         else:
             self.__dict__.pop("extra", None)
+
+    @classmethod
+    def read(cls, data: bytes | None, stat: ZnodeStat, *names: str) -> Self | None:
+        """Return the record of a znode; None if it is empty.
+
+        :param names: arguments of the class.
+        :raises RecordError: the data are not a valid record.
+        """
+        values = parse_object(data)
+        if values is None:
+            return None
+        record = cls(*names)
+        record.updateFromDict(values)
+        record.stat = stat
+        return record
 
     def serialize(self) -> bytes:
         values = self.toDict()
