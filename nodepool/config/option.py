@@ -64,6 +64,8 @@ class Option:
     stored: bool = True
     #: Loaded, but unknown to schema and reference.
     hidden: bool = False
+    #: Whether the options in ``check`` are the object's own; the attribute is a dictionary of their values by name.
+    flat: bool = False
     attribute: str = ""
 
     def __set_name__(self, owner: type, attribute: str) -> None:
@@ -73,22 +75,26 @@ class Option:
     def __get__(self, holder: object, owner: type) -> Any:
         return self if holder is None else None if self.default is REQUIRED else self.value({}, holder)
 
-    def value(self, options: Mapping[str, Any], holder: object) -> Any:
+    def value(self, options: Mapping[str, Any], holder: object, name: str | None = None) -> Any:
         """Return the value for *holder*.
 
+        :param name: of an option in a dictionary, which does not know it.
         :raises ConfigError: the option, or a required part of it, is missing.
         """
-        given = required(options, self.name) if self.default is REQUIRED else options.get(self.name)
-        if isinstance(self.default, dict | list):
+        name = name or self.name
+        given = required(options, name) if self.default is REQUIRED else options.get(name)
+        if self.flat:
+            given = values(cast("dict[str, Any]", self.check), options)
+        elif isinstance(self.default, dict | list):
             given = given or copy.copy(self.default)
-        elif self.name not in options:
+        elif name not in options:
             given = self.default.find(holder, self.attribute) if isinstance(self.default, Derived) else self.default
         if self.convert is not None or (self.check is bool and self.default is not None):
             given = (self.convert or bool)(given)
         if given is not None and not isinstance(self.check, list):
             for path, part in rows(self.check):
                 if part.default is REQUIRED and len(path) == 1:
-                    required(given, path[0], (self.name,))
+                    required(given, path[0], (name,))
         return given
 
 
@@ -118,17 +124,31 @@ def load(holder: object, options: Mapping[str, Any], cls: type | None = None) ->
 
     :param cls: whose options are loaded; default: all of *holder*.
     """
-    for each in _named(cls or type(holder)).values():
+    for each in _declared(cls or type(holder)).values():
         if each.stored and not isinstance(each.check, Each):
             setattr(holder, each.attribute, each.value(options, holder))
 
 
+def values(table: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of each option of a dictionary of options, by name."""
+    return {name: each.value(options, None, name) for name, each in table.items()}
+
+
+def _declared(cls: type) -> dict[str, Option]:
+    """Return the declarations of a class and its bases by attribute."""
+    return {
+        each.attribute: each for base in reversed(cls.__mro__) for each in vars(base).values() if isinstance(each, Option)
+    }  # fmt: skip
+
+
 def _named(check: object) -> dict[Any, Any]:
-    """Return the options of a dictionary, or of a class and its bases, by name."""
-    if isinstance(check, type):
-        declared = [each for base in reversed(check.__mro__) for each in vars(base).values() if isinstance(each, Option)]
-        return {each.name: each for each in declared}
-    return check if isinstance(check, dict) else {}
+    """Return the options of a dictionary, or of a class, by name."""
+    if not isinstance(check, type):
+        return check if isinstance(check, dict) else {}
+    found: dict[Any, Any] = {}
+    for each in _declared(check).values():
+        found.update(cast("dict[Any, Any]", each.check) if each.flat else {each.name: each})
+    return found
 
 
 def _parts(check: object, owner: type | None) -> list[Any] | None:

@@ -121,9 +121,9 @@ class KubernetesAdapter(Adapter):
     def periodic(self) -> None:
         if self._cluster is None:
             self._open()
-        if self._cluster is not None and self.provider.pull_namespace is not None:
+        if self._cluster is not None and self.provider.pull:
             try:
-                self._pull_images(self.provider.pull_namespace)
+                self._pull_images(self.provider.pull["namespace"])
             except (ApiError, ConnectionFailed, NoAccess, CallTimeout) as error:
                 self.log.warning("Provider %s: images cannot be pulled beforehand: %s", self.provider.name, error)
 
@@ -139,7 +139,7 @@ class KubernetesAdapter(Adapter):
         }
         wanted = None
         if images:
-            wanted = bodies.pull(sorted(images), {bodies.PROVIDER_LABEL: provider.name}, provider.pull_selector)
+            wanted = bodies.pull(sorted(images), {bodies.PROVIDER_LABEL: provider.name}, provider.pull.get("node-selector") or {})
         there = {str((each.get("metadata") or {}).get("name")) for each in self._list(DAEMON_SET, namespace)}
         name = wanted["metadata"]["name"] if wanted is not None else None
         if wanted is not None and name not in there:
@@ -239,7 +239,7 @@ class KubernetesAdapter(Adapter):
             )
 
     def _make_pod(self, job: Job, body: Object) -> None:
-        account = job.label.options.get("service-account")
+        account = job.label.options["service-account"]
         if account and account not in ("default", bodies.USER):
             self._create(job, SERVICE_ACCOUNT, bodies.service_account(account))
         for tried in range(1, ACCOUNT_TRIES + 1):

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from nodepool.driver.common import dynamic
-from nodepool.driver.kubernetes import schema
+from nodepool.driver.kubernetes import names
 from nodepool.driver.kubernetes.config import KubernetesLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
@@ -48,7 +48,7 @@ def _dynamic(templates: dict[str, str], request: NodeRequest | None, log: Log) -
     """Return the dynamic labels, without values that are not valid."""
     found = dynamic.formatted(templates, request, log, "label")
     for key, value in list(found.items()):
-        if trouble := schema.value_trouble(value):
+        if trouble := names.value_trouble(value):
             log.warning("Omitting dynamic label %s: %s", key, trouble)
             del found[key]
     return found
@@ -131,7 +131,7 @@ def pod(name: str, label: KubernetesLabel, labels: dict[str, str], pull_secrets:
         if pull_secrets:
             spec.setdefault("imagePullSecrets", [])
     annotations = dict(label.annotations)
-    if label.options.get("sidecars"):
+    if label.options["sidecars"]:
         # The default container of kubectl.
         annotations.setdefault("kubectl.kubernetes.io/default-container", label.name)
     metadata = {"name": name, "labels": labels, "annotations": annotations}
@@ -140,30 +140,30 @@ def pod(name: str, label: KubernetesLabel, labels: dict[str, str], pull_secrets:
 
 def _spec(label: KubernetesLabel) -> dict[str, Any]:
     options = label.options
-    system = options.get("os", "linux")
+    system = options["os"] or "linux"
     command, arguments = _IDLE[system]
     container: dict[str, Any] = {
         "name": label.name,
-        "image": options.get("image"),
-        "imagePullPolicy": options.get("image-pull", "IfNotPresent"),
+        "image": options["image"],
+        "imagePullPolicy": options["image-pull"],
         "command": command,
         "args": arguments,
-        "env": options.get("env") or [],
+        "env": options["env"],
     }
     if resources := _resources(label):
         container["resources"] = resources
-    if options.get("volume-mounts"):
+    if options["volume-mounts"]:
         container["volumeMounts"] = options["volume-mounts"]
-    security = dict(options.get("security-context") or {})
-    if options.get("privileged") is not None:
+    security = dict(options["security-context"])
+    if options["privileged"] is not None:
         security["privileged"] = options["privileged"]
     if security:
         container["securityContext"] = security
-    spec: dict[str, Any] = {"containers": [container, *(options.get("sidecars") or [])]}
+    spec: dict[str, Any] = {"containers": [container, *options["sidecars"]]}
     for option, key in _SPEC.items():
-        if options.get(option) or (option in _FALSE_COUNTS and option in options):
+        if options[option] or (option in _FALSE_COUNTS and options[option] is not None):
             spec[key] = options[option]
-    if "os" in options:
+    if options["os"]:
         spec["os"] = {"name": system}
         spec["nodeSelector"] = {"kubernetes.io/os": system, **(spec.get("nodeSelector") or {})}
     return spec

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError
 from nodepool.config.model import Config
-from nodepool.driver.kubernetes import schema
-from nodepool.driver.kubernetes.config import KubernetesLabel, KubernetesPool, KubernetesProviderConfig
+from nodepool.config.option import changed, option
+from nodepool.driver.kubernetes.config import KubernetesLabel, KubernetesProviderConfig
 
 
 class OpenshiftLabel(KubernetesLabel):
+    type = changed(KubernetesLabel.type, doc="``pod``: a project with a pod; any other value: a project")
+
     @property
     def is_pod(self) -> bool:
         return self.type == "pod"
 
 
-class OpenshiftPool(KubernetesPool):
-    label_class = OpenshiftLabel
-
-
 class OpenshiftProviderConfig(KubernetesProviderConfig):
-    pool_class: ClassVar[type[KubernetesPool]] = OpenshiftPool
+    label_class: ClassVar[type[KubernetesLabel]] = OpenshiftLabel
     SERVERS: ClassVar[tuple[str, ...]] = ("max-projects", "max-servers")
+    context = changed(KubernetesProviderConfig.context, key=v.Required, shown=None)
+    # Options of created namespaces, which are not for projects.
+    namespace_labels = changed(KubernetesProviderConfig.namespace_labels, hidden=True)
+    namespace_annotations = changed(KubernetesProviderConfig.namespace_annotations, hidden=True)
+    network_policies = changed(KubernetesProviderConfig.network_policies, hidden=True)
+    limit_range = changed(KubernetesProviderConfig.limit_range, hidden=True)
+    pull = changed(KubernetesProviderConfig.pull, hidden=True)
+    max_projects: float | None = option(int, None, "default of ``max-servers`` of the pools", stored=False)
 
     def load(self, newconfig: Config) -> None:
         if not self.provider.get("context"):
             raise ConfigError("required key 'context' is missing: the context of the kubeconfig", where=("context",))
         super().load(newconfig)
-
-    def getSchema(self) -> v.Schema:
-        label = schema.label({v.Required("type"): str})
-        more: dict[Any, Any] = {v.Required("context"): str, **dict.fromkeys(self.SERVERS, int)}
-        return schema.provider(schema.pool(label), more)

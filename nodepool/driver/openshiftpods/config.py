@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import voluptuous as v
-
-from nodepool.config.errors import ConfigError, PathItem
-from nodepool.driver.kubernetes import schema
+from nodepool.config.errors import ConfigError
+from nodepool.config.option import changed, option
+from nodepool.driver.kubernetes import names
 from nodepool.driver.kubernetes.config import KubernetesLabel, KubernetesPool
 from nodepool.driver.openshift.config import OpenshiftProviderConfig
 
@@ -15,26 +14,22 @@ from nodepool.driver.openshift.config import OpenshiftProviderConfig
 class OpenshiftPodLabel(KubernetesLabel):
     """A label whose nodes are always pods."""
 
+    longest_name = names.LONGEST_NAME - names.ID_LENGTH
+    type = changed(KubernetesLabel.type, hidden=True)
+
+    def __init__(self, options: dict[str, Any], pool: KubernetesPool) -> None:
+        super().__init__(options, pool)
+        if self.spec is None and not self.options["image"]:
+            raise ConfigError(f"label {self.name} needs an image, or a spec", where=("image",))
+
 
 class OpenshiftPodsPool(KubernetesPool):
-    """A pool, whose name is that of the project."""
-
-    label_class = OpenshiftPodLabel
     prefix = False
-
-    def _check(self, label: KubernetesLabel, options: dict[str, Any], where: tuple[PathItem, ...]) -> None:
-        super()._check(label, options, where)
-        if label.spec is None and not options.get("image"):
-            raise ConfigError(f"label {label.name} needs an image, or a spec", where=(*where, "image"))
-
-    def _name_trouble(self, name: str) -> str | None:
-        return schema.name_trouble(name, schema.LONGEST_NAME - schema.ID_LENGTH)
+    name = changed(KubernetesPool.name, doc="name of the project, part of records and metrics")
 
 
 class OpenshiftPodsProviderConfig(OpenshiftProviderConfig):
+    label_class = OpenshiftPodLabel
     pool_class = OpenshiftPodsPool
     SERVERS = ("max-pods", "max-projects", "max-servers")
-
-    def getSchema(self) -> v.Schema:
-        more: dict[Any, Any] = {v.Required("context"): str, **dict.fromkeys(self.SERVERS, int)}
-        return schema.provider(schema.pool(schema.label({})), more)
+    max_pods: float | None = option(int, None, "default of ``max-servers`` of the pools", stored=False)

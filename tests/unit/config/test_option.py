@@ -92,6 +92,17 @@ def test_the_reference_has_every_option_with_its_path() -> None:
     assert found["disks.size"] == "GiB"
 
 
+def test_flat_options_are_those_of_the_object_and_kept_by_name() -> None:
+    class Container(ConfigValue):
+        options: dict[str, Any] = option({"image": option(str, "x", "image"), "env": option([str], [], "env")}, {}, "", flat=True)
+
+    found = Container()
+    load(found, {"env": ["a"]})
+    assert vars(found) == {"options": {"image": "x", "env": ["a"]}}
+    assert schema(Container) == {"image": str, "env": [str]}
+    assert [path for path, _option in rows(Container)] == [("image",), ("env",)]
+
+
 def test_classes_without_declarations_keep_their_common_options() -> None:
     class Other(ConfigPool):
         def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:

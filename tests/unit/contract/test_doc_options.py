@@ -16,7 +16,18 @@ from nodepool.config.option import REQUIRED, inherited, option
 from tests import REPOSITORY
 
 #: Those whose options are declared.
-DRIVERS = ("aws", "azure", "example", "gce", "ibmvpc", "metastatic", "openstack")
+DRIVERS = (
+    "aws",
+    "azure",
+    "example",
+    "gce",
+    "ibmvpc",
+    "kubernetes",
+    "metastatic",
+    "openshift",
+    "openshiftpods",
+    "openstack",
+)
 
 
 @pytest.fixture
@@ -30,7 +41,7 @@ def test_every_option_has_a_text(reference: Any, driver: str) -> None:
     assert reference.check(driver) == []
     text = "\n".join(reference.lines(driver))
     assert "Options of ``pools.labels``" in text
-    assert "* - ``host-key-checking``" in text
+    assert "* - ``name``" in text
 
 
 def test_what_is_missing_is_told(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
