@@ -9,6 +9,7 @@ import voluptuous as v
 
 from nodepool.config.errors import ConfigError, PathItem, UnknownName
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
+from nodepool.config.option import REQUIRED, option, schema, values
 
 log = logging.getLogger("nodepool.driver.static")
 
@@ -42,52 +43,49 @@ def _split_labels(value: object) -> list[str]:
     return value.split() if isinstance(value, str) else _as_list(value)
 
 
+#: Options of a host.
+NODE: dict[str, Any] = {
+    "name": option(str, REQUIRED, "host name or address"),
+    "labels": option(v.Any(str, [str]), [], "a string is split at blanks", key=v.Required, convert=_split_labels),
+    "username": option(str, "zuul", "login user of jobs"),
+    "timeout": option(int, 5, "seconds for reading the keys", convert=int),
+    "host-key-checking": option(bool, True, "read the host keys, and check that the machine answers before each use"),
+    "host-key": option(v.Any(str, [str]), [], "keys that must be among those of the machine", convert=_as_list),
+    "connection-port": option(int, 22, "port that the launcher checks", convert=int),
+    "connection-type": option(str, "ssh", "``ssh``, ``winrm``, ``network_cli``, ..."),
+    "shell-type": option(str, None, "for Ansible, for example ``cmd``"),
+    "max-parallel-jobs": option(int, 1, "number of slots"),
+    "python-path": option(str, "auto", "Python of the node, for Ansible"),
+}
+
+
 class StaticPool(ConfigPool):
     """A group of hosts; ``nodes``: settings with defaults, ``labels``: set of names."""
 
     ignore_equality = ["provider"]
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.nodes: list[dict[str, Any]] = []
-        self.provider: StaticProviderConfig | None = None
-        super().__init__()
-        self.labels: set[str] = set()
+    name: str = option(str, "", "part of records and metrics", shown="required")
+    nodes: list[dict[str, Any]] = option([NODE], [], "machines", stored=False)
 
     def load(self, pool_config: dict[str, Any], full_config: Any = None, where: tuple[PathItem, ...] = ()) -> None:
         super().load(pool_config)
-        self.name = pool_config["name"]
         self.labels = set()
         self.nodes = []
         for index, node in enumerate(_as_list(pool_config.get("nodes"))):
             place = (*where, "nodes", index)
             if not isinstance(node, dict) or not node.get("name"):
                 raise ConfigError("required key 'name' is missing in nodes", where=place)
-            labels = _split_labels(node.get("labels"))
+            # ssh-port is the older name
+            port = node.get("connection-port") or node.get("ssh-port") or 22
+            settings = values(NODE, {**node, "connection-port": port})
+            labels, slots = settings["labels"], settings["max-parallel-jobs"]
             if not labels:
                 raise ConfigError(f"node {node['name']}: at least one label is needed", where=(*place, "labels"))
-            slots = node.get("max-parallel-jobs", 1)
             if not isinstance(slots, int) or slots < 0:
                 raise ConfigError(
                     f"node {node['name']}: max-parallel-jobs must be a whole number, not {slots!r}",
                     where=(*place, "max-parallel-jobs"),
                 )
-            self.nodes.append(
-                {
-                    "name": node["name"],
-                    "labels": labels,
-                    "host-key": _as_list(node.get("host-key")),
-                    "host-key-checking": bool(node.get("host-key-checking", True)),
-                    "timeout": int(node.get("timeout", 5)),
-                    # ssh-port is the older name
-                    "connection-port": int(node.get("connection-port") or node.get("ssh-port") or 22),
-                    "connection-type": node.get("connection-type", "ssh"),
-                    "shell-type": node.get("shell-type"),
-                    "username": node.get("username", "zuul"),
-                    "max-parallel-jobs": slots,
-                    "python-path": node.get("python-path", "auto"),
-                }
-            )
+            self.nodes.append(settings)
             for label in labels:
                 if label in self.labels:
                     continue
@@ -102,9 +100,11 @@ class StaticPool(ConfigPool):
 
 
 class StaticProviderConfig(ProviderConfig):
+    _pools: dict[str, StaticPool] = option([StaticPool], {}, "groups of machines", name="pools", stored=False)
+
     def __init__(self, provider: dict[str, Any]) -> None:
         super().__init__(provider)
-        self._pools: dict[str, StaticPool] = {}
+        self._pools = {}
 
     @property
     def pools(self) -> dict[str, StaticPool]:  # type: ignore[override]
@@ -148,22 +148,7 @@ class StaticProviderConfig(ProviderConfig):
         return {nodeTuple(node): (pool, node) for pool in self._pools.values() for node in pool.nodes}
 
     def getSchema(self) -> v.Schema:
-        node = {
-            v.Required("name"): str,
-            v.Required("labels"): v.Any(str, [str]),
-            "username": str,
-            "timeout": int,
-            "host-key-checking": bool,
-            "host-key": v.Any(str, [str]),
-            "connection-port": int,
-            "connection-type": str,
-            "shell-type": str,
-            "max-parallel-jobs": int,
-            "python-path": str,
-        }
-        pool = {**ConfigPool.getCommonSchemaDict(), "name": str, "nodes": [node]}
-        provider = {**ProviderConfig.getCommonSchemaDict(), "pools": [pool]}
-        return v.Schema(provider)
+        return v.Schema(schema(type(self)))
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         return {label for pool in self._pools.values() if not pool_name or pool.name == pool_name for label in pool.labels}

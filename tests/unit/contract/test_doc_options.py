@@ -27,6 +27,7 @@ DRIVERS = (
     "openshift",
     "openshiftpods",
     "openstack",
+    "static",
 )
 
 
@@ -40,7 +41,7 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_option_has_a_text(reference: Any, driver: str) -> None:
     assert reference.check(driver) == []
     text = "\n".join(reference.lines(driver))
-    assert "Options of ``pools.labels``" in text
+    assert "Options of ``pools``" in text
     assert "* - ``name``" in text
 
 
