@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import voluptuous as v
-
 from nodepool.config.model import Config
+from nodepool.config.option import REQUIRED, option
 from nodepool.driver import ConfigPool, ProviderConfig
 
 
@@ -14,23 +13,21 @@ class TestPool(ConfigPool):
     __test__ = False
     ignore_equality = ["provider"]
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.provider: TestConfig | None = None
-        super().__init__()
+    provider: TestConfig | None = None
+    name: str = option(str, REQUIRED, "part of records and metrics")
+    labels: list[str] = option([str], [], "names of labels, whose nodes are ready immediately", convert=list)
 
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
-        self.name = pool_config["name"]
-        self.labels = list(pool_config.get("labels") or [])
 
 
 class TestConfig(ProviderConfig):
     __test__ = False
+    _pools: dict[str, ConfigPool] = option([TestPool], {}, "groups of labels", name="pools", stored=False)
 
     def __init__(self, provider: dict[str, Any]) -> None:
         super().__init__(provider)
-        self._pools: dict[str, ConfigPool] = {}
+        self._pools = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TestConfig) and self.name == other.name
@@ -54,10 +51,6 @@ class TestConfig(ProviderConfig):
             self._pools[str(pool.name)] = pool
             for label in pool.labels:
                 newconfig.labels[label].pools.append(pool)
-
-    def getSchema(self) -> v.Schema:
-        pool = {**ConfigPool.getCommonSchemaDict(), v.Required("name"): str, "labels": [str]}
-        return v.Schema({"pools": [pool]})
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}
