@@ -125,7 +125,7 @@ def test_terminals_of_a_devpts_of_its_own_are_not_taken_from_others(host: NmDaem
 
 
 @pytest.mark.spec("issue 10, F4b: network namespaces of one sliver do not take more than its memory")
-def test_network_namespaces(host: NmDaemon) -> None:
+def test_network_namespaces_of_a_sliver_take_only_its_memory(host: NmDaemon) -> None:
     host.put(TRUSTED, rspec={"nm_mem_limit": 256, "nm_pids_max": 300}, privileges=["docker"])
 
     def unreclaimable() -> int:

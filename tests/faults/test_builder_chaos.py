@@ -21,7 +21,7 @@ NAMES = ["b0", "b1"]
 
 @pytest.mark.spec("BLD-14: each build and each upload has one worker; killed builders lose and leave nothing")
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_kills(bench: BuilderBench, seed: int) -> None:
+def test_killed_builders_lose_nothing_and_leave_nothing(bench: BuilderBench, seed: int) -> None:
     chance = random.Random(seed)
     images = [bench.image(i, env={"CREATE_MOUNTS": "1"}) for i in IMAGES]
     running = {}

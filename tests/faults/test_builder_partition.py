@@ -204,7 +204,7 @@ def test_no_server_at_the_start(bench: BuilderBench, proxy: Proxy, number: signa
 
 
 @pytest.mark.spec("BLD-2: the work begins when ZooKeeper appears")
-def test_server_appears(bench: BuilderBench, proxy: Proxy) -> None:
+def test_builder_begins_when_zookeeper_appears(bench: BuilderBench, proxy: Proxy) -> None:
     proxy.set("close")
     bench.config(hosts=proxy.host)
     builder = bench.start(wait=False)

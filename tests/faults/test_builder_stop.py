@@ -92,7 +92,7 @@ def test_build_is_finished(bench: BuilderBench, options: tuple[str, ...], number
 
 @pytest.mark.spec("CLI-2: a second signal ends the build that is waited for")
 @pytest.mark.parametrize("second", [signal.SIGUSR1, signal.SIGTERM], ids=lambda n: n.name)
-def test_second_signal(bench: BuilderBench, second: signal.Signals) -> None:
+def test_second_signal_ends_the_build_that_is_waited_for(bench: BuilderBench, second: signal.Signals) -> None:
     builder, build_id = begin(bench)
     builder.send(signal.SIGUSR1)
     wait_for(lambda: "when running work is finished" in builder.text(), 10, "the message")

@@ -104,7 +104,7 @@ def quiet(nm: CrashingDaemon) -> bool:
 
 @pytest.mark.parametrize("what", ["create", "delete"])
 @pytest.mark.spec("NM-C.9.5: kill -9 at every step of create and delete")
-def test_every_step(tmp_path: pathlib.Path, what: str) -> None:
+def test_daemon_killed_at_any_step_completes_it_at_the_next_start(tmp_path: pathlib.Path, what: str) -> None:
     nm = CrashingDaemon(tmp_path, 5)
     seen: list[str] = []
     for number in range(1, MOST):

@@ -43,7 +43,7 @@ def work_off(bench: Bench, ids: list[str], timeout: float = 40.0) -> None:
 
 @pytest.mark.parametrize("how", ["close", "hold"])
 @pytest.mark.parametrize("seconds", [SESSION / 4, SESSION * 2.5], ids=["short", "long"])
-def test_connection_cut(bench: Bench, proxy: Proxy, how: str, seconds: float) -> None:
+def test_requests_are_served_once_although_the_connection_was_cut(bench: Bench, proxy: Proxy, how: str, seconds: float) -> None:
     bench.cloud.set(create_delay=1.0, delete_delay=0.2)
     launcher = bench.start(bench.config(bench.provider(pool={"max-servers": 15}), hosts=proxy.host))
     bench.wait_pools(1)

@@ -65,7 +65,9 @@ def test_defect_in_a_module_that_no_test_imports_is_reported() -> None:
 
 
 def test_failure_of_a_directed_test_shows_the_assertion_and_what_the_launcher_did() -> None:
-    done = run("leaks-are-not-looked-for", "tests/world/directed/test_deletion.py::test_leaked_node")
+    done = run(
+        "leaks-are-not-looked-for", "tests/world/directed/test_deletion.py::test_only_leaked_servers_of_the_provider_are_deleted"
+    )
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "AssertionError: the leaked server deleted did not hold within" in done.stdout
     assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} INFO nodepool\.", done.stdout, re.MULTILINE), done.stdout

@@ -67,7 +67,7 @@ def test_one_instance_whatever_happens_to_the_answer(bench: LauncherBench, aws: 
     "action", [html(502), drop(), cut_off(), ec2_error("RequestLimitExceeded", 503)], ids=["html", "drop", "cut", "limit"]
 )
 @pytest.mark.spec("AWS, issue 3: a failed look never harms a healthy launch")
-def test_failed_looks(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
+def test_failed_polls_harm_no_healthy_launch(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
     start(bench, aws, aws.label(), launch_retries=1)
     aws.proxy.fail(lambda r: r.operation == "DescribeInstances" and "Filter.1.Name" in r.params, action, times=4)
     request_id, _ = one(bench)
@@ -99,7 +99,7 @@ def start_ids(request: Request) -> list[str]:
 
 
 @pytest.mark.spec("AWS-2.5: up to 50 per call; 230 deletions are asked for within 5 s")
-def test_many_deletions(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_many_deletions_are_sent_within_seconds(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), rate=2)
     made = aws.ec2.run_instances(ImageId=aws.ami, MinCount=230, MaxCount=230, InstanceType="t3.medium", SubnetId=aws.subnet)
     began = time.monotonic()
@@ -159,7 +159,7 @@ def test_an_instance_that_never_was(bench: LauncherBench, aws: AwsCloud, form: s
 
 
 @pytest.mark.spec("AWS, issue 3: deletions have their own lane: creations never wait behind them")
-def test_hanging_deletions(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_deletions_do_not_delay_creations(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AwsAdapter, "READ_TIMEOUT", 3)
     start(bench, aws, aws.label())
     request_id, _ = one(bench)
@@ -176,7 +176,9 @@ def test_hanging_deletions(bench: LauncherBench, aws: AwsCloud, monkeypatch: pyt
 
 
 @pytest.mark.spec("AWS, issue bad input: wrong credentials: a clear error, and it recovers without restart")
-def test_wrong_credentials(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_credentials_are_reported_and_recovered_from(
+    bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     denied = aws.proxy.fail(
         lambda _r: True, ec2_error("AuthFailure", 401, "AWS was not able to validate the credentials"), times=float("inf")
     )

@@ -74,7 +74,7 @@ def test_alien_images_are_ours_without_a_record(
 
 
 @pytest.mark.spec("AWS-3.14: snapshot import survives a resource-limit error; tags of both sources; no ImdsSupport")
-def test_snapshot_import(builders: BuilderBench, aws: AwsCloud) -> None:
+def test_snapshot_import_survives_a_resource_limit(builders: BuilderBench, aws: AwsCloud) -> None:
     limit = aws.proxy.fail("ImportSnapshot", ec2_error("ResourceCountLimitExceeded"))
     upload = build(builders, aws, {"iops": 1000, "throughput": 100, "volume-size": 20}, image_import_timeout=60)
     assert limit.used == 1
@@ -151,7 +151,7 @@ def test_an_import_that_cannot_be_seen_at_all(
 
 
 @pytest.mark.spec("AWS-3.15: image import: AMI and snapshot tagged from both sources")
-def test_image_import(builders: BuilderBench, aws: AwsCloud) -> None:
+def test_image_import_tags_image_and_snapshot(builders: BuilderBench, aws: AwsCloud) -> None:
     upload = build(builders, aws, {"import-method": "image"})
     (image,) = aws.images()
     assert image["ImageId"] == upload.external_id
@@ -162,7 +162,7 @@ def test_image_import(builders: BuilderBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.15: ebs-direct with IMDSv2; needs no object storage")
-def test_ebs_direct(builders: BuilderBench, aws: AwsCloud) -> None:
+def test_ebs_direct_needs_no_object_storage(builders: BuilderBench, aws: AwsCloud) -> None:
     image = builders.image(metadata={"diskimage_metadata": "diskimage"})
     options = provider(aws, {"import-method": "ebs-direct", "imds-support": "v2.0", "volume-size": 12})
     del options["object-storage"]
@@ -180,7 +180,7 @@ def test_ebs_direct(builders: BuilderBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-2.8: blocks are retried; nothing stays behind after a failure")
-def test_ebs_blocks(aws: AwsCloud, tmp_path: Any, bench: LauncherBench) -> None:
+def test_blocks_are_retried_and_a_failed_upload_leaves_nothing(aws: AwsCloud, tmp_path: Any, bench: LauncherBench) -> None:
     start(bench, aws)
     path = tmp_path / "image.raw"
     block = EBSSnapshotUploader.segment_size
@@ -281,7 +281,7 @@ def test_leaked_resources_are_deleted_and_counted(bench: LauncherBench, aws: Aws
 
 @pytest.mark.spec("AWS-3.17: untagged import results are recognised; a live image of another build stays")
 @pytest.mark.parametrize("kind", ["snap", "ami"])
-def test_leaked_images(bench: LauncherBench, aws: AwsCloud, kind: str) -> None:
+def test_leaked_import_results_are_deleted_and_live_images_stay(bench: LauncherBench, aws: AwsCloud, kind: str) -> None:
     live = bench.store_image("fake-image", "ec2-us")
     start(bench, aws)
     of_live = {"nodepool_provider_name": "ec2-us", "nodepool_build_id": live.build_id, "nodepool_upload_id": live.id}
@@ -329,7 +329,7 @@ def test_a_list_that_fails_stops_no_other_cleanup(bench: LauncherBench, aws: Aws
     assert aws.instances() == []
 
 
-def test_alien_images(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_images_of_others_are_listed_without_metadata(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws)
     (found,) = adapter(bench)._listImages()
     assert (found["id"], found["name"], found["properties"]) == (aws.ami, "base", {})

@@ -56,7 +56,7 @@ def test_four_at_once(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.8: image filters in either capitalisation, the newest match")
-def test_image_filters(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_image_filters_choose_the_newest_match(bench: LauncherBench, aws: AwsCloud) -> None:
     newest = aws.ec2.register_image(Name="wanted", Architecture="x86_64", VirtualizationType="hvm")["ImageId"]
     start(
         bench,
@@ -77,7 +77,7 @@ def test_image_filters(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.8: a bad AMI id fails the request")
-def test_bad_image(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_unknown_image_id_fails_the_request(bench: LauncherBench, aws: AwsCloud) -> None:
     start(
         bench,
         aws,
@@ -90,7 +90,7 @@ def test_bad_image(bench: LauncherBench, aws: AwsCloud) -> None:
 
 @pytest.mark.spec("AWS-3.9: public-ip-address false gives a private address only, which is the interface address")
 @pytest.mark.parametrize("key", ["public-ip-address", "public-ipv4"])
-def test_private_address(bench: LauncherBench, aws: AwsCloud, key: str) -> None:
+def test_node_without_public_address_uses_its_private_one(bench: LauncherBench, aws: AwsCloud, key: str) -> None:
     start(bench, aws, aws.label(), pool={key: False})
     _, node = one(bench)
     assert node.public_ipv4 is None
@@ -146,7 +146,7 @@ def test_min_ready_tags(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.12: IAM profile by name and by ARN, ebs-optimized, userdata, shell type, IMDSv2 required")
-def test_label_options(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_instance_gets_the_options_of_its_label(bench: LauncherBench, aws: AwsCloud) -> None:
     profile = aws.iam.create_instance_profile(InstanceProfileName="profile")["InstanceProfile"]
     try:
         start(
@@ -229,7 +229,7 @@ def test_spot_instances_are_launched(bench: LauncherBench, aws: AwsCloud) -> Non
 
 
 @pytest.mark.spec("AWS-3.20: a dedicated host comes and goes with its instance; node list can be rendered")
-def test_dedicated_host(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_dedicated_host_is_released_with_its_instance(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": f"{REGION}a"})
     request_id, node = one(bench)
     (host,) = aws.hosts()
@@ -327,7 +327,7 @@ def fleet(*types: str, strategy: str = "price-capacity-optimized") -> dict[str, 
 
 
 @pytest.mark.spec("AWS-3.21: a template per settings; a restart keeps them; those of a former configuration go")
-def test_launch_templates(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_each_set_of_settings_has_one_launch_template(bench: LauncherBench, aws: AwsCloud) -> None:
     labels = [
         aws.label("one", fleet=fleet("t3.medium")),
         aws.label("two", fleet=fleet("t3.medium"), volume_size=40),

@@ -28,7 +28,7 @@ def waits(bench: LauncherBench, label: str, **fields: object) -> str:
 
 
 @pytest.mark.spec("AWS-3.3: high-memory quota exhausted: the second waits, is served when the first is freed")
-def test_high_memory(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_request_waits_for_high_memory_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 100, "L-43DA4232": 224}
     start(bench, aws, aws.label("high", instance_type="u-6tb1.56xlarge"), aws.label())
     first, _ = one(bench, "high")
@@ -48,7 +48,7 @@ def test_high_memory_used_up(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.4: spot and on-demand quotas are separate")
-def test_spot_quota(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_spot_and_on_demand_quotas_are_separate(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 2, "L-34B43A08": 2}
     start(bench, aws, aws.label("normal"), aws.label("spot", use_spot=True))
     one(bench, "normal")
@@ -59,7 +59,7 @@ def test_spot_quota(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.5: pool max-resources pauses")
-def test_pool_limit(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_request_waits_for_max_resources_of_the_pool(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), pool={"max-resources": {"L-1216C47A": 2}})
     first, _ = one(bench)
     second = waits(bench, "small")
@@ -68,7 +68,7 @@ def test_pool_limit(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.5: tenant limits with a quota code defer that tenant's matching requests only")
-def test_tenant_limit(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_tenant_limit_defers_only_requests_of_that_tenant(bench: LauncherBench, aws: AwsCloud) -> None:
     start(
         bench,
         aws,
@@ -86,7 +86,7 @@ def test_tenant_limit(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.6: volume storage (TB limit, GB use) pauses gp2 while gp3 still works")
-def test_volume_quota(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_volume_quota_pauses_only_its_volume_type(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ebs"] = {"L-D18FCD1D": 1, "L-7A658B76": 1}
     start(bench, aws, aws.label("gp2", volume_type="gp2", volume_size=600), aws.label("gp3", volume_type="gp3", volume_size=600))
     first, node = one(bench, "gp2")
@@ -105,7 +105,7 @@ def test_volume_quota_of_another_type(bench: LauncherBench, aws: AwsCloud) -> No
 
 
 @pytest.mark.spec("AWS-2.7: foreign instances use quota too")
-def test_foreign_instances(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_instances_of_others_use_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 4}
     aws.ec2.run_instances(ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="t3.medium", SubnetId=aws.subnet)
     start(bench, aws, aws.label())
@@ -146,7 +146,7 @@ def test_deleted_nodes_are_not_what_others_use(
 
 @pytest.mark.spec("AWS-2.6: quota errors of the launch abort the node and pause the request")
 @pytest.mark.parametrize("code", ["VolumeLimitExceeded", "VcpuLimitExceeded"])
-def test_quota_error(bench: LauncherBench, aws: AwsCloud, code: str) -> None:
+def test_quota_error_of_a_launch_pauses_the_request(bench: LauncherBench, aws: AwsCloud, code: str) -> None:
     start(bench, aws, aws.label())
     fault = aws.proxy.fail("RunInstances", ec2_error(code))
     one(bench)
@@ -155,7 +155,7 @@ def test_quota_error(bench: LauncherBench, aws: AwsCloud, code: str) -> None:
 
 
 @pytest.mark.spec("AWS-2.6: capacity errors are failed attempts")
-def test_capacity_error(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_capacity_error_is_a_failed_attempt(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), launch_retries=2)
     aws.proxy.fail("RunInstances", ec2_error("InsufficientInstanceCapacity", 500), times=2)
     failed(bench)
@@ -163,7 +163,7 @@ def test_capacity_error(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-2.6: no quota for dedicated hosts pauses")
-def test_host_quota(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_request_waits_for_quota_of_dedicated_hosts(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-81657574": 1}
     start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": "us-east-1a"})
     first, node = one(bench)
@@ -174,7 +174,7 @@ def test_host_quota(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("AWS-3.4: an instance type of a family without known code is launched, with a warning")
-def test_unknown_family(
+def test_instance_type_of_an_unknown_family_is_launched(
     bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from nodepool.driver.aws.quota_codes import INSTANCE_QUOTA_CODES
@@ -188,7 +188,7 @@ def test_unknown_family(
 
 
 @pytest.mark.spec("AWS-3.22: use of a fleet's instance counts against the quota after the launch")
-def test_fleet_quota(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_instance_of_a_fleet_uses_quota_after_its_launch(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 2}
     fleet = {"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}
     start(bench, aws, aws.label("fleet", fleet=fleet), aws.label())

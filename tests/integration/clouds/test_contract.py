@@ -48,7 +48,7 @@ def body(azure: Azure, bench: LauncherBench, cloud_image: dict[str, Any], **labe
 
 
 @pytest.mark.spec("AZU-15.1: AZU-6: customData and userData are base64; static and dynamic tags; options of the machine")
-def test_azure_machine(azure: Azure, bench: LauncherBench) -> None:
+def test_azure_machine_gets_the_options_of_its_label(azure: Azure, bench: LauncherBench) -> None:
     made = body(
         azure, bench, image(**{"image-id": "x", "key": "ssh-rsa AAAA"}),
         tags={"team": 7}, **{
@@ -103,7 +103,9 @@ GALLERY = {"gallery-name": "g", "name": "i", "version": "1"}
                      marks=pytest.mark.spec("AZU-15.8: the last by name of those with a tag")),
     ],
 )  # fmt: skip
-def test_azure_image(azure: Azure, bench: LauncherBench, option: str, value: Any, reference: dict[str, str]) -> None:
+def test_azure_image_options_reference_exactly_that_image(
+    azure: Azure, bench: LauncherBench, option: str, value: Any, reference: dict[str, str]
+) -> None:
     for name, tags in (("own-1", {"kind": "ci"}), ("own-2", {"kind": "ci", "more": "1"}), ("own-3", None)):
         thing = {"id": f"x/{name}", "name": name, "location": "centralus", "properties": {"provisioningState": "Succeeded"}}
         azure.cloud.things["images", name] = {**thing, **({"tags": tags} if tags else {})}
@@ -112,7 +114,7 @@ def test_azure_image(azure: Azure, bench: LauncherBench, option: str, value: Any
 
 
 @pytest.mark.spec("AZU-15.9: a password; AZU-15.10: a generated one has 64 characters; AZU-13: no two are alike")
-def test_azure_passwords(azure: Azure, bench: LauncherBench) -> None:
+def test_azure_passwords_are_as_configured_or_generated(azure: Azure, bench: LauncherBench) -> None:
     windows = {"image-id": "w", "connection-type": "winrm"}
     images = [image("given", password="Pa55word", **windows), image("made", **windows, **{"generate-password": True})]
     labels = [azure.label("given", image="given"), azure.label("made", image="made")]
@@ -147,7 +149,7 @@ def test_azure_both_families(azure: Azure, bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("AZU-8: AZU-12: a machine that Azure could not make is told with Azure's reason")
-def test_azure_reason(azure: Azure, bench: LauncherBench) -> None:
+def test_failed_azure_machine_is_reported_with_the_reason(azure: Azure, bench: LauncherBench) -> None:
     azure.cloud.sold_out_sizes = {f"{azure.sizes[0]}/1"}
     pool = bench.start(azure.config(azure.label(zone="1"), **{"launch-retries": 1}), cleanup_interval=600)
     bench.wait_request(bench.submit("small"), "failed", timeout=30)
@@ -165,7 +167,7 @@ def test_azure_reason(azure: Azure, bench: LauncherBench) -> None:
         ({"auth-path": None}, "one of auth-path and auth"),
     ],
 )
-def test_azure_configuration(azure: Azure, bench: LauncherBench, change: dict[str, Any], text: str) -> None:
+def test_invalid_azure_configuration_is_refused(azure: Azure, bench: LauncherBench, change: dict[str, Any], text: str) -> None:
     from nodepool.config import loadConfig
 
     with pytest.raises(ConfigError, match=text):
@@ -176,7 +178,7 @@ def test_azure_configuration(azure: Azure, bench: LauncherBench, change: dict[st
 
 
 @pytest.mark.spec("GCE-13.1: reloading the configuration twice in a row; GCE-5: body of the call")
-def test_google_machine(google: Google, bench: LauncherBench) -> None:
+def test_google_machine_gets_the_options_of_its_label(google: Google, bench: LauncherBench) -> None:
     label = google.label(labels={"team": "ci"}, **{
         "dynamic-labels": {"tenant": "{request.tenant_name}"}, "network-tags": ["nodes"], "use-spot": True, "volume-size": 30,
         "service-account": {"email": "a@b"}, "user-data": "#cloud-config",
@@ -198,7 +200,7 @@ def test_google_machine(google: Google, bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("GCE-13.3: GCE-8: a region's quota of one instance: the second waits, and is served afterwards")
-def test_google_quota(google: Google, bench: LauncherBench) -> None:
+def test_request_waits_for_quota_of_a_google_region(google: Google, bench: LauncherBench) -> None:
     google.cloud.quotas["INSTANCES"] = 1
     bench.start(google.config(), cleanup_interval=600)
     first, _ = bench.fulfilled("small")
@@ -280,7 +282,7 @@ def test_azure_taken_name(azure: Azure, bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("GCE-7: a machine that is gone already; GCE-6: preempted while starting")
-def test_google_preempted(google: Google, bench: LauncherBench) -> None:
+def test_preempted_google_machine_is_launched_again(google: Google, bench: LauncherBench) -> None:
     google.cloud.paused = True
     bench.start(google.config(google.label(**{"use-spot": True})), cleanup_interval=600)
     request = bench.submit("small")
@@ -292,7 +294,7 @@ def test_google_preempted(google: Google, bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("GCE-4: what the configuration must not say; GCE-3: rate by either name")
-def test_google_configuration(google: Google, bench: LauncherBench) -> None:
+def test_invalid_google_configuration_is_refused(google: Google, bench: LauncherBench) -> None:
     from nodepool.config import loadConfig
 
     def load(**change: Any) -> Any:
@@ -314,7 +316,7 @@ def test_google_configuration(google: Google, bench: LauncherBench) -> None:
 @pytest.mark.spec(
     "IBM-16.1: a private label by image name; IBM-8: fields; IBM-9: setting it used deletes it; IBM-6: groups and names"
 )
-def test_ibm_private(ibm: Ibm, bench: LauncherBench) -> None:
+def test_ibm_node_with_a_private_address_is_ready(ibm: Ibm, bench: LauncherBench) -> None:
     bench.start(ibm.config(**{"public-ipv4": False}), cleanup_interval=600)
     request, (node,) = bench.fulfilled("small")
     assert (node.state, node.connection_type, node.host_keys, node.python_path) == ("ready", "ssh", [], "auto")
@@ -328,7 +330,7 @@ def test_ibm_private(ibm: Ibm, bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("IBM-16.3: IBM-7: a label by image filter takes the newest that matches")
-def test_ibm_filter(ibm: Ibm, bench: LauncherBench) -> None:
+def test_ibm_image_filter_takes_the_newest_match(ibm: Ibm, bench: LauncherBench) -> None:
     wanted = {"operating-system": {"family": "Debian", "version": "12"}, "owner-type": "provider", "status": "available"}
     images = [image(**{"image-filter": wanted})]
     bench.start(ibm.config(**{"cloud-images": images}), cleanup_interval=600)
@@ -338,7 +340,7 @@ def test_ibm_filter(ibm: Ibm, bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("IBM-10: memory of profiles is GiB, and limits are MiB")
-def test_ibm_quota(ibm: Ibm, bench: LauncherBench) -> None:
+def test_ibm_memory_is_counted_in_mib(ibm: Ibm, bench: LauncherBench) -> None:
     bench.start(ibm.config(quota={"ram": 6000}), cleanup_interval=600)
     first, (node,) = bench.fulfilled("small")
     assert node.resources["ram"] == 4096
@@ -350,7 +352,9 @@ def test_ibm_quota(ibm: Ibm, bench: LauncherBench) -> None:
 
 @pytest.mark.spec("IBM-11: an empty bucket, one that is missing, and groups of others are no errors")
 @pytest.mark.parametrize("there", [True, False])
-def test_ibm_listing(ibm: Ibm, bench: LauncherBench, there: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_ibm_listing_accepts_missing_buckets_and_groups_of_others(
+    ibm: Ibm, bench: LauncherBench, there: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     if there:
         ibm.cloud.make_bucket()
     bench.start(ibm.config(), cleanup_interval=600)
@@ -366,7 +370,7 @@ def test_ibm_listing(ibm: Ibm, bench: LauncherBench, there: bool, caplog: pytest
 @pytest.mark.spec(
     "IBM-3: IBM-13: what is missing in the credentials is told; IBM-4: names that would make leaks invisible are refused"
 )
-def test_ibm_configuration(ibm: Ibm, bench: LauncherBench) -> None:
+def test_invalid_ibm_configuration_is_refused(ibm: Ibm, bench: LauncherBench) -> None:
     from nodepool.config import loadConfig
 
     for change, text in (
@@ -404,7 +408,9 @@ def intercept(monkeypatch: pytest.MonkeyPatch, scene: Any, hosts: dict[str, str]
 
 
 @pytest.mark.spec("AZU-14: HTTP is intercepted below requests at the public hosts")
-def test_azure_seam(azure: Azure, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_azure_http_can_be_intercepted_at_the_public_hosts(
+    azure: Azure, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     login, management = "https://login.microsoftonline.com", "https://management.azure.com"
     azure.cloud.resource = f"{management}/"
     azure.cloud.write_account(activeDirectoryEndpointUrl=login, resourceManagerEndpointUrl=f"{management}/")
@@ -416,7 +422,7 @@ def test_azure_seam(azure: Azure, bench: LauncherBench, monkeypatch: pytest.Monk
 
 
 @pytest.mark.spec("IBM-15: HTTP is intercepted below requests at the public hosts, with a token from the environment")
-def test_ibm_seam(ibm: Ibm, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ibm_http_can_be_intercepted_at_the_public_hosts(ibm: Ibm, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     for service in ("VPC", "RESOURCE_MANAGER", "RESOURCE_CONTROLLER"):
         monkeypatch.setenv(f"{service}_AUTH_TYPE", "bearerToken")
         monkeypatch.setenv(f"{service}_BEARER_TOKEN", "fake-token")

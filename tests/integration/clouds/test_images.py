@@ -127,7 +127,7 @@ def test_parts_of_a_killed_builder_are_removed(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.spec("AZU-11: IBM-12: a failed import is a failed upload, with the cloud's reason, and leaves nothing")
-def test_failed_import(uploader: Uploader) -> None:
+def test_failed_import_reports_the_reason_and_leaves_nothing(uploader: Uploader) -> None:
     uploader.scene.fail_import()
     with pytest.raises(Exception, match=r"damaged|no VHD|no partition table"):
         uploader.upload()

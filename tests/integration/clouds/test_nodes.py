@@ -59,7 +59,7 @@ def test_label_is_fulfilled_used_and_deleted(bench: LauncherBench, scene: CloudS
 
 
 @pytest.mark.spec("issue: use-internal-ip; nodes without a public address")
-def test_internal_address(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
+def test_use_internal_ip_makes_the_private_address_the_interface(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     start(bench, scene, pool={"use-internal-ip": True, "public-ipv4": False})
     _, (node,) = bench.fulfilled("small")
     assert node.interface_ip == node.private_ipv4 and node.private_ipv4.startswith("10.0.0.")
@@ -89,7 +89,7 @@ def test_sold_out_offers_are_skipped(bench: LauncherBench, scene: CloudScene) ->
 
 
 @pytest.mark.spec("issue: exhausted capacity is told where operators look")
-def test_sold_out(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
+def test_exhausted_capacity_is_reported(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     scene.cloud.sold_out = True
     start(bench, scene, **{"launch-retries": 1})
     failed(bench)
@@ -98,7 +98,7 @@ def test_sold_out(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F81
 
 
 @pytest.mark.spec("issue: a size that does not exist")
-def test_unknown_size(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
+def test_unknown_size_fails_only_its_label(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     start(bench, scene, scene.label("bad", size="nonsense"), scene.label("good"), **{"launch-retries": 1})
     failed(bench, "bad")
     assert re.search("bad.*nonsense", problems(bench))
@@ -123,7 +123,7 @@ def test_bad_credentials_affect_one_provider(bench: LauncherBench, scene: CloudS
 
 
 @pytest.mark.spec("issue: tokens that are over are renewed; a clock that is wrong does not ask for one with each call")
-def test_expired_token(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
+def test_expired_tokens_are_renewed_once(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     scene.cloud.token_life = -3000
     start(bench, scene)
     bench.fulfilled("small")
@@ -136,7 +136,7 @@ def test_expired_token(bench: LauncherBench, scene: CloudScene) -> None:  # noqa
 
 @pytest.mark.spec("issue: answers that are cut off, no JSON, or lost")
 @pytest.mark.parametrize("what", ["cut", "html", "other", "lost"])
-def test_bad_answers(
+def test_unusable_answers_harm_no_launch(
     bench: LauncherBench, scene: CloudScene, what: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     monkeypatch.setattr("nodepool.driver.common.machines.ASK_AGAIN", 2.0)
@@ -222,7 +222,7 @@ def test_calls_per_node_stay_within_their_limit(bench: LauncherBench, scene: Clo
 
 @pytest.mark.spec("AZU-3: IBM-3: credentials that are refused are read again; until then requests are declined with the reason")
 @pytest.mark.parametrize("kind", [Azure, Ibm], ids=lambda kind: kind.driver)
-def test_changed_credentials(
+def test_refused_credentials_are_read_again(
     bench: LauncherBench, kind: type[CloudScene], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     for cloud in opened(kind, monkeypatch, tmp_path):

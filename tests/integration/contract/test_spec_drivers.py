@@ -60,7 +60,7 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.spec("DRV-1 to DRV-6: a classic driver written for 11.0.0 runs without a changed line")
-def test_classic_driver(bench: LauncherBench, statsd: StatsdReceiver, directory: str) -> None:
+def test_classic_driver_written_for_11_0_0_runs_unchanged(bench: LauncherBench, statsd: StatsdReceiver, directory: str) -> None:
     pool = bench.start({**config(bakery(), labels={"bread": {"min-ready": 1}}), "drivers-path": directory})
     (idle,) = bench.wait_nodes(1, state="ready", type=["bread"], allocated_to=None)
     assert (idle.username, idle.host_keys, idle.attributes) == ("baker", ["ssh-rsa FAKEKEY"], {"crust": "thick"})
@@ -269,7 +269,9 @@ def test_drivers_are_reset_at_each_load_of_the_configuration(bench: LauncherBenc
 
 
 @pytest.mark.spec("DRV-4, DRV-14.23: idle() of the replaced provider before start() of its successor, stop() after")
-def test_replacement_order(bench: LauncherBench, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_provider_idles_before_its_successor_starts(
+    bench: LauncherBench, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[tuple[str, Any]] = []
     pool = bench.start({**config(bakery()), "drivers-path": directory})
     old = pool.getProviderManager("baker")
@@ -308,7 +310,9 @@ def test_load_by_code(bench: LauncherBench, directory: str) -> None:
 
 
 @pytest.mark.spec("DRV-1.8; issue 2: drivers of the entry-point group nodepool.drivers")
-def test_entry_point(bench: LauncherBench, directory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_driver_of_an_entry_point_launches(
+    bench: LauncherBench, directory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     package = tmp_path / "site"
     shutil.copytree(DRIVERS / "foundry", package / "foundry_distribution")
     metadata = package / "foundry_distribution-1.0.dist-info"
@@ -330,7 +334,9 @@ def test_entry_point(bench: LauncherBench, directory: str, monkeypatch: pytest.M
 
 
 @pytest.mark.spec("issue 2: doc/examples/mycloud is loaded through drivers-path and launches")
-def test_documented_example(bench: LauncherBench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_example_driver_launches(
+    bench: LauncherBench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     examples = REPOSITORY / "doc" / "examples"
     shutil.copytree(examples / "mycloud", tmp_path / "mycloud")
     server = bench.chroot
@@ -362,7 +368,7 @@ def test_documented_example(bench: LauncherBench, tmp_path: pathlib.Path, monkey
 
 
 @pytest.mark.spec("FAK-3: the example driver launches and deletes")
-def test_example_driver(bench: LauncherBench) -> None:
+def test_example_driver_launches_and_deletes(bench: LauncherBench) -> None:
     from nodepool.driver.example import adapter as example
 
     assert example.CreateStateMachine.__name__ and example.DeleteStateMachine.__name__
@@ -383,7 +389,7 @@ def test_example_driver(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("FAK-4.1; DRV-14.3: test and fake drivers side by side")
-def test_mixed_drivers(bench: LauncherBench) -> None:
+def test_and_fake_driver_run_side_by_side(bench: LauncherBench) -> None:
     entry = {"name": "plain", "driver": "test", "pools": [{"name": "main", "labels": ["t"]}]}
     pool = bench.start(config(entry, provider()))
     assert not pool.config.providers["plain"].manage_images

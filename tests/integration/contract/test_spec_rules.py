@@ -78,7 +78,7 @@ def test_requests_are_left_alone(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("ZK-10.9, ZK-10.11: keys and types of node records of every driver")
-def test_node_keys(bench: LauncherBench) -> None:
+def test_node_records_have_the_keys_and_types_of_the_contract(bench: LauncherBench) -> None:
     meta = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
         {"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 2}]}]}  # fmt: skip
     plain = {"name": "plain", "driver": "test", "pools": [{"name": "main", "labels": ["t"]}]}
@@ -130,7 +130,7 @@ def test_in_use_is_not_ours(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("ZK-10.15: pool records list what they can serve; others are declined to failed quickly")
-def test_offered_labels(bench: LauncherBench, web: Any) -> None:
+def test_pool_records_list_the_labels_that_they_serve(bench: LauncherBench, web: Any) -> None:
     content = config(provider("fake-one", labels=["a", "b"]), provider("fake-two", labels=["b", "c"]), labels={"unserved": {}})
     pool = bench.start(content)
     get = web(pool)
@@ -235,7 +235,7 @@ def test_knobs_of_the_fake_cloud(bench: LauncherBench, caplog: pytest.LogCapture
 
 
 @pytest.mark.spec("FAK-4.6: test knobs outside the drivers")
-def test_other_knobs(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knobs_outside_of_drivers_exist(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     import nodepool.launcher
     from nodepool import nodeutils
     from nodepool.driver.statemachine import NodescanRequest, NodescanWorker, StateMachineNodeLauncher, StateMachineProvider
@@ -272,7 +272,7 @@ ALLOWED = re.compile(
 
 
 @pytest.mark.spec("FAK-4.5: long-lived threads have names that test benches know")
-def test_thread_names(bench: LauncherBench, statsd: StatsdReceiver, web: Any) -> None:
+def test_long_lived_threads_have_the_names_of_the_contract(bench: LauncherBench, statsd: StatsdReceiver, web: Any) -> None:
     before = set(threading.enumerate())
     meta = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
         {"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 2}]}]}  # fmt: skip

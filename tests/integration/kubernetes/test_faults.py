@@ -29,7 +29,7 @@ def creates(plural: str) -> Any:
 
 
 @pytest.mark.spec("KUB-7: quota of the cluster is the quota outcome; the request waits")
-def test_exceeded_quota(scene: Scene) -> None:
+def test_exceeded_quota_of_the_cluster_makes_the_request_wait(scene: Scene) -> None:
     message = 'pods "pod" is forbidden: exceeded quota: compute, requested: pods=1, used: pods=5, limited: pods=5'
     fault = scene.cluster.proxy.fail(creates("pods"), failure(403, "Forbidden", message), 3)
     scene.start()
@@ -95,7 +95,7 @@ def test_an_invalid_spec(scene: Scene) -> None:
 
 
 @pytest.mark.spec("KUB-3: no permission: which verb on what")
-def test_no_permission(scene: Scene) -> None:
+def test_missing_permission_is_reported_with_verb_and_resource(scene: Scene) -> None:
     message = 'roles.rbac.authorization.k8s.io is forbidden: User "x" cannot create resource "roles" in API group'
     scene.cluster.proxy.fail(creates("roles"), failure(403, "Forbidden", message), 9)
     pool = scene.start(**{"launch-retries": 1})
@@ -106,7 +106,7 @@ def test_no_permission(scene: Scene) -> None:
 
 @pytest.mark.spec("KUB-7: answers that are lost, cut off or no answers make no second object and no failed attempt")
 @pytest.mark.parametrize("plural", ["namespaces", "serviceaccounts", "secrets", "roles", "rolebindings", "pods"])
-def test_lost_answers(scene: Scene, plural: str) -> None:
+def test_lost_answers_create_no_second_object(scene: Scene, plural: str) -> None:
     proxy = scene.cluster.proxy
     for action in (lose_answer(), html(502), drop(), failure(429, "TooManyRequests", "slow", 1)):
         proxy.fail(creates(plural), action, 1)
@@ -117,7 +117,7 @@ def test_lost_answers(scene: Scene, plural: str) -> None:
 
 
 @pytest.mark.spec("KUB-7: a watch that breaks off, is too old or cannot be had")
-def test_broken_watches(scene: Scene) -> None:
+def test_broken_watches_are_opened_again(scene: Scene) -> None:
     label = scene.label(annotations={"test/runs-after": "700ms"})
     proxy = scene.cluster.proxy
     scene.start(label)

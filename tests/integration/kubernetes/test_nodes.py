@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
 
 @pytest.mark.spec("KUB-6, KUB-13.1, KUB-13.2, KUB-13.5")
-def test_a_pod(scene: Scene) -> None:
+def test_pod_node_has_the_fields_of_the_contract(scene: Scene) -> None:
     scene.start(pool={"node-attributes": {"zone": "blue"}})
     (node,) = scene.bench.get("pod")
     name = f"{scene.pool}-{node.id}"
@@ -124,7 +124,7 @@ def test_a_pod_with_everything(scene: Scene) -> None:
 
 
 @pytest.mark.spec("KUB-13.7")
-def test_a_namespace(scene: Scene) -> None:
+def test_namespace_node_has_the_fields_of_the_contract(scene: Scene) -> None:
     scene.start(scene.label("space", "namespace"))
     (node,) = scene.bench.get("space")
     assert node.connection_type == "namespace"
@@ -202,7 +202,7 @@ def test_limits_of_labels_and_of_the_pool_are_set(scene: Scene) -> None:
 @pytest.mark.parametrize(
     "limits", [{"max-servers": 2}, {"max-cores": 4}, {"max-ram": 2048}, {"max-resources": {"licenses": 2}}], ids=str
 )
-def test_pool_limits(scene: Scene, limits: dict[str, Any]) -> None:
+def test_request_waits_for_limits_of_the_pool(scene: Scene, limits: dict[str, Any]) -> None:
     label = scene.label("space", "namespace", **{"cpu": 2, "memory": 1024, "extra-resources": {"licenses": 1}})
     pool = scene.start(label, pool=limits)
     nodes = [*scene.bench.get("space"), *scene.bench.get("space")]
@@ -215,7 +215,7 @@ def test_pool_limits(scene: Scene, limits: dict[str, Any]) -> None:
 
 @pytest.mark.spec("KUB-13.13")
 @pytest.mark.parametrize("limits", [{"max-servers": 2}, {"max-cores": 4}, {"max-ram": 2048}, {"licenses": 2}], ids=str)
-def test_tenant_limits(scene: Scene, limits: dict[str, Any]) -> None:
+def test_request_waits_for_limits_of_its_tenant(scene: Scene, limits: dict[str, Any]) -> None:
     label = scene.label("space", "namespace", **{"cpu": 2, "memory": 1024, "extra-resources": {"licenses": 1}})
     scene.start(label, top={"tenant-resource-limits": [{"tenant-name": "t", **limits}]})
     nodes = [*scene.bench.get("space", tenant_name="t"), *scene.bench.get("space", tenant_name="t")]
@@ -409,7 +409,7 @@ def test_images_are_pulled(scene: Scene) -> None:
 
 
 @pytest.mark.spec("KUB-6, KUB-3: certificates that are not verified, as the kubeconfig says")
-def test_without_verification(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_unverified_certificates_are_accepted_if_kubeconfig_says_so(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     path = pathlib.Path(scene.kubeconfig)
     document = yaml.safe_load(path.read_text())
     document["clusters"][0]["cluster"] = {"server": scene.cluster.proxy.url, "insecure-skip-tls-verify": True}

@@ -91,7 +91,7 @@ def test_a_pod_in_a_project(shift: ProjectScene) -> None:
 
 
 @pytest.mark.spec("OSH-12.8")
-def test_a_project(shift: ProjectScene) -> None:
+def test_project_node_has_the_fields_of_the_contract(shift: ProjectScene) -> None:
     scene = shift.scene
     shift.start({"name": "space", "type": "project"})
     (node,) = shift.bench.get("space")
@@ -159,7 +159,7 @@ def test_quota_of_projects(shift: ProjectScene) -> None:
 
 
 @pytest.mark.spec("OSH-9: a project is ours when its account has our mark")
-def test_leaked_projects(shift: ProjectScene) -> None:
+def test_only_projects_with_our_mark_are_deleted(shift: ProjectScene) -> None:
     scene = shift.scene
     spend_node_ids(shift.bench.zk)
     shift.start({"name": "space", "type": "project"})
@@ -271,7 +271,7 @@ def test_which_project_a_pod_is_in(pods: PodScene) -> None:
 
 
 @pytest.mark.spec("OSH-3: without a token Zuul could not use the nodes: not ready, and said so")
-def test_client_certificates(pods: PodScene) -> None:
+def test_provider_without_a_token_is_not_ready(pods: PodScene) -> None:
     path = pathlib.Path(pods.scene.kubeconfig)
     document = yaml.safe_load(path.read_text())
     folder = pods.cluster.dir
@@ -284,7 +284,7 @@ def test_client_certificates(pods: PodScene) -> None:
 
 
 @pytest.mark.spec("OSH-9: leaked pods, by label, on two sightings")
-def test_leaked_pods(pods: PodScene) -> None:
+def test_leaked_pods_are_deleted_after_two_sightings(pods: PodScene) -> None:
     spend_node_ids(pods.bench.zk)
     labels = {"nodepool_provider_name": pods.scene.name, "nodepool_node_id": "0000000099"}
     for name, marks in (("pod-0000000099", labels), ("other-0000000998", {})):

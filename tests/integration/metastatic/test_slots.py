@@ -136,7 +136,7 @@ def make(zk_chroot: Chroot) -> Iterator[Callable[..., Bench]]:
 
 
 @pytest.mark.spec("MST-3: data in ZooKeeper")
-def test_first_slot(make: Callable[..., Bench]) -> None:
+def test_first_slot_requests_a_backing_node(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
     assert machine.advance() is None
@@ -360,7 +360,7 @@ def test_slot_of_a_backing_node_that_is_gone_is_not_reserved(make: Callable[...,
 
 
 @pytest.mark.spec("MST-8.9: an over-age backing node gets no new nodes although a slot is free")
-def test_max_age(make: Callable[..., Bench]) -> None:
+def test_backing_node_beyond_its_max_age_gets_no_new_nodes(make: Callable[..., Bench]) -> None:
     bench = make(**{"max-age": 600})
     machine = bench.machine()
     machine.advance()
@@ -380,7 +380,7 @@ def test_max_age(make: Callable[..., Bench]) -> None:
 
 
 @pytest.mark.spec("MST-8.7: scan failure of a new slot")
-def test_scan_failure(make: Callable[..., Bench]) -> None:
+def test_backing_node_of_a_failed_scan_gets_no_new_nodes(make: Callable[..., Bench]) -> None:
     bench = make()
     first, second = bench.machine(), bench.machine()
     first.advance()
@@ -481,7 +481,7 @@ def test_recovery_reads_what_release_11_wrote(make: Callable[..., Bench], zk: Zo
 
 
 @pytest.mark.spec("MST-6.4: FAILED backing requests are deleted")
-def test_failed_request(make: Callable[..., Bench]) -> None:
+def test_failed_backing_requests_are_deleted(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
     machine.advance()
@@ -496,7 +496,7 @@ def test_failed_request(make: Callable[..., Bench]) -> None:
 
 
 @pytest.mark.spec("MST-6.1: a backing request that vanishes is treated as failed")
-def test_lost_request(make: Callable[..., Bench]) -> None:
+def test_vanished_backing_request_is_a_failure(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
     machine.advance()

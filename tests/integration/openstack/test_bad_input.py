@@ -74,7 +74,7 @@ class lambda_text:
 # -- the cloud and its credentials
 
 
-def test_unknown_cloud(
+def test_unknown_cloud_disables_only_its_provider(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = config(provider(), provider(label("lost"), name="cloud-2", cloud="nowhere"))
@@ -109,7 +109,7 @@ def other_user(openstack_cloud: OpenStackCloud) -> Iterator[Any]:
 @pytest.mark.parametrize("wrong", [
     {"password": "wrong-secret"}, {"username": "nobody"}, {"project_name": "nothing"}, {"user_domain_name": "Nowhere"}],
     ids=["password", "user", "project", "domain"])  # fmt: skip
-def test_wrong_credentials(
+def test_wrong_credentials_fail_only_their_provider(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture, wrong: dict[str, str]
 ) -> None:
     closed = {**openstack_cloud.entry, "auth": {**openstack_cloud.entry["auth"], **wrong}}
@@ -151,7 +151,7 @@ def test_credentials_that_work_later(bench: LauncherBench, openstack_cloud: Open
     all_well(bench)
 
 
-def test_revoked_token(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_revoked_token_is_replaced_without_failures(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     """The identity service takes the token back: one new token, and nothing has failed."""
     start(bench, openstack_cloud)
     first, _ = one(bench)
@@ -265,7 +265,7 @@ def test_missing_resource_is_named_and_harms_only_its_label(
         remove()
 
 
-def test_missing_subnet(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_network_without_a_subnet_is_reported_with_its_option(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     network = openstack_cloud.sdk.network.create_network(name="bare")
     try:
         start(bench, openstack_cloud, provider(label(), label("odd", networks=["bare"])))
@@ -299,7 +299,9 @@ def test_image_removed_by_somebody(bench: LauncherBench, openstack_cloud: OpenSt
     all_well(bench)
 
 
-def test_quota_zero(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_label_beyond_the_whole_quota_is_declined(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     with openstack_cloud.quota(ram=1000), caplog.at_level(logging.INFO, "nodepool"):
         start(bench, openstack_cloud, provider(label(), label("odd", flavor_name="small")))
         failed(bench, "odd")
@@ -312,7 +314,9 @@ def test_quota_zero(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplo
     assert openstack_cloud.calls()["compute POST /servers"] == 2
 
 
-def test_foreign_servers(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_servers_of_others_are_counted_and_left_alone(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     """Somebody's servers, one of a deleted flavor, one in ERROR, one shut off: counted, left alone, no problem of ours."""
     admin, sdk = openstack_cloud.admin, openstack_cloud.sdk
     flavor = admin.compute.create_flavor(name="gone", vcpus=3, ram=128, disk=1)
@@ -378,7 +382,7 @@ def test_bad_answers_pass(bench: LauncherBench, openstack_cloud: OpenStackCloud,
 
 
 @pytest.mark.parametrize("asked", list(ASKED))
-def test_slow_answers(bench: LauncherBench, openstack_cloud: OpenStackCloud, asked: str) -> None:
+def test_call_without_an_answer_is_repeated(bench: LauncherBench, openstack_cloud: OpenStackCloud, asked: str) -> None:
     """No answer within ``api_timeout``: asked again."""
     service, call = ASKED[asked]
     openstack_cloud.entry["api_timeout"] = 5

@@ -55,7 +55,7 @@ def application_credential(openstack_cloud: OpenStackCloud) -> Iterator[dict[str
 
 @pytest.mark.spec("OST-3.2: after changing clouds.yaml and the provider, the new client has the new data")
 @pytest.mark.parametrize("kind", ["other_user", "application_credential"])
-def test_changed_credentials(
+def test_changed_credentials_are_used_by_the_new_client_only(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, request: pytest.FixtureRequest, kind: str
 ) -> None:
     """Nodes and launches of the old client go on."""
@@ -140,7 +140,7 @@ def zone(openstack_cloud: OpenStackCloud) -> Iterator[Zone]:
 
 
 @pytest.mark.spec("OST-3.18: zones changed in the cloud: one request fails, the next uses the new zones")
-def test_zones_change(zone: Zone, bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_changed_zones_fail_one_request_only(zone: Zone, bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     pool = start(bench, openstack_cloud)
     request_id, node = one(bench)
     assert node.az == "zone-1"
@@ -281,7 +281,9 @@ def test_upload_refused_by_one_cloud(bench: LauncherBench, builders: BuilderBenc
 
 
 @pytest.mark.spec("OST-3.26: console log lines appear once per failed scan")
-def test_console_log(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_console_log_is_written_once_per_failed_scan(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nobody answers at the addresses of this cloud."""
     caplog.set_level(logging.INFO, "nodepool")
     start(

@@ -63,7 +63,7 @@ def two_then_two(bench: LauncherBench, cloud: OpenStackCloud) -> None:
 @pytest.mark.parametrize(("limit", "options"), [
     ({"max-cores": 2}, {}), ({"max-servers": 2}, {}), ({"max-ram": 1024}, {}), ({"max-volumes": 2}, VOLUME),
     ({"max-volume-gb": 4}, VOLUME)], ids=["cores", "servers", "ram", "volumes", "gigabytes"])  # fmt: skip
-def test_pool_limits(
+def test_request_waits_for_limits_of_the_pool(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, limit: dict[str, int], options: dict[str, Any]
 ) -> None:
     start(bench, openstack_cloud, provider(label(**options), pool=limit))
@@ -74,7 +74,7 @@ def test_pool_limits(
 @pytest.mark.parametrize(("limit", "options"), [
     ({"cores": 2}, {}), ({"instances": 2}, {}), ({"ram": 1024}, {}), ({"volumes": 2}, VOLUME), ({"gigabytes": 4}, VOLUME)],
     ids=["cores", "instances", "ram", "volumes", "gigabytes"])  # fmt: skip
-def test_cloud_limits(
+def test_request_waits_for_limits_of_the_cloud(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, limit: dict[str, int], options: dict[str, Any]
 ) -> None:
     with openstack_cloud.quota(**limit):
@@ -87,7 +87,7 @@ def test_cloud_limits(
     ({"max-cores": 2}, {}, "cores:2"), ({"max-servers": 2}, {}, "instances:2"), ({"max-ram": 1024}, {}, "ram:1024"),
     ({"max-volumes": 2}, VOLUME, "volumes:2"), ({"max-volume-gb": 4}, VOLUME, "volume-gb:4")],
     ids=["cores", "servers", "ram", "volumes", "gigabytes"])  # fmt: skip
-def test_tenant_limits(
+def test_tenant_limits_defer_only_that_tenant(
     bench: LauncherBench,
     openstack_cloud: OpenStackCloud,
     statsd: StatsdReceiver,
@@ -158,7 +158,7 @@ def in_error(message: str) -> Callable[[ProxiedRequest, Forward], Reply]:
 @pytest.mark.spec("OST-3.15: a creation that fails at once with a fault about quota pauses the pool")
 @pytest.mark.parametrize("message", ["Quota exceeded for cores: Requested 4, but already used 8 of 8 cores",
                                      "Claim exceeds available quota", "Maximum number of ports exceeded"])  # fmt: skip
-def test_quota_fault(
+def test_creation_that_fails_for_quota_pauses_the_pool(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     invalidated = count_invalidations(monkeypatch)
@@ -186,7 +186,7 @@ def test_quota_fault(
     ],
     ids=["500", "503", "400"],
 )
-def test_failing_creations(bench: LauncherBench, openstack_cloud: OpenStackCloud, fault: Any) -> None:
+def test_failing_creations_fail_one_request_only(bench: LauncherBench, openstack_cloud: OpenStackCloud, fault: Any) -> None:
     pool = start(bench, openstack_cloud, provider(launch_retries=2))
     refused = openstack_cloud.compute.fail(is_call("POST /servers"), fault, times=2)
     assert failed(bench)["declined_by"] == list(pool.workers_by_id())

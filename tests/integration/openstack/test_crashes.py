@@ -185,7 +185,7 @@ def test_deletion_is_completed_after_a_kill(crashes: Bench, what: str, when: tup
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("then", DELETION)
 @pytest.mark.parametrize("what", CREATION)
-def test_putting_right(crashes: Bench, what: str, then: str, when: str) -> None:
+def test_launcher_killed_while_deleting_leftovers_leaves_nothing(crashes: Bench, what: str, then: str, when: str) -> None:
     """Killed again while what the first kill has left is deleted (or the node itself, where there is no such thing)."""
     crashes.kill_at(*CREATION[what], "after")
     crashes.kill_at(*DELETION[then], when)

@@ -145,7 +145,7 @@ def test_builder_killed_during_an_upload_leaves_one_image(crashes: Bench, call: 
 
 
 @at_every_step
-def test_protected_upload(crashes: Bench) -> None:
+def test_protected_image_of_a_killed_upload_is_deleted(crashes: Bench) -> None:
     """The protection that the upload itself has put on does not keep what nobody knows."""
     crashes.configure(protected=True)
     crashes.kill_at(PROTECT, "before", "after")

@@ -42,7 +42,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateMachineProvider, "ERROR_LABEL_RETRY", 0.5)
 
 
-def test_unknown_cloud(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_cloud_harms_only_its_provider(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "nodepool"):
         start(bench, openstack_cloud, provider(), provider(label("lost"), name="cloud-2", cloud="nowhere"))
         one(bench)
@@ -50,7 +52,9 @@ def test_unknown_cloud(bench: LauncherBench, openstack_cloud: OpenStackCloud, ca
     assert "cloud-2" in caplog.text
 
 
-def test_wrong_credentials(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_credentials_harm_only_their_provider(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     wrong = {**openstack_cloud.entry, "auth": {**openstack_cloud.entry["auth"], "password": "wrong"}}
     with caplog.at_level(logging.WARNING, "nodepool"):
         start(
@@ -77,7 +81,7 @@ def test_credentials_refused_for_a_while(bench: LauncherBench, openstack_cloud: 
     recovers(bench, "small")
 
 
-def test_expired_token(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_expired_token_is_renewed_without_a_failed_attempt(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(bench, openstack_cloud)
     one(bench)
     expired = reply(401, '{"error": {"code": 401, "message": "The token has expired"}}', "application/json")
@@ -88,7 +92,9 @@ def test_expired_token(bench: LauncherBench, openstack_cloud: OpenStackCloud) ->
     assert len(tokens) == 1
 
 
-def test_missing_flavor(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_flavor_is_reported_until_it_exists(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "nodepool"):
         start(bench, openstack_cloud, provider(label(), label("odd", flavor_name="odd")))
         failed(bench, "odd")
@@ -101,7 +107,9 @@ def test_missing_flavor(bench: LauncherBench, openstack_cloud: OpenStackCloud, c
         openstack_cloud.admin.compute.delete_flavor(flavor)
 
 
-def test_missing_image(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_image_is_reported_until_it_exists(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "nodepool"):
         start(
             bench,
@@ -121,7 +129,9 @@ def test_missing_image(bench: LauncherBench, openstack_cloud: OpenStackCloud, ca
     recovers(bench, "odd")
 
 
-def test_missing_network(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_network_is_reported_until_it_exists(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "nodepool"):
         start(bench, openstack_cloud, provider(label(), label("odd", networks=["odd"])))
         failed(bench, "odd")
@@ -137,7 +147,9 @@ def test_missing_network(bench: LauncherBench, openstack_cloud: OpenStackCloud, 
         openstack_cloud.sdk.network.delete_network(network)
 
 
-def test_missing_key(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_key_is_reported_until_it_exists(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "nodepool"):
         start(bench, openstack_cloud, provider(label(), label("odd", key_name="odd")))
         failed(bench, "odd")
@@ -178,7 +190,7 @@ def test_bad_answers_while_waiting(bench: LauncherBench, openstack_cloud: OpenSt
 
 
 @pytest.mark.parametrize("fault", [html(200), reply(200, "{}", "application/json"), reply(200, b""), cut_off(), drop()])
-def test_bad_listings(bench: LauncherBench, openstack_cloud: OpenStackCloud, fault: Action) -> None:
+def test_failed_list_harms_no_launch(bench: LauncherBench, openstack_cloud: OpenStackCloud, fault: Action) -> None:
     """A failed list is no empty list, and harms no launch."""
     start(bench, openstack_cloud)
     one(bench)
@@ -204,7 +216,7 @@ def test_throttling_slows_and_recovers(bench: LauncherBench, openstack_cloud: Op
     assert not calls.describe()["throttled"]
 
 
-def test_hanging_cloud(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_hanging_cloud_delays_only_its_provider(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     """One provider's cloud does not answer: the other serves as quickly as ever, and the first comes back."""
     go_on = threading.Event()
     slow = {key: value for key, value in openstack_cloud.entry.items() if not key.startswith("compute")}

@@ -144,14 +144,14 @@ def test_failed_upload_leaves_nothing(
 
 
 @slow
-def test_damaged_upload(adapter: Any, openstack_cloud: OpenStackCloud, image_file: pathlib.Path) -> None:
+def test_damaged_upload_is_deleted(adapter: Any, openstack_cloud: OpenStackCloud, image_file: pathlib.Path) -> None:
     with pytest.raises(exceptions.BuilderError, match="arrived damaged"):
         upload(adapter, image_file, md5="0" * 32)
     assert openstack_cloud.images() == []
 
 
 @slow
-def test_upload_timeout(adapter: Any, openstack_cloud: OpenStackCloud, image_file: pathlib.Path) -> None:
+def test_upload_that_takes_too_long_is_deleted(adapter: Any, openstack_cloud: OpenStackCloud, image_file: pathlib.Path) -> None:
     adapter.provider.image_upload_timeout = 2
     saving = reply(200, '{"id": "x", "status": "saving"}', "application/json")
     openstack_cloud.image.fail(is_call("GET /images/{id}"), saving, times=100)
@@ -161,7 +161,9 @@ def test_upload_timeout(adapter: Any, openstack_cloud: OpenStackCloud, image_fil
 
 
 @slow
-def test_protected_image(adapter: Any, openstack_cloud: OpenStackCloud, image_file: pathlib.Path) -> None:
+def test_protected_image_is_deleted_only_if_its_upload_failed(
+    adapter: Any, openstack_cloud: OpenStackCloud, image_file: pathlib.Path
+) -> None:
     image_id = upload(adapter, image_file, protected=True)
     assert openstack_cloud.sdk.image.get_image(image_id).is_protected
     with pytest.raises(exceptions.BuilderError, match="is protected and cannot be deleted"):
@@ -172,7 +174,7 @@ def test_protected_image(adapter: Any, openstack_cloud: OpenStackCloud, image_fi
 
 
 @slow
-def test_shared_image(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_shared_image_of_another_project_is_found(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     """An image of another project that shares it with ours is a cloud image like others."""
     from tests.support.openstack.scene import one
 

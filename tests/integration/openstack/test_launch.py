@@ -76,7 +76,7 @@ def requests_of(cloud: OpenStackCloud, shape: str = "POST /servers") -> list[dic
 
 @slow
 @pytest.mark.spec("OST-3.9: auto-floating-ip gives the interface address; it goes with the node")
-def test_floating_ip(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_floating_ip_exists_as_long_as_its_node(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(bench, openstack_cloud, provider(pool={"auto-floating-ip": True}))
     request_id, node = one(bench)
     (ip,) = openstack_cloud.floating_ips()
@@ -128,7 +128,7 @@ def test_label_networks_replace_pool_networks(bench: LauncherBench, openstack_cl
 
 @slow
 @pytest.mark.spec("OST-1.4: networks that clouds.yaml names as default are used when the pool has none")
-def test_default_network(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_default_network_of_clouds_yaml_is_used(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     openstack_cloud.entry["networks"] = [{"name": "private", "default_interface": True}]
     start(bench, openstack_cloud, provider(pool={"networks": []}))
     _, node = one(bench)
@@ -222,7 +222,7 @@ def test_server_group_and_hints(bench: LauncherBench, openstack_cloud: OpenStack
 
 @slow
 @pytest.mark.spec("OST-3.6: cloud images by name, by image-name, by image-id; winrm ports")
-def test_cloud_images(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_cloud_images_are_found_by_name_and_by_id(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     image = openstack_cloud.sdk.image.find_image("base")
     start(
         bench,

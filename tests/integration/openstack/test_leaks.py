@@ -52,7 +52,9 @@ def test_leaked_server_is_deleted_at_the_second_sighting(
 
 
 @slow
-def test_floating_ips(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+def test_only_leaked_floating_ips_are_deleted(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
+) -> None:
     """Those whose server vanished; not those of others."""
     spend_node_ids(bench.zk)
     start(bench, openstack_cloud, provider(pool={"auto-floating-ip": True}))

@@ -31,7 +31,9 @@ def wait_paused(bench: LauncherBench) -> None:
 @pytest.mark.parametrize(
     "limits", [{"instances": 1}, pytest.param({"cores": 1}, marks=slow), pytest.param({"ram": 1000}, marks=slow)]
 )
-def test_cloud_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, limits: dict[str, int]) -> None:
+def test_limits_of_the_cloud_make_a_request_wait(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, limits: dict[str, int]
+) -> None:
     with openstack_cloud.quota(**limits):
         start(bench, openstack_cloud)
         first, _ = one(bench)
@@ -46,7 +48,9 @@ def test_cloud_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, lim
 @slow
 @pytest.mark.spec("OST-3.12: limits of the cloud for volumes")
 @pytest.mark.parametrize("limits", [{"volumes": 1}, {"gigabytes": 3}])
-def test_volume_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, limits: dict[str, int]) -> None:
+def test_volume_limits_of_the_cloud_make_a_request_wait(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, limits: dict[str, int]
+) -> None:
     with openstack_cloud.quota(**limits):
         start(bench, openstack_cloud, provider(label(boot_from_volume=True, volume_size=2)))
         first, _ = one(bench)
@@ -68,7 +72,9 @@ def test_limit_of_minus_one_means_unlimited(bench: LauncherBench, openstack_clou
 
 @slow
 @pytest.mark.spec("OST-3.14: an over-quota error aborts, pauses, retries, also with ignore-provider-quota")
-def test_over_quota(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+def test_over_quota_error_pauses_and_is_retried(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
+) -> None:
     with openstack_cloud.quota(instances=1):
         start(bench, openstack_cloud, provider(pool={"ignore-provider-quota": True}))
         first, _ = one(bench)
@@ -97,7 +103,7 @@ def test_exceeded_number_of_ports_counts_as_quota(
 
 
 @slow
-def test_quota_zero(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_request_is_declined_while_the_project_has_no_quota(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     """Requests are declined while the project may have nothing, and served when it may."""
     with openstack_cloud.quota(instances=0):
         start(bench, openstack_cloud)
@@ -132,7 +138,7 @@ def test_foreign_server_of_deleted_flavor(
 
 
 @slow
-def test_no_room(
+def test_flavor_that_fits_on_no_machine_is_a_capacity_failure(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver, huge: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A flavor that fits on no host: capacity, not quota; the failed server is removed."""

@@ -65,7 +65,7 @@ def refuse(cloud: OpenStackCloud, name: str, way: Any, times: float = 2) -> Faul
 
 
 @pytest.mark.parametrize("name", list(SERVICES))
-def test_throttled_service(bench: LauncherBench, openstack_cloud: OpenStackCloud, name: str) -> None:
+def test_throttled_service_fails_no_launch(bench: LauncherBench, openstack_cloud: OpenStackCloud, name: str) -> None:
     """Every request is served at its first attempt."""
     options = {"boot_from_volume": True, "volume_size": 1} if name == "block-storage" else {}
     start(
@@ -94,7 +94,7 @@ def test_throttled_service(bench: LauncherBench, openstack_cloud: OpenStackCloud
 
 @pytest.mark.parametrize("way", list(WAYS)[:2])
 @pytest.mark.parametrize("call", ["POST /images", "PUT /images/{id}/file", "GET /images/{id}", "DELETE /images/{id}"])
-def test_throttled_upload(
+def test_throttled_upload_is_completed(
         bench: LauncherBench, openstack_cloud: OpenStackCloud, tmp_path: pathlib.Path, call: str, way: str) -> None:  # fmt: skip
     start(bench, openstack_cloud)
     adapter = manager(bench).adapter

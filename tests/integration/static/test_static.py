@@ -96,7 +96,7 @@ def test_used_node_is_registered_again_in_its_slot(bench: DriverBench) -> None:
 
 @pytest.mark.spec("LAU-21.163: same host with different users are independent nodes")
 @pytest.mark.spec("STA-6.4: same host under two user names = two hosts")
-def test_two_users(bench: DriverBench) -> None:
+def test_one_address_with_two_users_is_two_hosts(bench: DriverBench) -> None:
     bench.start(config(host(), host(labels="b", username="zuul-2")))
     bench.wait_nodes("a")
     (node,) = bench.wait_nodes("b")
@@ -216,7 +216,7 @@ def test_multi_label_and_waiting(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("LAU-21.172: max-parallel-jobs 2 gives two nodes; used node deleted and back")
-def test_two_slots(bench: DriverBench) -> None:
+def test_max_parallel_jobs_gives_that_many_nodes(bench: DriverBench) -> None:
     bench.start(config(host(**{"max-parallel-jobs": 2})))
     bench.wait_nodes("a", 2)
     (node,) = bench.get("a")
@@ -338,7 +338,7 @@ def test_no_checking_no_scan(bench: DriverBench, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.spec("LAU-21.184: record deleted behind our back is registered again")
 @pytest.mark.spec("STA-6.16: a znode that disappears is registered again by the cleanup")
-def test_vanished_record(bench: DriverBench) -> None:
+def test_vanished_record_is_registered_again(bench: DriverBench) -> None:
     bench.start(config(host(**{"max-parallel-jobs": 2})), cleanup_interval=0.5)
     one, _two = bench.wait_nodes("a", 2)
     bench.zk.deleteRawNode(one.id or "")

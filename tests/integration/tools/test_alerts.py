@@ -38,7 +38,7 @@ def expressions() -> list[str]:
 
 
 @pytest.mark.spec("issue: dashboard and alert rules name metrics and labels that exist")
-def test_metrics_exist() -> None:
+def test_dashboard_and_alerts_use_only_existing_metrics() -> None:
     there = known()
     for expression in expressions():
         found = re.findall(r"\b(nodepool_\w+|up|process_\w+)(?:\{([^}]*)\})?", expression)

@@ -108,7 +108,7 @@ def test_systemd_accepts_the_units_and_their_hardening(tmp_path: pathlib.Path) -
 
 @pytest.mark.spec("issue: logrotate")
 @pytest.mark.skipif(shutil.which("logrotate") is None or os.geteuid() != 0, reason="needs logrotate and root")
-def test_log_rotation(tmp_path: pathlib.Path) -> None:
+def test_logrotate_rotates_the_log(tmp_path: pathlib.Path) -> None:
     log = tmp_path / "log" / "nodepool.log"
     log.parent.mkdir()
     log.write_text("a line\n")
@@ -133,7 +133,7 @@ def test_kubernetes_manifests_are_valid() -> None:
     assert kinds.count("StatefulSet") == 2 and kinds.count("DaemonSet") == 1
 
 
-def test_manifests_configuration(tmp_path: pathlib.Path) -> None:
+def test_configuration_in_the_manifests_is_valid(tmp_path: pathlib.Path) -> None:
     """The sample in it is a good one, and programs get the options that they have."""
     documents = [each for path in (ETC / "manifests").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
     data = next(each["data"] for each in documents if each["kind"] == "ConfigMap")
@@ -148,7 +148,7 @@ def test_manifests_configuration(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("issue: each extra's packages are known to the part that tells what is missing")
-def test_missing_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_packages_of_each_extra_are_known_to_the_error_message(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     import configparser
 
     from nodepool.config import loading
@@ -276,7 +276,9 @@ def test_launcher_works_without_the_node_manager(
 @pytest.mark.slow
 @pytest.mark.timeout(10 * MINUTES)
 @pytest.mark.spec("issue: without extras only what a launcher needs is installed; a missing one is told with the exact command")
-def test_plain_installation(archives: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) -> None:
+def test_plain_installation_names_missing_packages_with_the_command(
+    archives: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot
+) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     (wheel,) = archives.glob("nodepool-*.whl")
@@ -429,7 +431,9 @@ def test_deb_package_runs_hardened_units_in_a_real_systemd(
 @pytest.mark.timeout(20 * MINUTES)
 @pytest.mark.skipif(shutil.which("podman") is None, reason="podman is not installed")
 @pytest.mark.spec("issue: container image definition for launcher, builder, node manager")
-def test_container_images(system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) -> None:
+def test_container_images_run_launcher_builder_and_node_manager(
+    system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot
+) -> None:
     tag = f"localhost/nodepool-test-{os.getpid()}"
     certificates = "/etc/ssl/certs/ca-certificates.crt"
     made = [f"{tag}-base"]

@@ -58,12 +58,12 @@ def check(path: str, expected: str) -> None:
     ("nodepool.version:get_version_string", ""),
     ("nodepool.provider_manager:get_provider", "provider_config"),
 ])  # fmt: skip
-def test_daemon_signatures(path: str, expected: str) -> None:
+def test_daemons_have_the_signatures_of_the_contract(path: str, expected: str) -> None:
     check(path, expected)
 
 
 @pytest.mark.spec("PY-1, PY-4: settable attributes of NodePool; LOCK_CLEANUP; connect, disconnect")
-def test_daemon_attributes() -> None:
+def test_daemons_have_the_attributes_of_the_contract() -> None:
     import os
 
     from nodepool import launcher
@@ -104,7 +104,7 @@ def test_daemon_attributes() -> None:
 
 
 @pytest.mark.spec("PY-1: iterate_timeout counts from 1 and raises exc('Timeout waiting for <purpose>')")
-def test_iterate_timeout() -> None:
+def test_iterate_timeout_counts_and_raises_as_in_the_contract() -> None:
     from nodepool.exceptions import ServerDeleteTimeoutException
     from nodepool.nodeutils import ITERATE_INTERVAL, iterate_timeout
 
@@ -234,7 +234,7 @@ def test_facade_has_the_methods_of_the_contract(name: str) -> None:
 
 
 @pytest.mark.spec("PY-3; DRV-8: client, kazoo_client, connected, suspended, lost")
-def test_facade_properties() -> None:
+def test_facade_has_the_properties_of_the_contract() -> None:
     from nodepool.zk import ZooKeeperClient
     from nodepool.zk.zookeeper import ZooKeeper
 
@@ -247,7 +247,7 @@ def test_facade_properties() -> None:
 
 
 @pytest.mark.spec("PY-4: names of the state machine provider and of pool workers")
-def test_provider_names() -> None:
+def test_providers_have_the_names_of_the_contract() -> None:
     from nodepool.driver.statemachine import StateMachineProvider
     from nodepool.launcher import PoolWorker
 
@@ -260,7 +260,7 @@ def test_provider_names() -> None:
 
 
 @pytest.mark.spec("PY-5: names of nodepool.config")
-def test_config_names() -> None:
+def test_configuration_has_the_names_of_the_contract() -> None:
     from nodepool import config as npconfig
 
     config = npconfig.Config()
@@ -314,7 +314,7 @@ def test_config_names() -> None:
     ("nodepool.driver.static.config:StaticPool", (), "max_servers"),
     ("nodepool.driver.static.config:StaticProviderConfig", ({"name": "foo"},), "name"),
 ])  # fmt: skip
-def test_value_equality(path: str, arguments: tuple[Any, ...], attribute: str) -> None:
+def test_configuration_objects_are_equal_by_value(path: str, arguments: tuple[Any, ...], attribute: str) -> None:
     cls = find(path)
     one, two = cls(*arguments), cls(*arguments)
     assert one == two
@@ -416,7 +416,7 @@ DRIVER_SIGNATURES = {
 
 @pytest.mark.spec("PY-6; DRV-1 to DRV-10: signatures of the plug-in API")
 @pytest.mark.parametrize("path", DRIVER_SIGNATURES)
-def test_driver_signatures(path: str) -> None:
+def test_plug_in_api_has_the_signatures_of_the_contract(path: str) -> None:
     check(path, DRIVER_SIGNATURES[path])
 
 
@@ -464,7 +464,7 @@ NAMES = """
 
 @pytest.mark.spec("DRV-1 to DRV-10: names of the plug-in API; FAK-1, FAK-2, FAK-3")
 @pytest.mark.parametrize("path", NAMES.split())
-def test_driver_names(path: str) -> None:
+def test_plug_in_api_has_the_names_of_the_contract(path: str) -> None:
     find(path)
 
 
@@ -514,7 +514,7 @@ def test_exceptions_have_the_bases_and_keys_of_the_contract(name: str, base: str
 
 
 @pytest.mark.spec("DRV-3.1: private bookkeeping; hashes of equal objects are equal and stay; repr")
-def test_config_value() -> None:
+def test_config_value_ignores_private_attributes_in_comparisons() -> None:
     from nodepool.driver import ConfigValue
 
     class Value(ConfigValue):
@@ -539,7 +539,7 @@ def test_config_value() -> None:
 
 
 @pytest.mark.spec("DRV-3.2: defaults of ConfigPool and of load")
-def test_config_pool() -> None:
+def test_config_pool_has_the_defaults_of_the_contract() -> None:
     from nodepool.driver import ConfigPool
 
     class Pool(ConfigPool):
@@ -561,7 +561,7 @@ def test_config_pool() -> None:
 
 
 @pytest.mark.spec("DRV-5.7: LabelRecorder")
-def test_label_recorder() -> None:
+def test_label_recorder_keeps_labels_in_order() -> None:
     from nodepool.driver import LabelRecorder
 
     recorder = LabelRecorder()
@@ -625,7 +625,7 @@ def test_third_party_imports() -> None:
 
 
 @pytest.mark.spec("DRV-8: getSafeAttributes for templates; priority of a request")
-def test_request_attributes() -> None:
+def test_request_gives_attributes_for_templates_and_its_priority() -> None:
     from nodepool.zk.zookeeper import NodeRequest
 
     request = NodeRequest("050-0000000123")

@@ -58,7 +58,7 @@ def test_unknown_driver_is_an_error_with_its_name():
 
 
 @pytest.mark.spec("DRV-1.1: called again with an equal list: nothing; a different list rebuilds")
-def test_load_again(directory):
+def test_loading_an_equal_list_again_changes_nothing(directory):
     Drivers.load([])
     one = Drivers.get("test")
     Drivers.load([])
@@ -71,7 +71,7 @@ def test_load_again(directory):
 
 
 @pytest.mark.spec("DRV-1: loads with no extra path if the registry is empty")
-def test_empty_registry(monkeypatch):
+def test_empty_registry_is_loaded_when_used(monkeypatch):
     monkeypatch.setattr(Drivers, "drivers", {})
     monkeypatch.setattr(Drivers, "drivers_paths", None)
     assert type(Drivers.get("fake")).__name__ == "FakeDriver"
@@ -85,7 +85,7 @@ def test_builtin_directory_repeated(caplog):
 
 
 @pytest.mark.spec("DRV-1.2: an external directory may replace a built-in driver; the duplicate is warned about")
-def test_replaces_builtin(directory, caplog):
+def test_external_driver_replaces_a_built_in_one(directory, caplog):
     reload([directory("test", DRIVER.format(name="Mine"))])
     assert type(Drivers.get("test")).__name__ == "Mine"
     assert "test" in caplog.text
@@ -100,7 +100,7 @@ def test_first_directory_wins(directory, tmp_path, caplog):
 
 
 @pytest.mark.spec("DRV-1.4: the module has the bare name and shadows no library; relative imports work")
-def test_module_name(directory):
+def test_driver_module_shadows_no_library(directory):
     text = "from . import helper\nfrom .helper import VALUE\n" + DRIVER.format(name="json")
     reload([directory("json", text, helper="VALUE = 7\n")])
     found = Drivers.get("json")
@@ -111,7 +111,7 @@ def test_module_name(directory):
 
 
 @pytest.mark.spec("DRV-1.5: none or more than one class -> error logged, directory skipped, loading goes on")
-def test_class_count(directory, caplog):
+def test_directory_without_exactly_one_driver_is_skipped(directory, caplog):
     path = directory("none", "from nodepool.driver.test import TestDriver\n")
     directory("two", DRIVER.format(name="One") + DRIVER.format(name="Two"))
     directory("good", DRIVER.format(name="Good"))
@@ -138,7 +138,7 @@ def test_failure_is_isolated(directory):
     assert "test" in Drivers.drivers
 
 
-def test_missing_directory(caplog):
+def test_missing_directory_is_logged_and_skipped(caplog):
     reload(["/does/not/exist"])
     assert "/does/not/exist" in caplog.text
     assert Drivers.get("test")
@@ -164,7 +164,7 @@ def test_registry_maps_names_to_one_driver_each():
 
 
 @pytest.mark.spec("DRV-1.8: an entry-point group is consulted as an extra")
-def test_entry_points(monkeypatch, tmp_path, caplog):
+def test_drivers_of_entry_points_are_found(monkeypatch, tmp_path, caplog):
     (tmp_path / "some_driver_package.py").write_text(DRIVER.format(name="Pointed"))
     monkeypatch.syspath_prepend(str(tmp_path))
     points = [
@@ -188,7 +188,7 @@ def test_driver_is_abstract():
 
 
 @pytest.mark.spec("DRV-4: a provider that omits methods still works")
-def test_provider_defaults():
+def test_provider_without_optional_methods_works():
     class Lazy(driver.Provider):
         pass
 
@@ -203,7 +203,7 @@ def test_provider_defaults():
     assert provider.PAUSE_AT_QUOTA is True
 
 
-def test_common_schema():
+def test_schema_of_providers_has_the_common_options():
     class Config(driver.ProviderConfig):
         pools = {}
         manage_images = False
@@ -226,7 +226,7 @@ def test_common_schema():
 
 
 @pytest.mark.spec("FAK-2: the test driver: ready at once, external id test-<request id>")
-def test_test_driver():
+def test_driver_names_nodes_by_their_request():
     import types
 
     from nodepool.driver.test.config import TestConfig

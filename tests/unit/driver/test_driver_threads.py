@@ -123,7 +123,7 @@ def test_deleter_not_found() -> None:
 
 
 @pytest.mark.spec("DRV-14.24: a deletion error leaves the node DELETING, unlocked and in ZooKeeper")
-def test_deleter_error() -> None:
+def test_failed_deletion_leaves_the_node_deleting_and_unlocked() -> None:
     manager = Manager(ValueError("cloud down"))
     facade = run_deleter(manager)
     assert facade.calls == [("store", DELETING), ("unlock", "0000000001")]

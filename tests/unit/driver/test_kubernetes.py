@@ -34,7 +34,7 @@ def load(tmp_path: pathlib.Path, driver: str, label: dict[str, Any], pool: dict[
 
 
 @pytest.mark.spec("KUB-13.17, OSH-12.12")
-def test_the_sample() -> None:
+def test_sample_configuration_is_valid() -> None:
     config = loadConfig(str(REPOSITORY / "etc" / "kubernetes.yaml"))
     assert ConfigValidator(str(REPOSITORY / "etc" / "kubernetes.yaml")).validate() == 0
     assert {name: provider.driver.name for name, provider in config.providers.items()} == {
@@ -68,7 +68,7 @@ def test_limits_of_pools(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.spec("KUB-4, KUB-9")
 @pytest.mark.parametrize("name", ["default-label-extra-resources", "default-label-extra_resources"])
-def test_extra_resources(tmp_path: pathlib.Path, name: str) -> None:
+def test_extra_resources_of_label_and_pool_are_merged(tmp_path: pathlib.Path, name: str) -> None:
     label = {"type": "pod", "gpu": 1, "gpu-resource": "g", "extra-resources": {"b": 3, "cores": 9}}
     provider = load(tmp_path, "kubernetes", label, {name: {"a": 1, "b": 2}, "default-label-cpu": 2, "default-label-storage": 0})
     found = bodies.quota(provider.pools["main"].labels["one"]).get_resources()

@@ -125,7 +125,7 @@ def test_broken_watch_resumes_at_its_version(scene: Scene) -> None:
 
 @pytest.mark.spec("KUB-7: a version that is too old: everything is listed anew")
 @pytest.mark.parametrize("told", ["answer", "event"])
-def test_too_old(scene: Scene, told: str) -> None:
+def test_expired_version_causes_a_new_list(scene: Scene, told: str) -> None:
     scene.server.listed = [pod("one", 199, "Running")]
     if told == "answer":
         scene.server.refusals.append(ApiError("watch", 410, "Expired"))
@@ -156,7 +156,7 @@ def test_account_that_may_not_watch_asks_less_and_less_often() -> None:
 
 @pytest.mark.spec("KUB-7: what is no event harms nothing")
 @pytest.mark.parametrize("odd", [{}, {"type": "ADDED"}, {"type": 3, "object": []}, {"type": "MODIFIED", "object": {}}])
-def test_odd_events(scene: Scene, odd: dict[str, Any]) -> None:
+def test_unknown_events_are_ignored(scene: Scene, odd: dict[str, Any]) -> None:
     scene.server.stream.events.put(odd)
     scene.server.stream.tell("MODIFIED", pod("one", 102))
     wait_for(lambda: scene.waiting.take() is not None, 20, "news")

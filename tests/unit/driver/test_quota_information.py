@@ -56,7 +56,7 @@ def test_unlimited_stays_unlimited() -> None:
     assert limits.get_resources() == {"cores": math.inf, "instances": math.inf, "ram": math.inf}
 
 
-def test_from_resources() -> None:
+def test_quota_is_built_from_resources() -> None:
     quota = QuotaInformation.from_resources({"cores": 4, "instances": 1, "ram": None, "volume-gb": 80})
     assert quota.get_resources() == {"cores": 4, "instances": 1, "ram": 0, "volume-gb": 80}
     assert json.loads(json.dumps(quota.get_resources())) == quota.get_resources()

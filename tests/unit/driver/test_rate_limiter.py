@@ -43,7 +43,7 @@ def test_entries_are_spaced() -> None:
 
 @pytest.mark.parametrize("rate", [None, 0])
 @pytest.mark.spec("LAU-19: no limit when rate is empty")
-def test_no_limit(rate: float | None) -> None:
+def test_calls_are_not_delayed_without_a_rate(rate: float | None) -> None:
     limiter, clock = make(rate)
     for _ in range(100):
         with limiter:

@@ -58,7 +58,7 @@ BACKING = {"backing-label": "big", "backing-ssh-key": "/etc/nodepool/key"}
 
 
 @pytest.mark.spec("NM-C.8: option backing-label: L instead of hosts")
-def test_backing_label() -> None:
+def test_backing_label_replaces_hosts() -> None:
     loaded = load(**BACKING)
     assert loaded.backing is not None and not loaded.manage_images and not loaded.hosts
     options = loaded.backing
@@ -136,7 +136,7 @@ def test_backing_options_alone_are_of_no_use() -> None:
         ({"hosts": [HOST, HOST]}, "listed twice"),
     ],
 )
-def test_bad_input(options: dict[str, Any], text: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         load(**{"discover": True, **options})
 

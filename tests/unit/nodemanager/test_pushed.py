@@ -185,7 +185,7 @@ def test_life_of_a_pushed_daemon(base: pathlib.Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")
 @pytest.mark.spec("NM-C.6: a host cut off for good cleans itself")
-def test_lonely_daemon(base: pathlib.Path) -> None:
+def test_daemon_without_its_launcher_removes_itself(base: pathlib.Path) -> None:
     remote = Remote(base, owner="1", place="p1", address="127.0.0.1", config={"id-base": 1_900_000_000}, idle=1)
     remote.load()
     assert remote.begin("hold")["state"] == "ready"
@@ -229,7 +229,7 @@ def test_account_that_logs_in_with_sudo(base: pathlib.Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "address,expected", [("127.0.0.1", "127.0.0.1"), ("192.0.2.1", "0.0.0.0"), ("2001:db8::1", "::"), ("localhost", "0.0.0.0")]
 )
-def test_listen_address(address: str, expected: str) -> None:
+def test_listen_address_fits_the_address_of_the_node(address: str, expected: str) -> None:
     assert pushed_service.listen_address(address) == expected
 
 

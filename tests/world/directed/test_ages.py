@@ -71,7 +71,7 @@ def test_own_limit_without_a_global_one(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec(SPEC + "hold_expiration_str_type, hold_expiration_bad_type_coercion")
-def test_odd_types(bench: LauncherBench) -> None:
+def test_hold_expiration_of_any_type_is_read(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     bad = held(bench, hold_expiration="notanumber", state_time=1.0)
     text = held(bench, hold_expiration="1")

@@ -12,7 +12,9 @@ from tests.support.launcher import LauncherBench, StatsdReceiver, config, provid
 
 
 @pytest.mark.spec("LAU-21.1; OST-3.4, OST-3.5")
-def test_node_assignment(bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_and_node_are_as_zuul_and_the_cloud_expect(
+    bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The request and its node as Zuul and the cloud see them."""
     monkeypatch.setattr("nodepool.launcher.LOCK_CLEANUP", 1)
     upload = bench.store_image("fake-image", "fake-provider", username="zuul", python_path="auto")
@@ -228,7 +230,7 @@ def test_a_request_locked_by_zuul_is_served_afterwards(bench: LauncherBench) -> 
 
 
 @pytest.mark.spec("LAU-21.63")
-def test_lost_requests(bench: LauncherBench) -> None:
+def test_pending_request_of_a_dead_launcher_is_served_again(bench: LauncherBench) -> None:
     """A pending request of a dead launcher is served again, with the node that was ready for it."""
     request_id = bench.submit("fake-label", "fake-label", state="pending")
     node = bench.ready_node("fake-provider", "main", "fake-label", allocated_to=request_id)
@@ -278,7 +280,7 @@ def test_an_allocated_node_is_not_touched_while_zuul_holds_it(bench: LauncherBen
 
 
 @pytest.mark.spec("LAU-21.65; label_provider")
-def test_multiple_pools(bench: LauncherBench) -> None:
+def test_pools_of_a_provider_serve_their_own_labels(bench: LauncherBench) -> None:
     bench.start(
         config(
             provider(
@@ -341,7 +343,7 @@ def test_what_reaches_the_cloud(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("LAU-21.29, LAU-21.28; DRV-14.22")
-def test_host_keys(bench: LauncherBench) -> None:
+def test_host_keys_are_scanned_for_ssh_connections_only(bench: LauncherBench) -> None:
     cloud_images = [
         {"name": "fake-image", "image-name": "Fake Precise"},
         {"name": "cli", "image-name": "Fake Precise", "connection-type": "network_cli"},

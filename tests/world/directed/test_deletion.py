@@ -30,7 +30,7 @@ def test_an_externally_deleted_node_is_replaced(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-11; ZK-8.11: every deletable state, also what a dead launcher or executor left")
 @pytest.mark.parametrize("state", ["used", "in-use", "building", "failed", "deleting", "deleted", "aborted"])
-def test_deletable_states(bench: LauncherBench, state: str) -> None:
+def test_nodes_in_deletable_states_are_deleted_and_others_stay(bench: LauncherBench, state: str) -> None:
     bench.start(config(provider()))
     locked = bench.ready_node("fake-provider", "main", "fake-label")
     bench.zuul.lock(locked.id)
@@ -107,7 +107,7 @@ def test_a_server_in_error_after_its_delete_stays_visible(bench: LauncherBench, 
 
 
 @pytest.mark.spec(SPEC + "leaked_node; DRV-14.25; OST-3.22")
-def test_leaked_node(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+def test_only_leaked_servers_of_the_provider_are_deleted(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     node = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
     cloud = bench.cloud("fake-provider")
@@ -124,7 +124,7 @@ def test_leaked_node(bench: LauncherBench, statsd: StatsdReceiver) -> None:
 
 
 @pytest.mark.spec(SPEC + "leaked_port_cleanup; OST-3.22")
-def test_leaked_ports(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+def test_ports_are_deleted_when_seen_down_twice(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     bench.start(config(provider(**{"port-cleanup-interval": 600})), cleanup_interval=0.3)
     cloud = bench.cloud("fake-provider")
     assert len(cloud._down_ports) == 2

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:The 'http_status' parameter")
 
 
 @pytest.mark.spec("LAU-21.21, LAU-21.46; DRV-14.8; OST-3.16")
-def test_launch_retries(bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_fails_after_launch_retries(
+    bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider(**{"launch-retries": 2})))
     adapter = bench.adapter("fake-provider")
     calls = count_calls(adapter, "_createServer", monkeypatch)
@@ -33,7 +35,7 @@ def test_launch_retries(bench: LauncherBench, statsd: StatsdReceiver, monkeypatc
 
 
 @pytest.mark.spec("LAU-21.22; DRV-14.9; OST-3.17")
-def test_launch_timeout(bench: LauncherBench) -> None:
+def test_launch_fails_after_launch_timeout(bench: LauncherBench) -> None:
     bench.start(config(provider(**{"launch-timeout": 1, "launch-retries": 2})))
     cloud = bench.cloud("fake-provider")
     cloud._create_server_timeout = 2
@@ -166,7 +168,7 @@ def test_a_lost_session_drops_the_handlers(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("LAU-21.73")
-def test_failed_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_provider_leaves_requests_to_others(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     from nodepool.driver.statemachine.handler import StateMachineHandler
 
     original = StateMachineHandler.imagesAvailable
@@ -185,7 +187,9 @@ def test_failed_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.spec("LAU-21.75; DRV-14.4")
-def test_broken_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_provider_that_does_not_start_harms_no_other(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from nodepool.driver.statemachine import StateMachineProvider
 
     original = StateMachineProvider.start

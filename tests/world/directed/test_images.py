@@ -20,7 +20,7 @@ def dib(bench: LauncherBench, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.spec("LAU-21.66, LAU-21.67unmanaged_image_provider_id; OST-3.6")
-def test_cloud_images(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cloud_images_give_their_connection_to_nodes(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     images = [
         {"name": "Fake Precise"},
         {"name": "by-name", "image-name": "Fake Precise", "username": "u"},

@@ -107,7 +107,7 @@ def test_slots_and_backing_nodes_are_recovered_after_a_restart(bench: LauncherBe
 
 
 @pytest.mark.spec("LAU-21.188: backing node of a removed label is released when empty")
-def test_label_removed(bench: LauncherBench) -> None:
+def test_backing_node_of_a_removed_label_is_released_when_empty(bench: LauncherBench) -> None:
     bench.start(setup(slot(**{"grace-time": 1000})))  # type: ignore[arg-type]
     node = get(bench)
     (backing,) = backing_nodes(bench)
@@ -122,7 +122,7 @@ def test_label_removed(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("LAU-21.189; MST-8.7")
-def test_scan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backing_node_of_a_failed_scan_gets_no_new_nodes(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(setup(slot(**{"host-key-checking": True, "max-parallel-jobs": 4})))  # type: ignore[arg-type]
     first = get(bench)
     (bad,) = backing_nodes(bench)
@@ -151,7 +151,7 @@ def test_scan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.spec("LAU-21.190: empty backing node is kept until retention passed")
-def test_min_retention(bench: LauncherBench) -> None:
+def test_empty_backing_node_is_kept_for_min_retention_time(bench: LauncherBench) -> None:
     bench.start(setup(slot(**{"min-retention-time": 300})), cleanup_interval=0.2)  # type: ignore[arg-type]
     node = get(bench)
     (backing,) = backing_nodes(bench)
@@ -163,7 +163,7 @@ def test_min_retention(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("LAU-21.191: too old backing node gets no further nodes")
-def test_max_age(bench: LauncherBench) -> None:
+def test_backing_node_beyond_its_max_age_gets_no_new_nodes(bench: LauncherBench) -> None:
     bench.start(setup(slot(**{"max-age": 300})))  # type: ignore[arg-type]
     first = get(bench)
     records(bench)[0].launched = 0
@@ -218,7 +218,7 @@ def test_backing_request_that_fails(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("issue 2, 5: two launchers with the same provider never book one slot twice")
-def test_two_launchers(bench: LauncherBench) -> None:
+def test_two_launchers_book_no_slot_twice(bench: LauncherBench) -> None:
     content = setup(slot(**{"max-parallel-jobs": 5}))  # type: ignore[arg-type]
     bench.start(content)
     bench.start(content, name="second.yaml")

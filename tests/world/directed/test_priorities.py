@@ -92,7 +92,7 @@ def test_min_ready_request_overtakes_nothing(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec(SPEC + "request_order; DRV-8: precedence, relative priority, sequence")
-def test_request_order(bench: LauncherBench) -> None:
+def test_requests_are_served_by_precedence_priority_and_age(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     blocker, _nodes = bench.fulfilled("fake-label")
     paused = bench.submit("fake-label", priority="100")  # the one that pauses the pool
@@ -126,7 +126,7 @@ def test_servable_before_unservable(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec(SPEC + "provider_priority")
-def test_provider_priority(bench: LauncherBench) -> None:
+def test_provider_of_better_priority_is_used_first(bench: LauncherBench) -> None:
     """Best first; its second request pauses it; the third overflows to the next."""
     pool = bench.start(
         config(
@@ -154,7 +154,7 @@ def test_provider_priority(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("LAU-4: priority of the pool before that of the provider")
-def test_pool_priority(bench: LauncherBench) -> None:
+def test_priority_of_the_pool_comes_before_that_of_the_provider(bench: LauncherBench) -> None:
     bench.start(
         config(
             provider(
@@ -169,7 +169,7 @@ def test_pool_priority(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec(SPEC + "node_request_provider, node_request_invalid_provider, node_request_provider_label_mismatch")
-def test_provider_wish(bench: LauncherBench) -> None:
+def test_requested_provider_is_used_if_it_can_serve(bench: LauncherBench) -> None:
     bench.start(config(provider("fake-one", labels=["fake-label", "only-one"]), provider("fake-two")))
     for name in ("fake-one", "fake-two", "fake-one"):
         assert bench.fulfilled("fake-label", provider=name)[1][0].provider == name

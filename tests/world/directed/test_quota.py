@@ -63,7 +63,7 @@ def two_then_two(bench: LauncherBench, pool: Any) -> None:
         ({"max-volume-gb": 80}, VOLUME),
     ],
 )
-def test_pool_quota(bench: LauncherBench, limit: dict[str, int], label: dict[str, Any]) -> None:
+def test_request_waits_for_limits_of_the_pool(bench: LauncherBench, limit: dict[str, int], label: dict[str, Any]) -> None:
     two_then_two(bench, bench.start(config(provider(pool=limit, label=label))))
 
 
@@ -72,14 +72,14 @@ def test_pool_quota(bench: LauncherBench, limit: dict[str, int], label: dict[str
     ("limits", "label"),
     [({"cores": 8}, {}), ({"instances": 2}, {}), ({"ram": 16384}, {}), ({"volumes": 2}, VOLUME), ({"gigabytes": 80}, VOLUME)],
 )
-def test_cloud_quota(bench: LauncherBench, limits: dict[str, float], label: dict[str, Any]) -> None:
+def test_request_waits_for_limits_of_the_cloud(bench: LauncherBench, limits: dict[str, float], label: dict[str, Any]) -> None:
     bench.quota(**limits)
     two_then_two(bench, bench.start(config(provider(label=label))))
 
 
 @pytest.mark.spec("LAU-21.14: no limit; OST-3.12")
 @pytest.mark.parametrize("unlimited", [-1, math.inf])
-def test_unlimited_cloud(bench: LauncherBench, unlimited: float) -> None:
+def test_cloud_without_limits_serves_all(bench: LauncherBench, unlimited: float) -> None:
     bench.quota(cores=unlimited, instances=-1, ram=unlimited, volumes=unlimited, gigabytes=unlimited)
     bench.start(config(provider(label=VOLUME)))
     bench.fulfilled(*["fake-label"] * 6)
@@ -101,7 +101,7 @@ def test_decline_at_quota(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-21.20; DRV-14.11; OST-3.14")
 @pytest.mark.parametrize("ignore", [False, True])
-def test_over_quota(bench: LauncherBench, ignore: bool) -> None:
+def test_over_quota_error_pauses_and_is_retried(bench: LauncherBench, ignore: bool) -> None:
     """The cloud refuses although the numbers said it would fit."""
     bench.quota(instances=2)
     pool = bench.start(config(provider(pool={"ignore-provider-quota": ignore})))
@@ -356,7 +356,7 @@ def test_unmanaged_instances_count(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("LAU-2.9, DRV-14.33: max-concurrency")
-def test_max_concurrency(bench: LauncherBench) -> None:
+def test_max_concurrency_limits_launches_at_a_time(bench: LauncherBench) -> None:
     bench.start(config(provider(**{"max-concurrency": 1})))
     cloud = bench.cloud("fake-provider")
     cloud.pause_creates = True

@@ -10,7 +10,7 @@ from tests.support.launcher import LauncherBench, StatsdReceiver, config, provid
 
 
 @pytest.mark.spec("LAU-21.93")
-def test_addressable_requests(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+def test_addressable_requests_are_counted(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     pool = bench.start(
         config(
             provider("fake-one", labels=["a", "b"], pool={"max-servers": 1}),
@@ -28,7 +28,7 @@ def test_addressable_requests(bench: LauncherBench, statsd: StatsdReceiver) -> N
 
 
 @pytest.mark.spec("LAU-20: zero-filled gauges by state, label and provider; elected reporter")
-def test_node_gauges(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+def test_node_gauges_are_zero_filled_and_sent_by_one_launcher(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     from nodepool.zk.records import Node
 
     content = config(provider("fake-one", labels=["a"], pool={"max-servers": 7}), provider("fake-two", labels=["unused"]))
@@ -52,7 +52,7 @@ def test_node_gauges(bench: LauncherBench, statsd: StatsdReceiver) -> None:
 
 
 @pytest.mark.spec("LAU-20: launch results by provider, zone and requestor")
-def test_launch_results(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+def test_launch_results_are_counted_by_provider_zone_and_requestor(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     bench.start(config(provider(pool={"availability-zones": ["az1"]})))
     bench.fulfilled("fake-label", requestor="a.b:c")
     for name in ("ready", "provider.fake-provider.ready", "provider.fake-provider.az1.ready", "requestor.a_b_c.ready"):

@@ -34,7 +34,7 @@ def waits(bench: LauncherBench, pool: Any, request_id: str) -> None:
         ({"max-volume-gb": 80}, VOLUME, "volume-gb:80"),
     ],
 )
-def test_tenant_quota(
+def test_request_waits_for_limits_of_its_tenant(
     bench: LauncherBench, statsd: StatsdReceiver, limit: dict[str, int], label: dict[str, Any], gauge: str
 ) -> None:
     pool = bench.start(config(provider(label=label), **{"tenant-resource-limits": [{"tenant-name": "tenant-1", **limit}]}))

@@ -229,7 +229,7 @@ def test_another_machine_at_the_address(bench: LauncherBench, hosts: BackingHost
 
 
 @pytest.mark.spec("MST-6.6: two launchers with one provider use no backing node twice")
-def test_two_launchers(bench: LauncherBench, hosts: BackingHosts) -> None:
+def test_two_launchers_use_no_backing_node_twice(bench: LauncherBench, hosts: BackingHosts) -> None:
     settings = hosts.config(config={"max-slivers": 3}, **{"grace-time": 1})
     for name in ("one.yaml", "two.yaml"):
         bench.start(settings, name=name)

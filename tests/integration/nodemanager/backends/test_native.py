@@ -197,7 +197,7 @@ def test_ids_of_a_lost_sliver_are_not_given_away(machine: Machine, sliver: Slive
 
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "A", "", "a" * 64, "x\ny", ".", "a b"])
-def test_bad_names(machine: Machine, name: str) -> None:
+def test_invalid_names_are_refused(machine: Machine, name: str) -> None:
     with pytest.raises(BackendError, match="not a sliver name"):
         machine.sliver(name)
     with pytest.raises(BackendError, match="not a sliver name"):
@@ -377,7 +377,7 @@ def connect(sliver: Sliver) -> tuple[object, object]:
 
 
 @pytest.mark.spec("NM-C.5: a listener inside the sliver's network namespace")
-def test_listen_inside(machine: Machine, sliver: Sliver) -> None:
+def test_listener_inside_is_reached_from_the_sliver(machine: Machine, sliver: Sliver) -> None:
     with socket.socket(fileno=machine.backend.listen(sliver.handle, 812)) as listener:
         program = "import socket; s = socket.create_connection(('127.0.0.1', 812), 5); print(s.recv(9).decode())"
         with sliver.start_program("/usr/bin/python3", "-c", program) as process:
@@ -392,7 +392,7 @@ def test_listen_inside(machine: Machine, sliver: Sliver) -> None:
 
 @pytest.mark.spec("NM-C.5: the API socket inside names the sliver by its ids")
 @pytest.mark.parametrize("whole_directory", [True, False])
-def test_api_socket(machine: Machine, tmp_path: pathlib.Path, whole_directory: bool) -> None:
+def test_api_socket_inside_names_the_sliver_by_its_ids(machine: Machine, tmp_path: pathlib.Path, whole_directory: bool) -> None:
     directory = tmp_path / "api"
     directory.mkdir(mode=0o755)
     path = directory / "nodemanager.api"
@@ -459,7 +459,7 @@ def test_writes_go_to_a_layer_of_the_sliver(machine: Machine, state: pathlib.Pat
         ("dir:/etc", "not a root tree"),
     ],
 )
-def test_bad_images(machine: Machine, image: str, text: str) -> None:
+def test_invalid_images_are_refused(machine: Machine, image: str, text: str) -> None:
     with pytest.raises(BackendError, match=text):
         machine.sliver("s1", 1, image)
 
@@ -514,7 +514,7 @@ def test_end_of_a_program_whose_helper_died(machine: Machine, sliver: Sliver) ->
         assert ended.status is None
 
 
-def test_unknown_operation(machine: Machine) -> None:
+def test_unknown_operation_of_the_helper_is_refused(machine: Machine) -> None:
     with pytest.raises(BackendError, match="unknown operation 'dance'"):
         machine.zygote.call("dance", {})
 
@@ -563,7 +563,7 @@ def test_creation_and_deletion_stay_below_their_time_limits(machine: Machine, ca
     assert destroy < limit(0.15)
 
 
-def test_without_cgroups(tmp_path: pathlib.Path, state: pathlib.Path) -> None:
+def test_sliver_runs_without_cgroups(tmp_path: pathlib.Path, state: pathlib.Path) -> None:
     zygote = Zygote()
     backend = NativeBackend(state, Services(zygote, id_base=ID_BASE))
     plain = Machine(backend, zygote)

@@ -76,7 +76,7 @@ class TestContainers:
     pytestmark = needs_podman
 
     @pytest.mark.spec("NM-C.2: podman: OCI images, root inside is an ordinary user outside, own namespaces")
-    def test_oci_image(self, machine: Machine, image: str) -> None:
+    def test_oci_image_runs_with_own_ids_and_namespaces(self, machine: Machine, image: str) -> None:
         sliver = machine.sliver(image=f"oci:{image}", hostname="boxed")
         assert sliver.shell("cat /marker; id -u; echo mine > /file; cat /file").text == "from the image\n0\nmine\n"
         assert syscalls.uid_range(sliver.handle["pid"]) == (ID_BASE + IDS_PER_SLIVER, IDS_PER_SLIVER)
@@ -158,7 +158,7 @@ class TestContainers:
         wait_for(lambda: daemon.left() == [], 10, "all traces to go")
 
 
-def test_command_line() -> None:
+def test_podman_command_line_isolates_the_container() -> None:
     argv = run_argv("c", "tag", SliverSpec("s1", 1, "oci:x", {"nm_mem_limit": 100}, hostname="h"), "/tree", 5000, 65536)
     assert argv[0] == "run" and argv[-5:] == ["--rootfs", "/tree", "/bin/sh", "-c", argv[-1]]
     assert {"--uidmap=0:5000:65536", "--network=none", "--cgroups=disabled", "--pull=never", "--hostname=h"} <= set(argv)

@@ -73,7 +73,7 @@ def nm(home: pathlib.Path) -> Iterator[UserDaemon]:
 
 
 @pytest.mark.spec("NM-C.2, NM-C.4: rootless: sshd -i works without root too: key-only, host keys from the API")
-def test_log_in(nm: UserDaemon) -> None:
+def test_login_works_without_root(nm: UserDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")
     assert (found["backend"], found["username"]) == ("rootless", "zuul")
     assert nm.shell("alpha", "id -un; id -u; hostname; pwd").split() == ["zuul", "1000", "alpha", "/home/zuul"]
@@ -168,7 +168,7 @@ def test_sessions_survive_sigkill_of_the_daemon(nm: UserDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.2, NM-C.5: a sliver of an ordinary user does not get that user's rights over the API")
-def test_api_inside(nm: UserDaemon) -> None:
+def test_sliver_of_a_user_does_not_get_that_users_rights(nm: UserDaemon) -> None:
     nm.put("alpha")
     nm.put("beta")
     assert nm.shell("alpha", "ls -A /run/nodepool").split() == []

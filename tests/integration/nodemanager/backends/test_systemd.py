@@ -59,7 +59,7 @@ def unit(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[tup
 
 
 @pytest.mark.spec("NM-C.7: stopping or killing the daemon kills no sliver; the next one adopts it")
-def test_started_again(unit: tuple[str, NmDaemon]) -> None:
+def test_restarted_daemon_adopts_its_slivers(unit: tuple[str, NmDaemon]) -> None:
     name, daemon = unit
 
     def sliver() -> int:

@@ -47,7 +47,7 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 
 @pytest.mark.spec("NM-A.13, NM-C.1: log in the seed's line format, mode 0600; commands with their arguments")
-def test_log_file(tmp_path: pathlib.Path) -> None:
+def test_log_file_has_mode_0600_and_the_line_format(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "own.log"
     path.write_text("")
     path.chmod(0o644)
@@ -173,7 +173,7 @@ time.time_ns = lambda: int(_time() * 1e9)
 
 
 @pytest.mark.spec("NM-A.6 e, C.9.5: clock steps freeze no updates, end no sliver early, and forget no expiry")
-def test_clock_steps(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_steps_end_no_sliver_early(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = tmp_path / "clock"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(CLOCK)
@@ -522,7 +522,7 @@ def test_slivers_return_after_a_reboot_without_the_authority(nm: NmDaemon) -> No
 
 
 @pytest.mark.spec("issue 4 security: tar images with absolute paths, '..', devices and hard links to outside, sent to the daemon")
-def test_hostile_images(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+def test_hostile_tar_images_are_refused(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("untouched")
     kinds: dict[str, list[tuple[str, bytes, str]]] = {
@@ -553,7 +553,7 @@ def test_hostile_images(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spec("NM-C.9.6: 100 slivers, each idle under 2 MiB; nothing left of them")
-def test_hundred_slivers(nm: NmDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hundred_slivers_need_little_memory_and_leave_nothing(nm: NmDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     nm.put("first")
     began = time.monotonic()
     for number in range(100):

@@ -29,7 +29,7 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 
 @pytest.mark.spec("NM-C.4: SSH into every sliver, host keys from the API, key-only")
-def test_log_in(nm: NmDaemon) -> None:
+def test_login_needs_a_key_and_host_keys_are_reported(nm: NmDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")
     assert nm.ssh("alpha", "id -u; hostname").split() == ["0", "alpha"]
     assert found["host_keys"][0].startswith("ssh-ed25519 ")
@@ -190,7 +190,7 @@ def test_over_committed_guarantee(nm: NmDaemon) -> None:
         ({"ssh_keys": 'command="x" ssh-rsa AAAA'}, "is not a public key"),
     ],
 )
-def test_bad_records(nm: NmDaemon, record: dict[str, object], text: str) -> None:
+def test_invalid_records_are_refused(nm: NmDaemon, record: dict[str, object], text: str) -> None:
     with pytest.raises(RpcFault, match=text):
         nm.client.call("PutRecord", {"account_type": "sliver", "name": "alpha", **record})
     assert nm.client.call("ListSlivers") == []
@@ -221,7 +221,7 @@ def test_loan_from_inside(nm: NmDaemon) -> None:
     assert "Permission denied" in denied
 
 
-def test_client_program(nm: NmDaemon) -> None:
+def test_client_program_calls_the_api(nm: NmDaemon) -> None:
     program = str(pathlib.Path(nm.client.url).name)
     assert program == "nodemanager.api"
 

@@ -79,7 +79,7 @@ def discovering(nm: NmDaemon, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.spec("NM-C.8: discover: true, hosts from ZooKeeper; hosts that vanish are left out at once")
-def test_discovered_hosts(bench: LauncherBench, zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
+def test_hosts_are_discovered_in_zookeeper(bench: LauncherBench, zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
     first = NmDaemon(tmp_path, 0, **sources(zk_chroot))
     first.start()
     try:
@@ -154,7 +154,7 @@ def test_discovered_over_tls(bench: LauncherBench, zk_chroot: Chroot, tmp_path: 
 
 
 @pytest.mark.spec("NM-C.8: a hanging host does not delay nodes of others")
-def test_hanging_host(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+def test_hanging_host_does_not_delay_nodes_of_others(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     with second(tmp_path) as other:
         pool = bench.start(config(nm, other, **{"launch-timeout": 60}))
         nodes = launch(bench, 2)

@@ -114,7 +114,7 @@ def test_quota_makes_requests_wait(bench: LauncherBench, nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.8: metadata -> leak cleanup works unchanged")
-def test_leaked_sliver(bench: LauncherBench, nm: NmDaemon) -> None:
+def test_only_leaked_slivers_of_the_provider_are_deleted(bench: LauncherBench, nm: NmDaemon) -> None:
     spend_node_ids(bench.zk)
     nm.put(
         "np0000000099",

@@ -92,7 +92,7 @@ def post(body: bytes, length: int | None = None) -> bytes:
 
 
 @pytest.mark.spec("NM-A.8: XML-RPC over HTTP POST to /, on both sockets")
-def test_both_sockets(running: Running) -> None:
+def test_both_sockets_serve_xml_rpc(running: Running) -> None:
     for url in (f"unix:{running.socket}", f"http://127.0.0.1:{running.servers.tcp_port}"):
         client = Client(url)
         assert "SetLoans" in client.call("Help")
@@ -123,7 +123,7 @@ except RpcFault as fault:
 
 
 @pytest.mark.spec("NM-C.9.1: README walk with the standard library's client")
-def test_standard_client(running: Running) -> None:
+def test_standard_library_client_works(running: Running) -> None:
     code = """
 for method, arguments in (("Help", ()), ("SetLoans", (["b", "nm_cpu_guaranteed_share", 200],)), ("GetEffectiveRSpec", ("a",))):
     with xmlrpc.client.ServerProxy(client.url) as proxy:
@@ -135,7 +135,7 @@ for method, arguments in (("Help", ()), ("SetLoans", (["b", "nm_cpu_guaranteed_s
 
 
 @pytest.mark.spec("NM-A.8, NM-C.5: a sliver is known by its uid, on the Unix socket and on TCP")
-def test_sliver_calls(running: Running) -> None:
+def test_sliver_is_known_by_its_uid_on_both_sockets(running: Running) -> None:
     for url in (f"unix:{running.socket}", f"http://127.0.0.1:{running.servers.tcp_port}"):
         code = """
 print(client.call("SetLoans", ["b", "nm_cpu_guaranteed_share", 200]))
@@ -151,7 +151,7 @@ except RpcFault as fault:
 
 
 @pytest.mark.spec("NM-A.8: unknown caller id must be a clean refusal")
-def test_unknown_uid(running: Running) -> None:
+def test_unknown_uid_is_refused(running: Running) -> None:
     code = """
 try:
     client.call("GetRSpec", "a")
@@ -196,7 +196,7 @@ def test_control_characters_do_not_break_answers(running: Running) -> None:
 
 
 @pytest.mark.spec("NM issue: oversized XML-RPC bodies")
-def test_too_large(running: Running) -> None:
+def test_oversized_bodies_and_headers_are_refused(running: Running) -> None:
     body = b"x" * (exchange.MAX_BODY + 1)
     assert b" 413 " in raw(running, post(body)).split(b"\r\n")[0]
     assert b" 413 " in raw(running, post(b"", 10**17)).split(b"\r\n")[0]
@@ -251,7 +251,7 @@ def test_malformed_calls_get_faults_without_traceback(running: Running, body: by
         (b"POST / HTTP/1.0\r\nContent-Le", 400),
     ],
 )
-def test_not_http(running: Running, request_: bytes, status: int) -> None:
+def test_malformed_requests_are_refused(running: Running, request_: bytes, status: int) -> None:
     assert raw(running, request_, half_close=True).split(b" ")[1] == b"%d" % status
 
 
@@ -320,7 +320,7 @@ def test_waiting_calls_do_not_block_others(running: Running) -> None:
 
 
 @pytest.mark.spec("NM-A.1: stale socket file unlinked at start; C.5: link at the old path")
-def test_stale_socket(folder: pathlib.Path) -> None:
+def test_stale_socket_is_replaced_and_a_live_one_is_not(folder: pathlib.Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(folder / "api.sock"))
     old = folder / "node_mgr_api"
@@ -453,7 +453,7 @@ def test_listener_of_a_sliver(running: Running) -> None:
 
 
 @pytest.mark.spec("issue 10, F16: the link at the old path has no name that others know before; links are not followed")
-def test_old_link(folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_link_at_the_old_path_follows_no_planted_link(folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     old, precious = folder / "node_mgr_api", folder / "precious"
     precious.write_text("mine")
     (folder / "node_mgr_api.new").symlink_to(precious)
@@ -469,7 +469,7 @@ def test_old_link(folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.spec("issue 10, F5: bodies of slivers and strangers are small, of root and controllers 1 MiB")
-def test_small_bodies(running: Running) -> None:
+def test_slivers_may_send_small_bodies_only(running: Running) -> None:
     code = """
 for size in (60_000, 70_000):
     try:
@@ -564,7 +564,7 @@ def test_tls_callers_are_identified_by_certificate(tls: Running, authority: Auth
 
 
 @pytest.mark.spec("NM-C.5: without a certificate of the authority nothing is answered")
-def test_tls_refused(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
+def test_tls_client_without_a_known_certificate_is_refused(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
     (folder / "evil").mkdir()
     evil = Authority(folder / "evil", "evil")
     with pytest.raises(RpcError):
@@ -587,7 +587,9 @@ def test_tls_refused(tls: Running, authority: Authority, folder: pathlib.Path) -
 
 
 @pytest.mark.spec("NM issue: connection floods: before the handshake nobody takes all places")
-def test_tls_flood(tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_before_the_handshake_do_not_take_all_places(
+    tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher = tls_client(tls, authority, "nl01")
     most = handshakes.MAX_PER_ADDRESS
     idle = [socket.create_connection(("127.0.0.1", tls.servers.tls_port), timeout=10) for _ in range(most + 50)]
@@ -643,7 +645,7 @@ def test_images_are_uploaded_with_checksum_and_deleted(tls: Running, authority: 
 
 
 @pytest.mark.spec("issue 10, F8: calls that wait take no place that others need: launchers, a sliver's, and other slivers'")
-def test_many_wait(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_calls_take_no_place_that_others_need(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 slivers with 32 WaitSliver each, more than all places of that kind; the 17th is let in at the cost of who has most."""
     monkeypatch.setitem(shares.PLACES, OTHER, 60)
     running.add(*[sliver(f"s{number}") for number in range(3)])

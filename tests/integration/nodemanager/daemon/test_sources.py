@@ -42,7 +42,7 @@ def from_file(node: MemoryNode, path: pathlib.Path, new: bool = False) -> Slices
 
 
 @pytest.mark.spec("NM-B.2: a slice named <prefix>_default overrides host-wide defaults")
-def test_default_slice(node: MemoryNode, tmp_path: pathlib.Path) -> None:
+def test_default_slice_overrides_defaults_of_the_host(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "slices.xml"
     source = SlicesXmlSource("slices-xml-0", {"file": str(path), "default-slice": "vini_default"}, node.config, node.deliver)
     for amount in (100, 200):
@@ -81,7 +81,7 @@ def test_unreadable_file_never_deletes_slivers(
 
 
 @pytest.mark.spec("NM-A.13: nothing propagates: what fails in taking over is tried again")
-def test_delivery_fails(node: MemoryNode, tmp_path: pathlib.Path) -> None:
+def test_failed_delivery_is_tried_again(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "slices.xml"
     path.write_bytes(document("a"))
     failures = [RuntimeError("disk full")]
@@ -207,7 +207,7 @@ def test_document_is_fetched_over_pinned_tls_with_etag(node: MemoryNode, web: We
 
 
 @pytest.mark.spec("NM-A.6 g: only a complete, parsed, authenticated update may sweep")
-def test_https_outages(node: MemoryNode, web: Web, authority: Authority, tmp_path: pathlib.Path) -> None:
+def test_incomplete_update_deletes_nothing(node: MemoryNode, web: Web, authority: Authority, tmp_path: pathlib.Path) -> None:
     source = SlicesXmlSource("s", {"url": web.url, "ca": authority.cert}, node.config, node.deliver)
     web.says(document("a"))
     assert source.look()

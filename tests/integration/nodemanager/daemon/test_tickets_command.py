@@ -63,7 +63,7 @@ def test_sign_verify_use(key: pathlib.Path, nm: NmDaemon, capsys: pytest.Capture
         program.main(use)
 
 
-def test_import_pickle(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_imports_an_old_pickle(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = tmp_path / "old.pickle"
     old.write_bytes(
         pickle.dumps(
@@ -157,7 +157,7 @@ def test_serve_port_in_use(key: pathlib.Path) -> None:
         program.main([*SERVE, str(key), "--port", "70000"])
 
 
-def test_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_client_of_the_ticket_server_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticket_server, "TIMEOUT", 0.2)
     here, there = socket.socketpair()
     with here, there:

@@ -170,7 +170,7 @@ def need(bench: Bench, *controllers: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spec("NM-C.9: CPU 1:3 within 3 points")
-def test_cpu_weights(bench: Bench) -> None:
+def test_cpu_time_follows_the_shares(bench: Bench) -> None:
     need(bench, "cpu", "cpuacct")
     bench.cgroups.create("alice", {"nm_cpu_share": 32})
     bench.cgroups.create("bob", {"nm_cpu_share": 96})
@@ -245,7 +245,7 @@ def test_a_guarantee_is_no_right_to_delay_others(bench: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.spec("NM-C.9: guarantee 20 % against ten burners >= 19 %")
 @pytest.mark.parametrize("paced", [False, True])
-def test_cpu_guarantee(bench: Bench, paced: bool) -> None:
+def test_cpu_guarantee_holds_against_ten_burners(bench: Bench, paced: bool) -> None:
     need(bench, "cpu", "cpuacct")
     if paced:
         bench.cgroups.start()

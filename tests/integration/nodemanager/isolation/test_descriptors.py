@@ -26,7 +26,7 @@ if any(word.endswith("nodepool-nodemanager") for word in sys.orig_argv):
 
 
 @pytest.mark.spec("issue 10, F9: the soft limit of open files is raised at the start, and nothing breaks above 1024")
-def test_many_descriptors(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_daemon_works_with_descriptors_above_1024(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(MANY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     daemon = NmDaemon(tmp_path)

@@ -123,7 +123,7 @@ def made_after_all(nm: NmDaemon, name: str) -> None:
 
 
 @pytest.mark.spec("issue 10, point 5: without processes of the host deletion works, nobody else is harmed, the daemon recovers")
-def test_no_processes(nm: NmDaemon, tasks: Tasks) -> None:
+def test_deletion_works_without_processes_and_the_daemon_recovers(nm: NmDaemon, tasks: Tasks) -> None:
     for name in ("busy", "gone"):
         nm.put(name, network="nat")
     job = Job(nm, "busy")
@@ -239,7 +239,7 @@ def test_no_descriptors_for_the_daemon(nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("issue 10, point 5: without memory deletion works, nobody else is harmed, the daemon recovers")
-def test_no_memory(nm: NmDaemon) -> None:
+def test_deletion_works_without_memory_and_the_daemon_recovers(nm: NmDaemon) -> None:
     """As many bytes as each process has, and a little: what it asks the kernel for is refused."""
     nm.put("busy", network="nat")
     job = Job(nm, "busy")

@@ -139,7 +139,7 @@ def test_ptrace_does_not_reach_other_slivers(sliver: Sliver, other: Sliver) -> N
         "/proc/irq/default_smp_affinity",
     ],
 )
-def test_kernel_files(sliver: Sliver, path: str) -> None:
+def test_root_in_a_sliver_cannot_write_kernel_settings(sliver: Sliver, path: str) -> None:
     if not os.path.exists(path):
         pytest.skip("this kernel has no such file")
     before = pathlib.Path(path).read_text() if os.access(path, os.R_OK) and path != "/proc/sysrq-trigger" else ""
@@ -203,7 +203,7 @@ def test_unreadable_parts_of_usr_are_hidden(machine: Machine, sliver: Sliver) ->
 
 
 @pytest.mark.spec("NM-C.2 isolation: cannot mount block devices")
-def test_block_devices(machine: Machine, tmp_path: pathlib.Path) -> None:
+def test_root_in_a_sliver_cannot_mount_block_devices(machine: Machine, tmp_path: pathlib.Path) -> None:
     tree = small_tree(tmp_path / "tree")
     number = os.stat("/").st_dev
     os.mknod(tree / "disk", stat.S_IFBLK | 0o666, number)
@@ -257,7 +257,7 @@ SYSTEM_CALLS = {
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers here are those of x86_64")
 @pytest.mark.spec("NM-C.2, issue 4 security: no modules, kexec, bpf, clock, reboot, swap, keys")
-def test_system_calls(sliver: Sliver) -> None:
+def test_dangerous_system_calls_are_refused(sliver: Sliver) -> None:
     program = CALL + f"for name, number in {SYSTEM_CALLS!r}.items(): print(name, call(number, 0, 0, 0, 0, 0, 0))"
     for user in ("root", "zuul"):
         lines = sliver.python(program, user=user).text.splitlines()
@@ -393,7 +393,7 @@ def test_setuid_gives_the_slivers_root_only(sliver: Sliver) -> None:
 
 
 @pytest.mark.spec("issue 4 security: symlink and rename attacks on the paths the daemon writes")
-def test_planted_links(machine: Machine, sliver: Sliver) -> None:
+def test_daemon_follows_no_planted_links(machine: Machine, sliver: Sliver) -> None:
     host = pathlib.Path("/etc/nm-test-target")
     assert not host.exists()
     sliver.shell("rm -rf /home/zuul/.ssh; mkdir /etc/target; ln -s /etc/target /home/zuul/.ssh; chown -h zuul /home/zuul/.ssh")
@@ -417,7 +417,7 @@ def test_planted_links(machine: Machine, sliver: Sliver) -> None:
 
 
 @pytest.mark.spec("issue 4 security: the helper runs no code of a sliver, whatever lies where its own modules are")
-def test_planted_modules(machine: Machine, sliver: Sliver) -> None:
+def test_helper_runs_no_code_of_a_sliver(machine: Machine, sliver: Sliver) -> None:
     directories = {str(pathlib.Path(module.__file__).parent) for module in (os, socket, pytest, syscalls) if module.__file__}
     plant = "import os; open('/planted', 'w').write('x')"
     for directory in sorted(directories):

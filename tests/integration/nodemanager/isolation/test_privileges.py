@@ -83,7 +83,7 @@ def test_mounts_need_their_privilege(machine: Machine) -> None:
 
 
 @pytest.mark.spec("issue 10, 3: the network of the sliver can be administered with the option only")
-def test_network_admin(machine: Machine) -> None:
+def test_network_can_be_administered_only_with_the_option(machine: Machine) -> None:
     without, given = compare(machine, "network-admin", "ip link add d0 type dummy; ip addr add 192.0.2.1/24 dev lo && echo done")
     assert "not permitted" in without
     assert given.splitlines()[-1] == "done"

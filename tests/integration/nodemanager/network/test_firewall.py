@@ -221,7 +221,7 @@ class TestRouting:
         assert FORWARD.read_text() == "0\n"
 
     @pytest.mark.spec("issue 10, F15: two daemons on one host")
-    def test_two_daemons(self, bench: Bench, neighbour: str, tmp_path: pathlib.Path) -> None:
+    def test_two_daemons_on_one_host_keep_their_rules_apart(self, bench: Bench, neighbour: str, tmp_path: pathlib.Path) -> None:
         alice = bench.sliver("alice", 1)
         first, bench.network = (
             bench.network,
@@ -264,14 +264,14 @@ def daemon(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 
 @pytest.mark.spec("issue 10, F15: network.dns is what slivers with nat ask, also where the host asks a resolver of its own")
-def test_resolvers_inside(daemon: NmDaemon) -> None:
+def test_slivers_ask_the_configured_resolvers(daemon: NmDaemon) -> None:
     daemon.put("alpha")
     inside = daemon.ssh("alpha", "cat /etc/resolv.conf").splitlines()
     assert inside[:2] == ["nameserver 198.51.100.53", "nameserver 198.51.100.54"]
 
 
 @pytest.mark.spec("issue 10, F15: after kill -9 of the daemon the next one stops routing with the last sliver")
-def test_killed_daemon(daemon: NmDaemon) -> None:
+def test_next_daemon_stops_routing_after_a_kill(daemon: NmDaemon) -> None:
     FORWARD.write_text("0")
     daemon.put("alpha")
     assert FORWARD.read_text() == "1\n"

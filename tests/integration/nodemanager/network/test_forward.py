@@ -90,7 +90,7 @@ def fault(output: bytes) -> xmlrpc.client.Fault:
 
 
 @pytest.mark.spec("NM-C.9.1: del_snoop over SSH may GetRSpec and nothing else")
-def test_shared_account(running: Running, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delegate_may_call_what_it_is_allowed_over_ssh(running: Running, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ssh_server(kinds=["ed25519"]) as server:
         public = (server.folder / "authorized_keys").read_text().strip()
         running.add(delegate("del_snoop", ssh_keys=public))
@@ -129,7 +129,9 @@ def account(accounts: UnixAccounts, name: str) -> Iterator[None]:
 
 
 @pytest.mark.spec("NM-A.4: delegate accounts: useradd, shell in /etc/shells, keys 0600 in 0700, userdel -r")
-def test_unix_accounts(running: Running, program: str, folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_delegate_accounts_are_created_and_deleted(
+    running: Running, program: str, folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     name = f"nmt{os.getpid()}"
     shells = folder / "shells"
     shells.write_text("/bin/sh")
@@ -173,7 +175,7 @@ def test_unix_accounts(running: Running, program: str, folder: pathlib.Path, cap
 
 
 @pytest.mark.spec("NM-A.4: the writer must not follow links planted by the account owner")
-def test_planted_links(folder: pathlib.Path) -> None:
+def test_writer_of_keys_follows_no_planted_links(folder: pathlib.Path) -> None:
     nobody = pwd.getpwnam("nobody")
     entry = pwd.struct_passwd(("x", "*", nobody.pw_uid, nobody.pw_gid, "", str(folder / "home"), ""))
     home, target = folder / "home", folder / "target"
@@ -287,7 +289,7 @@ def test_request_above_1_mib_is_answered_with_a_fault(program: str, running: Run
     assert (status, fault(output).faultCode) == (0, 102)
 
 
-def test_bad_name(program: str, running: Running) -> None:
+def test_name_with_a_line_break_is_refused(program: str, running: Running) -> None:
     status, output = run(program, b"x", "--as", "a\r\nEvil: x")
     assert (status, fault(output).faultCode) == (1, 1)
 

@@ -343,7 +343,7 @@ def mac_in(pid: int, device: str = "eth0") -> str:
 
 
 @pytest.mark.spec("NM-C.4: nat: source address check, against raw frames too; no IPv6 around it")
-def test_forged_sources(bench: Bench) -> None:
+def test_forged_source_addresses_are_dropped(bench: Bench) -> None:
     bench.outside()
     alice, bob = bench.sliver("alice", 1), bench.sliver("bob", 2)
     assert alice.veth not in pathlib.Path("/proc/net/if_inet6").read_text()

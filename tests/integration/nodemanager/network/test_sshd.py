@@ -44,7 +44,7 @@ def server(nm: NmDaemon, name: str) -> int:
 
 
 @pytest.mark.spec("NM-C.4: ssh-mode sshd runs a real sshd in the sliver on its own address")
-def test_own_server(nm: NmDaemon) -> None:
+def test_sliver_runs_its_own_sshd_on_its_address(nm: NmDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")
     assert (found["ssh_address"], found["ssh_port"], found["own_ssh"]) == (found["address"], 22, True)
     # At once: a sliver is ready when its server listens.
@@ -101,7 +101,7 @@ def test_restarted_daemon_finds_running_ssh_servers(nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.4: a sliver without an address of its own is reached as by default")
-def test_without_network(nm: NmDaemon) -> None:
+def test_sliver_without_network_is_reached_through_the_host(nm: NmDaemon) -> None:
     found = nm.put("alpha", network="none")
     assert found["ssh_address"] == "127.0.0.1" and found["ssh_port"] >= nm.first_port and not found["own_ssh"]
     assert nm.ssh("alpha", "pgrep -f '[s]shd -D' || echo no server") == "no server\n"

@@ -60,7 +60,7 @@ def conf(tmp_path: pathlib.Path) -> Conf:
 
 
 @pytest.mark.spec("AWS-3.1: two equal loads compare equal")
-def test_equal_loads(conf: Conf) -> None:
+def test_equal_configurations_are_equal(conf: Conf) -> None:
     conf.label.pop("instance-type")
     conf.label["fleet"] = {"instance-types": ["a.b"], "allocation-strategy": "prioritized"}
     first, second = conf.load(), conf.load()
@@ -137,7 +137,7 @@ def test_provider_disk_image_options_have_defaults(conf: Conf) -> None:
 
 
 @pytest.mark.spec("AWS-3.1: a cloud image with both id and filters, or with neither, fails validation")
-def test_image_lookup(conf: Conf) -> None:
+def test_cloud_image_needs_either_id_or_filters(conf: Conf) -> None:
     conf.image["image-filters"] = [{"name": "name", "values": ["x"]}]
     assert not conf.valid()
     del conf.image["image-id"]
@@ -177,7 +177,7 @@ def test_fleet_options_are_validated(conf: Conf) -> None:
 
 @pytest.mark.spec("AWS-1.5: an unknown image is a ValueError naming image, provider and label")
 @pytest.mark.parametrize("kind", ["cloud-image", "diskimage"])
-def test_unknown_image(conf: Conf, kind: str) -> None:
+def test_unknown_image_is_refused_with_image_provider_and_label(conf: Conf, kind: str) -> None:
     conf.label.pop("cloud-image")
     conf.label[kind] = "nothing"
     with pytest.raises(ValueError, match=r"nothing.* ec2 .*small"):
@@ -185,7 +185,7 @@ def test_unknown_image(conf: Conf, kind: str) -> None:
 
 
 @pytest.mark.spec("AWS-1.5: dedicated hosts need a zone and no spot")
-def test_dedicated_host(conf: Conf) -> None:
+def test_dedicated_host_needs_a_zone_and_no_spot(conf: Conf) -> None:
     conf.label["dedicated-host"] = True
     with pytest.raises(ConfigError, match="Availability-zone is required for dedicated hosts"):
         conf.load()
@@ -233,7 +233,7 @@ def test_missing_region_names_the_provider(conf: Conf) -> None:
 
 
 @pytest.mark.spec("AWS-1.5, AWS-1.6: every option of a label")
-def test_every_option(conf: Conf) -> None:
+def test_every_option_of_a_label_is_read(conf: Conf) -> None:
     conf.label.update(
         {
             "ebs-optimized": True,
@@ -292,7 +292,7 @@ def test_every_option(conf: Conf) -> None:
     ]
 
 
-def test_static_schemas() -> None:
+def test_schemas_are_available_without_a_provider() -> None:
     for cls in (AwsLabel, AwsPool, AwsProviderCloudImage, AwsProviderDiskImage):
         assert v.Schema(cls.getSchema())  # type: ignore[attr-defined]
 

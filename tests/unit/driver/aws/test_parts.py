@@ -158,7 +158,7 @@ def test_kinds_of_errors(error: Exception, kind: ErrorKind) -> None:
     (ClientError("InvalidParameterValue"), False),
     (CallsStopped(), False),
 ])  # fmt: skip
-def test_what_passes(error: Exception, passing: bool) -> None:
+def test_transient_errors_pass_and_others_do_not(error: Exception, passing: bool) -> None:
     assert errors.passes(error) is passing
 
 
@@ -188,7 +188,7 @@ def label(**values: Any) -> Any:
 
 
 @pytest.mark.spec("AWS-2.3: the root volume is the AMI's first mapping with the label's settings laid over it")
-def test_root_volume() -> None:
+def test_root_volume_combines_image_and_label() -> None:
     image = {
         "BlockDeviceMappings": [
             {"DeviceName": "/dev/xvda", "Ebs": {"SnapshotId": "s", "VolumeSize": 8, "Encrypted": False, "VolumeType": "gp2"}},
@@ -229,7 +229,7 @@ def test_launch_template_name_is_a_digest_of_its_content() -> None:
     assert parameters.template_name(data) != name
 
 
-def test_fleet_places() -> None:
+def test_fleet_has_an_override_for_each_instance_type_and_subnet() -> None:
     fleet = {"instance-types": ["a", "b"], "allocation-strategy": "lowest-price"}
     args = parameters.create_fleet(label(fleet=fleet), "template", "ami", {})
     assert args["LaunchTemplateConfigs"][0]["Overrides"] == [
@@ -250,7 +250,7 @@ class Types:
 
 
 @pytest.mark.spec("AWS-2.7: what labels need")
-def test_label_needs() -> None:
+def test_label_needs_are_those_of_its_instance_type() -> None:
     import logging
 
     part = quota.AwsQuota(Types(), logging.getLogger("test"))

@@ -91,7 +91,7 @@ class TestLaunch:
         assert adapter._listVolumes() == []
 
     @pytest.mark.spec("OST-3.14: an over-quota error during creation raises QuotaException")
-    def test_over_quota(self, adapter, label, monkeypatch):
+    def test_over_quota_error_raises_quota_exception(self, adapter, label, monkeypatch):
         monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (100, 1, 1000)))
         advance(create(adapter, label))
         with pytest.raises(exceptions.QuotaException):
@@ -240,7 +240,7 @@ class TestLaunch:
             advance(machine)
 
     @pytest.mark.spec("OST-3.20, OST-3.21: DELETED counts as gone, ERROR does not")
-    def test_deleted_status(self, adapter, label):
+    def test_status_deleted_counts_as_gone(self, adapter, label):
         instance = advance(create(adapter, label))
         server = adapter._getServer(instance.external_id)
         server.status = "DELETED"
@@ -288,11 +288,11 @@ class TestImagesAndLabels:
         adapter.deleteImage(external_id=image_id)
         assert adapter._client.get_image(image_id) is None
 
-    def test_should_fail(self, adapter):
+    def test_upload_with_should_fail_fails(self, adapter):
         with pytest.raises(Exception, match="SHOULD_FAIL"):
             adapter.uploadImage(None, "img", "x.raw", metadata={"SHOULD_FAIL": "true"})
 
-    def test_failing_uploads(self):
+    def test_fake_cloud_fails_the_chosen_uploads(self):
         cloud = fake.FakeUploadFailCloud(times_to_fail=1)
         with pytest.raises(exceptions.BuilderError):
             cloud.create_image(name="a")
@@ -308,7 +308,7 @@ class TestImagesAndLabels:
         assert cloud.delete_image("fake-image-id")
 
     @pytest.mark.spec("OST-3.7: a cloud image that appears later is noticed within IMAGE_CHECK_TIMEOUT")
-    def test_label_ready(self, adapter, provider):
+    def test_label_becomes_ready_when_its_image_appears(self, adapter, provider):
         labels = provider.pools["main"].labels
         assert adapter.labelReady(labels["fake-label"]) is False
         label = labels["cloud-label"]
@@ -350,7 +350,7 @@ class TestImagesAndLabels:
                 adapter._findFlavor(name, ram)
 
     @pytest.mark.spec("OST-2.5: an unknown flavor is counted as far as it is known and logged once")
-    def test_unknown_flavor(self, adapter, label, caplog):
+    def test_unknown_flavor_is_logged_once(self, adapter, label, caplog):
         instance = advance(create(adapter, label))
         adapter._getServer(instance.external_id)["flavor"] = {"id": "gone"}
         for _ in range(2):
@@ -410,7 +410,7 @@ class TestLeaks:
 
 
 class TestListing:
-    def test_server_attributes(self):
+    def test_server_has_attributes_and_items(self):
         server = openstack.NodepoolOpenStackServer({"id": "1", "accessIPv4": "1.2.3.4"})
         assert server.access_ipv4 == "1.2.3.4"
         server.private_v4 = "10.0.0.1"
@@ -444,7 +444,7 @@ def count_looks(cloud, monkeypatch, fails=0):
 
 class TestAdapter:
     @pytest.mark.spec("LAU-10: neither loop may block on slow calls")
-    def test_slow_creation(self, adapter, label):
+    def test_slow_creation_blocks_no_loop(self, adapter, label):
         cloud, go_on, make_server = adapter._client, threading.Event(), adapter._client.create_server
 
         def slow(**kw):
@@ -470,7 +470,7 @@ class TestAdapter:
         assert len(asked) > 3
 
     @pytest.mark.spec("OST-2.3.4, OST-2.4: floating IP")
-    def test_floating_ip(self, over, label):
+    def test_floating_ip_is_attached_and_deleted_with_its_server(self, over, label):
         label.pool.auto_floating_ip = True
         adapter = over(FloatingCloud())
         instance = advance(create(adapter, label))
@@ -500,7 +500,7 @@ class TestAdapter:
 
 
 @pytest.mark.spec("FAK-3: the example driver works")
-def test_example_driver(provider):
+def test_example_driver_creates_and_deletes(provider):
     config = npconfig.loadConfig(str(FIXTURES / "config" / "complete.yaml"), {"NODEPOOL_PORT": "1"})
     example = config.providers["example-1"]
     example.rate_limit = 0

@@ -52,7 +52,7 @@ def test_omitted_options_have_the_documented_defaults() -> None:
 
 
 @pytest.mark.spec("MST-8.12: max-servers and priority of the pool are read")
-def test_pool_options() -> None:
+def test_options_of_the_pool_are_read() -> None:
     options: dict[str, Any] = {
         "max-servers": 7, "priority": 3, "node-attributes": {"a": "b"}, "host-key-checking": True,
     }  # fmt: skip
@@ -75,7 +75,7 @@ def test_labels_sharing_a_backing_label() -> None:
 
 
 @pytest.mark.spec("MST-2: max-age smaller than min-retention-time is an error")
-def test_max_age() -> None:
+def test_max_age_below_min_retention_time_is_refused() -> None:
     load(provider({**LABEL, "max-age": 10, "min-retention-time": 10}))
     text = "The max_age must be greater than or equal to the min_retention_time"
     with pytest.raises(ConfigError, match=text) as caught:

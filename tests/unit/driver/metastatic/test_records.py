@@ -54,7 +54,7 @@ def test_record_assigns_each_slot_to_one_node() -> None:
 
 
 @pytest.mark.spec("MST-3: user_data is JSON text that release 11.0.0 can read")
-def test_user_data() -> None:
+def test_user_data_can_be_read_by_11_0_0() -> None:
     backing = record(3)
     backing.allocateSlot("0000000007", 2)
     text = encode_user_data(backing, OWNER)
@@ -93,7 +93,7 @@ def test_foreign_or_broken_user_data(text: Any) -> None:
     assert parse_user_data(text, OWNER) is None
 
 
-def test_driver_data() -> None:
+def test_broken_driver_data_is_ignored() -> None:
     assert decode_driver_data({"backing_node": "1", "slot": 0, "node": "2", "metadata": {}}) == ("1", 0)
     for broken in (None, "x", {}, {"backing_node": None, "slot": 0}, {"backing_node": "1", "slot": None}):
         assert decode_driver_data(broken) is None

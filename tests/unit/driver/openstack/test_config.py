@@ -113,7 +113,7 @@ def test_pool_and_labels(provider):
 
 @pytest.mark.filterwarnings("ignore")  # the SDK warns about libraries it could use
 @pytest.mark.spec("OST-1.6: the SDK's configuration is used, CONFIG_FILES is honoured at each load")
-def test_real_cloud(tmp_path, monkeypatch):
+def test_clouds_yaml_is_read_at_each_load(tmp_path, monkeypatch):
     from openstack.config import loader
 
     text = "providers: [{name: real, cloud: %s, region-name: real-region}]"

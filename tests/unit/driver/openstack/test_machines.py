@@ -209,7 +209,7 @@ def test_marks_of_volumes(adapter: FakeAdapter, cloud: Cloud, fake_provider: Any
 
 
 @pytest.mark.spec("OST-2.6: ports DOWN at two looks; a cloud without a network service has none")
-def test_port_cleanup(
+def test_ports_that_stay_down_are_deleted(
     adapter: FakeAdapter, cloud: Cloud, fake_provider: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, looks = [0.0], []

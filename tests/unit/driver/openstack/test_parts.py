@@ -51,7 +51,7 @@ def test_errors_of_the_cloud_are_classified(error: Exception, kind: ErrorKind) -
     assert classify(error) is kind
 
 
-def test_retry_after() -> None:
+def test_retry_after_is_read_and_bounded() -> None:
     assert retry_after(http(429, "", **{"Retry-After": "7"})) == 7
     assert retry_after(http(429, "", **{"Retry-After": "100000"})) == 120
     assert retry_after(http(429, "", **{"Retry-After": "Sat, 01 Jan 2000 00:00:00 GMT"})) == 0
@@ -75,7 +75,7 @@ def test_marks_of_floating_ips() -> None:
     assert floating_ip_metadata(None) == {}
 
 
-def test_image_properties() -> None:
+def test_image_properties_are_separated_from_own_metadata() -> None:
     found = properties({"min_disk": "3", "is_protected": "yes", "own": 7, "none": None, "tags": ("a",)}, "m", None)
     assert found == {
         "min_disk": 3,

@@ -64,7 +64,7 @@ def test_label_strings_are_split() -> None:
 
 
 @pytest.mark.spec("STA-1: the older key ssh-port is still read, but refused by the schema")
-def test_ssh_port() -> None:
+def test_ssh_port_is_read_but_refused_by_the_schema() -> None:
     entry = provider({"name": "host1", "labels": "a", "ssh-port": 2222, "host-key": "ssh-rsa AAA"})
     config = load(entry)
     node = config.providers["static-provider"].pools["main"].nodes[0]  # type: ignore[attr-defined]

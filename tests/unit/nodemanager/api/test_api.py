@@ -66,7 +66,7 @@ def test_help_lists_signature_and_purpose_of_every_method(node: MemoryNode) -> N
 
 
 @pytest.mark.spec("NM-A.8: 100 unknown method, text lists the valid ones sorted")
-def test_unknown_method(node: MemoryNode) -> None:
+def test_unknown_method_is_refused_with_the_valid_ones(node: MemoryNode) -> None:
     found = fault(node, THE_ROOT, "Explode")
     assert found.code == 100
     assert ", ".join(sorted(api_methods.METHODS)) in found.text
@@ -148,7 +148,7 @@ def test_create_refuses_slivers_of_an_authority(node: MemoryNode) -> None:
 
 
 @pytest.mark.spec("NM-B.3: 104 error inside the call; nothing of the inside goes out")
-def test_error_inside(node: MemoryNode) -> None:
+def test_internal_error_reveals_nothing(node: MemoryNode) -> None:
     found = fault(node, THE_ROOT, "GetConsole", "broken")
     assert (found.code, "secret" in found.text) == (104, False)
 

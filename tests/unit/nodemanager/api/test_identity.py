@@ -22,7 +22,7 @@ WHO = Identity({3_000_000: "a"}.get, {"nobody": ["GetUsage"], "del_snoop": []}.g
 
 
 @pytest.mark.spec("NM-A.8, NM-C.5: uid -> root, sliver by range, delegate, other; unknown uid is a clean refusal")
-def test_of_uid() -> None:
+def test_callers_are_identified_by_uid() -> None:
     assert WHO.of_uid(0).kind == ROOT
     assert WHO.of_uid(3_000_000) == Caller(SLIVER, "a")
     assert WHO.of_uid(pwd.getpwnam("nobody").pw_uid) == Caller(OTHER, "nobody"), "delegates share one account"
@@ -32,7 +32,7 @@ def test_of_uid() -> None:
 
 
 @pytest.mark.spec("issue 10, F15: nobody is root, or a controller, by TCP; a sliver is who it is")
-def test_without_trust() -> None:
+def test_nobody_is_root_by_tcp() -> None:
     who = Identity({3_000_000: "a", 0: "evil"}.get, {}.get, own_uid=1, controllers=[2])
     for uid in (0, 1, 2):
         found = who.of_uid(uid, trust=False)
@@ -111,7 +111,7 @@ def test_caller_on_loopback_is_the_owner_of_the_peer_socket(
 
 
 @pytest.mark.spec("NM-A.9: a client that has half-closed is still known")
-def test_half_closed(listener: socket.socket) -> None:
+def test_half_closed_client_is_identified(listener: socket.socket) -> None:
     code = "s.shutdown(socket.SHUT_WR)\nsys.stdout.write('y'); sys.stdout.flush()\nsys.stdin.read()"
     with connect_as(3_000_000, listener, code) as p:
         assert p.stdout is not None
@@ -134,7 +134,7 @@ def test_closed_client_has_no_identity(listener: socket.socket, how: str, monkey
 
 
 @pytest.mark.spec("NM issue: another connection from the port of one that was reset is not the old one")
-def test_port_reused(listener: socket.socket) -> None:
+def test_connection_from_a_reused_port_is_another_client(listener: socket.socket) -> None:
     code = "s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\ns.close()"
     for _ in range(10):
         with connect_as(3_000_000, listener, code):

@@ -22,7 +22,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(VALUES, max_size=4))
-def test_round_trip(arguments: list[Any]) -> None:
+def test_calls_survive_a_round_trip(arguments: list[Any]) -> None:
     assert xml_rpc.parse_call(xml_rpc.call("M", arguments)) == ("M", tuple(arguments))
 
 
@@ -44,7 +44,7 @@ def test_any_call_is_refused_cleanly(body: bytes) -> None:
 
 
 @pytest.mark.spec("NM-C.5: numbers of 64 bits")
-def test_large_numbers() -> None:
+def test_numbers_have_64_bits() -> None:
     assert b"<i8>1000000000000</i8>" in xml_rpc.response(10**12)
     assert b"<int>5</int>" in xml_rpc.response(5)
     with pytest.raises(OverflowError):
@@ -63,7 +63,7 @@ def test_large_numbers() -> None:
         + b"</params></methodCall>",
     ],
 )
-def test_costly_calls(body: bytes) -> None:
+def test_memory_for_reading_a_call_is_bounded(body: bytes) -> None:
     tracemalloc.start()
     try:
         with contextlib.suppress(ValueError):

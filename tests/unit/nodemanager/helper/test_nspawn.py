@@ -55,7 +55,7 @@ def test_limits_become_unit_properties(rspec: dict[str, int], wanted: list[str])
 
 
 @pytest.mark.spec("NM-C.2: nspawn: own ids, own network, full systemd; the unit outlives the daemon")
-def test_command_line(tmp_path: pathlib.Path) -> None:
+def test_nspawn_command_line_isolates_the_container(tmp_path: pathlib.Path) -> None:
     spec = SliverSpec("s1", 1, "tar:/x", {}, hostname="h", api_socket=str(tmp_path))
     argv = run_argv("m", spec, "/tree", 5000, 65536, 2)
     outside, inside = argv[: argv.index("--")], argv[argv.index("--") + 1 :]

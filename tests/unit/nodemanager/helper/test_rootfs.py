@@ -131,7 +131,7 @@ def test_owners_are_kept(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
         (lambda out: [link("x", "y" * 5000)], "impossible target"),
     ],
 )
-def test_hostile_members(target: pathlib.Path, tmp_path: pathlib.Path, make: Make, text: str) -> None:
+def test_hostile_members_of_an_archive_are_refused(target: pathlib.Path, tmp_path: pathlib.Path, make: Make, text: str) -> None:
     path = archive(tmp_path / "x.tar", *make(tmp_path / "outside"))
     if text:
         with pytest.raises(TarError, match=text):
@@ -186,7 +186,7 @@ def test_archive_beyond_its_limits_is_refused(target: pathlib.Path, tmp_path: pa
         extract(path, target, limits)
 
 
-def test_damaged_files(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_damaged_archives_are_refused(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
     whole = archive(tmp_path / "x.tar.gz", *(member(f"f{n}", os.urandom(40000)) for n in range(3)), mode="w:gz").read_bytes()
     plain = archive(tmp_path / "y.tar", member("f", os.urandom(40000))).read_bytes()
     for content in (b"", b"no tar at all", whole[:50000], whole[:100] + b"\xff" * 50 + whole[150:], plain[:20000]):
@@ -310,7 +310,7 @@ def test_invalid_sliver_names_are_refused(name: str) -> None:
         check_sliver_name(name)
 
 
-def test_good_names() -> None:
+def test_valid_sliver_names_are_accepted() -> None:
     for name in ("a", "princeton_sirius", "np0000000123", "a-b", "a" * 63):
         assert check_sliver_name(name) == name
 
@@ -340,7 +340,7 @@ def test_copies_only_what_is_public(tmp_path: pathlib.Path) -> None:
 
 @needs_root
 @pytest.mark.spec("NM-C.2: host image: freshly built /etc, never shadow, keys, home directories")
-def test_host_tree(tmp_path: pathlib.Path) -> None:
+def test_host_image_contains_no_secrets(tmp_path: pathlib.Path) -> None:
     host_image.build(tmp_path)
     etc = tmp_path / "root/etc"
     users = [line.split(":") for line in (etc / "passwd").read_text().splitlines()]

@@ -81,7 +81,7 @@ def content(group: pathlib.Path, *names: str) -> list[str]:
 
 
 @pytest.mark.spec("NM-C.3: guarantee g is a child of our root with weight ~ g; besteffort weighs what is left")
-def test_v2_weights(tree: pathlib.Path) -> None:
+def test_cpu_weights_follow_guarantees_and_shares(tree: pathlib.Path) -> None:
     groups = service(tree)
     groups.prepare(50)
     groups.create("alice", {"nm_cpu_guaranteed_share": 200})
@@ -102,7 +102,7 @@ def test_v2_weights(tree: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-C.3: cpu.max, memory.max, memory.swap.max 0, memory.min, pids.max, io.max")
-def test_v2_limits(tree: pathlib.Path) -> None:
+def test_limits_are_written_to_the_cgroup(tree: pathlib.Path) -> None:
     groups = service(tree)
     groups.io_devices = lambda name: ["7:3"]
     groups.create(

@@ -49,7 +49,7 @@ def test_the_favoured_leave_the_rest_its_part(count: int) -> None:
     assert 2 - sum(amount for name, amount in used.items() if name != "s0") >= 2 / count
 
 
-def test_the_thread(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_thread_survives_failures_and_stops(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """On a kernel that does not tell of pressure: it looks all the time; a failure harms one look; it stops when told."""
     monkeypatch.setattr(cpu_pace, "PRESSURE", "/nonexistent")
     monkeypatch.setattr(cpu_pace, "PERIOD", 0.02)

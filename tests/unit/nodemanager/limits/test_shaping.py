@@ -43,7 +43,7 @@ def test_classes_and_indexes_are_one_to_one() -> None:
         shaping.class_of(shaping.LARGEST_INDEX + 1)
 
 
-def test_exempt_destinations() -> None:
+def test_exempt_destinations_are_ipv4_networks() -> None:
     assert shaping.routable(["127.0.0.1", "192.0.2.7", "198.51.100.0/24", "192.0.2.7", "2001:db8::1"]) == [
         "192.0.2.7/32",
         "198.51.100.0/24",

@@ -30,7 +30,7 @@ def put(database: Database, name: str) -> None:
 
 
 @pytest.mark.spec("NM-C.6: atomic, fsynced, human-dumpable")
-def test_survives_close(tmp_path: pathlib.Path) -> None:
+def test_content_survives_a_restart(tmp_path: pathlib.Path) -> None:
     database = opened(tmp_path / "db")
     put(database, "a")
     database.update_local("sliver_a", loans=[["b", "nm_cpu_share", 1]], x=None)
@@ -147,7 +147,7 @@ def test_sound_files_are_left_alone(tmp_path: pathlib.Path) -> None:
     assert not list(tmp_path.glob("*.corrupt*"))
 
 
-def test_no_place(tmp_path: pathlib.Path) -> None:
+def test_database_that_cannot_be_created_is_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DatabaseError, match="check directory"):
         opened(tmp_path / "missing" / "db")
     (tmp_path / "folder").mkdir()
@@ -155,7 +155,7 @@ def test_no_place(tmp_path: pathlib.Path) -> None:
         opened(tmp_path / "folder")
 
 
-def test_in_use(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_in_use_is_reported(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.nodemanager.records.database.BUSY_TIMEOUT", 0.1)
     connection = sqlite3.connect(tmp_path / "db", isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
@@ -208,7 +208,7 @@ def test_threads_share_a_database(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-C.6: replay table on jti")
-def test_tickets_once(tmp_path: pathlib.Path) -> None:
+def test_ticket_is_accepted_once(tmp_path: pathlib.Path) -> None:
     now = [100.0]
     database = Database(str(tmp_path / "db"), lambda: now[0])
     database.open()

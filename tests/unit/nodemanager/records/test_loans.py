@@ -43,7 +43,7 @@ def test_loans_do_not_depend_on_record_order(host: dict[str, Any], random: Any) 
 
 @pytest.mark.spec("NM-A.7: only resources received from the authority can be lent (no relending)")
 @given(hosts)
-def test_no_relending(host: dict[str, Any]) -> None:
+def test_borrowed_resources_cannot_be_lent(host: dict[str, Any]) -> None:
     """A sliver gives away no more than its own grant, however much it borrows."""
     alone = {n: loans.effective({m: (g, made if m == n else []) for m, (g, made) in host.items()})[n] for n in host}
     together = loans.effective(host)
@@ -75,7 +75,7 @@ def test_loan_of_the_readme_moves_guaranteed_cpu() -> None:
 
 
 @pytest.mark.spec("NM-A.7: an over-committed triple is skipped and in force again when the grant grows")
-def test_over_committed() -> None:
+def test_over_committed_loan_is_skipped_until_the_grant_grows() -> None:
     made = [("b", "nm_cpu_share", 50), ("b", "nm_cpu_share", 5)]
 
     def result(grant: int) -> int:

@@ -39,7 +39,7 @@ def test_older_timestamps_are_refused(database: Database) -> None:
 
 
 @pytest.mark.spec("NM-A.6: database timestamp is when the last complete update was made")
-def test_timestamp_record(database: Database) -> None:
+def test_timestamp_is_that_of_the_last_complete_update(database: Database) -> None:
     partial(database, sliver("a"))
     assert database.get("timestamp") is None
     full(database, {"type": "timestamp", "timestamp": 5}, sliver("a"))
@@ -80,7 +80,7 @@ def test_broken_record_keeps_its_predecessor(database: Database) -> None:
 
 
 @pytest.mark.spec("NM-A.6 d: expiry acts by itself; no expiry = never")
-def test_d_expiry(database: Database) -> None:
+def test_records_expire(database: Database) -> None:
     full(database, sliver("a", expiry=NOW + 10), sliver("b", expiry=NOW + 5), sliver("c"))
     assert database.next_expiry() == NOW + 5
     assert merge.expire(database, NOW + 6).deleted == {"sliver_b"}
@@ -107,7 +107,7 @@ def test_e_clock_steps_back(database: Database) -> None:
 
 
 @pytest.mark.spec("NM-A.6 e: per-authority monotonic serial; an older update is refused as a whole")
-def test_e_serial(database: Database) -> None:
+def test_older_update_is_refused(database: Database) -> None:
     full(database, sliver("a"), serial=7)
     changes = full(database, sliver("b"), serial=6)
     assert (changes.changed, changes.deleted, list(changes.refused)) == (set(), set(), [""])
@@ -124,7 +124,7 @@ def test_f_replaced_as_a_whole(database: Database) -> None:
 
 
 @pytest.mark.spec("NM-A.6 g, C.6: only a complete update of the same source sweeps")
-def test_g_sweep(database: Database) -> None:
+def test_only_a_complete_update_of_the_same_source_deletes(database: Database) -> None:
     full(database, sliver("a"), sliver("b"), source="one")
     partial(database, sliver("c"), source="driver")
     full(database, delegate("d"), source="configuration")

@@ -66,7 +66,7 @@ def imported(database: Database, tmp_path: pathlib.Path, data: bytes) -> Any:
 
 
 @pytest.mark.spec("NM-A.11, NM-C.5: an importer reads old pickles")
-def test_first_version(database: Database, tmp_path: pathlib.Path) -> None:
+def test_pickle_of_the_first_version_is_imported(database: Database, tmp_path: pathlib.Path) -> None:
     result = imported(database, tmp_path, PYTHON2)
     assert (result.taken, result.refused) == (["sliver_princeton_sirius"], {})
     record = database.get("sliver_princeton_sirius")
@@ -78,7 +78,7 @@ def test_first_version(database: Database, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("NM-B.2: keyed by name, _rspec, _loans, instantiation, expires, type sliver.VServer")
-def test_last_version(database: Database, tmp_path: pathlib.Path) -> None:
+def test_pickle_of_the_last_version_is_imported(database: Database, tmp_path: pathlib.Path) -> None:
     result = imported(
         database,
         tmp_path,
@@ -132,14 +132,14 @@ class Evil:
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff.",
     ],
 )
-def test_nothing_else(data: bytes, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_with_code_is_refused(data: bytes, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ImportFailed, match="not a pickle of plain values"):
         load(data)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plain_values() -> None:
+def test_plain_values_of_all_protocols_are_read() -> None:
     value = {"a": [1, 2.5, None, True, ("x",), {"s"}, frozenset({1})]}
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert load(pickle.dumps(value, protocol=protocol)) == value

@@ -48,7 +48,7 @@ def test_old_resource_names_and_units_are_converted() -> None:
 
 
 @pytest.mark.spec("NM-B.4: net_max_rate -1 turns shaping off")
-def test_no_ceiling() -> None:
+def test_rate_minus_one_turns_shaping_off() -> None:
     assert rspec.validate({"nm_net_max_rate": -1}) == {"nm_net_max_rate": rspec.UNLIMITED_RATE}
 
 

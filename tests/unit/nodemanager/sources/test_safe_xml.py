@@ -30,7 +30,7 @@ def test_entities_are_refused(document: bytes) -> None:
         slices_xml.parse(document, 1)
 
 
-def test_document_type() -> None:
+def test_document_type_is_accepted_in_slices_only() -> None:
     """A list of slices may have one; nothing is fetched for it."""
     assert slices_xml.parse(TYPE, 1) == []
     with pytest.raises(safe_xml.UnsafeXml, match="document type"):
@@ -38,7 +38,7 @@ def test_document_type() -> None:
 
 
 @pytest.mark.spec("issue 10, F12: a missing extra refuses the start with a clear text")
-def test_missing_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_missing_extra_is_reported_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("jwt", "signxml") else real(name))
     assert tickets.missing({}) is None

@@ -28,7 +28,7 @@ def one(text: str, node: int | str = 12) -> dict[str, object]:
 
 
 @pytest.mark.spec("NM-A.10: slice, timestamp, node, user, resource, value, key; A.6: delegations of del_snoop")
-def test_all_elements() -> None:
+def test_all_elements_of_a_slice_are_read() -> None:
     assert one(f"<slices>{HEAD}{''.join(PARTS)}</slice>{KEYS}</slices>") == {
         "account_type": "sliver",
         "name": "princeton_sirius",
@@ -170,7 +170,7 @@ def test_default_slice() -> None:
 
 
 @pytest.mark.spec("NM-B.4: net_max_rate = -1 in the default slice turns shaping off")
-def test_default_rates() -> None:
+def test_default_slice_turns_shaping_off() -> None:
     assert granted(DEFAULTS.format(node="", resources=resource("net_max_rate", -1)), "") == {"nm_net_max_rate": UNLIMITED_RATE}
     # A guarantee never refuses a slice with a low ceiling, nor the other way round.
     rate = DEFAULTS.format(node="", resources=resource("nm_net_min_rate", 5000))

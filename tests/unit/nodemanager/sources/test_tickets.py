@@ -108,7 +108,7 @@ def test_nothing_is_signed_that_would_be_refused(
 
 
 @pytest.mark.spec("NM-C.9.8: replayed, wrong host, expired, tampered -> refused")
-def test_jws_refused(pair: tuple[bytes, str], once: Used) -> None:
+def test_invalid_jws_tickets_are_refused(pair: tuple[bytes, str], once: Used) -> None:
     key, public = pair
     options = {"keys": [public], "issuers": ["auth"]}
     algorithm = "EdDSA" if b"P-256" not in key and len(key) < 150 else "ES256"
@@ -170,7 +170,7 @@ def test_keys_of_several_kinds(pair: tuple[bytes, str], once: Used, tmp_path: pa
         tickets.verify(signed, {"keys": [*others, str(tmp_path / "junk")]}, "here", once)
 
 
-def test_sign_refuses(rsa: tuple[bytes, str], pair: tuple[bytes, str]) -> None:
+def test_unsuitable_keys_and_names_are_refused_when_signing(rsa: tuple[bytes, str], pair: tuple[bytes, str]) -> None:
     with pytest.raises(TicketError, match="Ed25519 or P-256"):
         tickets.sign([sliver("a")], rsa[0], "auth", "here")
     with pytest.raises(TicketError, match="private key"):
@@ -212,7 +212,7 @@ def test_xml_tickets_with_rsa_sha256_are_accepted(rsa: tuple[bytes, str], once: 
 
 
 @pytest.mark.spec("NM-C.6: ECDSA-SHA256 too")
-def test_xml_elliptic(tmp_path: pathlib.Path, once: Used) -> None:
+def test_xml_tickets_may_use_elliptic_keys(tmp_path: pathlib.Path, once: Used) -> None:
     authority = Authority(tmp_path)
     key = pathlib.Path(authority.key).read_bytes()
     text = tickets.sign_xml([sliver("a")], key, pathlib.Path(authority.cert).read_bytes(), "auth", "here")
@@ -220,7 +220,7 @@ def test_xml_elliptic(tmp_path: pathlib.Path, once: Used) -> None:
 
 
 @pytest.mark.spec("NM-C.9.8: tampered, expired, wrong host -> refused")
-def test_xml_refused(rsa: tuple[bytes, str], once: Used, tmp_path: pathlib.Path) -> None:
+def test_invalid_xml_tickets_are_refused(rsa: tuple[bytes, str], once: Used, tmp_path: pathlib.Path) -> None:
     now = int(time.time())
     cases: list[tuple[str, str]] = [
         (xml(rsa).replace("&quot;a&quot;", "&quot;b&quot;").replace('"name": "a"', '"name": "b"'), "signature"),
@@ -268,7 +268,7 @@ def test_sha1_is_accepted_only_with_the_option(rsa: tuple[bytes, str], once: Use
 
 
 @pytest.mark.spec("NM-C.6: a key of the signature's own choice, HMAC for example, proves nothing")
-def test_hmac_confusion(rsa: tuple[bytes, str], once: Used) -> None:
+def test_key_of_the_signatures_own_choice_proves_nothing(rsa: tuple[bytes, str], once: Used) -> None:
     root = etree.Element(f"{NS}Envelope", nsmap={None: "urn:envelope"})  # type: ignore[dict-item]
     etree.SubElement(root, f"{NS}Data").text = json.dumps(claims())
     with open(rsa[1], "rb") as stream:
