@@ -112,10 +112,10 @@ def default_text(option: Any) -> str:
         return str(option.shown)
     if isinstance(value, Derived):
         return value.text
+    if value is None or value is REQUIRED or value == "":
+        return ""
     if isinstance(value, str | list | dict):
         return ", ".join(f"``{each}``" for each in ([value] if isinstance(value, str) else value))
-    if value is None or value is REQUIRED:
-        return ""
     return "no limit" if value == math.inf else str(value).lower()
 
 

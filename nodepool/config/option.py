@@ -64,7 +64,7 @@ class Option:
     stored: bool = True
     #: Loaded, but unknown to schema and reference.
     hidden: bool = False
-    #: Whether the options in ``check`` are the object's own; the attribute is a dictionary of their values by name.
+    #: Whether the options of ``check`` are the object's own: the attribute has their values by name.
     flat: bool = False
     attribute: str = ""
 
@@ -147,7 +147,7 @@ def _named(check: object) -> dict[Any, Any]:
         return check if isinstance(check, dict) else {}
     found: dict[Any, Any] = {}
     for each in _declared(check).values():
-        found.update(cast("dict[Any, Any]", each.check) if each.flat else {each.name: each})
+        found.update(_named(each.check) if each.flat else {each.name: each})
     return found
 
 

@@ -10,8 +10,9 @@ import voluptuous as v
 
 from nodepool.config.errors import ConfigError
 from nodepool.config.model import Config
+from nodepool.config.option import REQUIRED, derived, load, option, rows
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
-from nodepool.driver.nodemanager.pushed import config as backing_config
+from nodepool.driver.common.options import NUMBER
 from nodepool.driver.nodemanager.pushed.config import BackingOptions
 from nodepool.driver.provider import Driver
 from nodepool.nodemanager.client import privileges
@@ -23,16 +24,20 @@ IMAGE_TYPE = "tar"
 
 
 TLS_KEYS = ("ca-cert", "client-cert", "client-key")
+#: One key a line, or a list.
+_KEYS = v.Any(str, [str])
 #: Seconds.
 MIN_LEASE = 240
 _URL = re.compile(r"unix:/|https?://[^/]")
 
 
-def bits(value: object) -> int:
-    """Return ``100m`` as 100,000,000 bit/s.
+def bits(value: object) -> int | None:
+    """Return ``100m`` as 100,000,000 bit/s; None is kept.
 
     :raises v.Invalid: it is not a rate.
     """
+    if value is None:
+        return None
     match = _RATE.match(str(value))
     if match is None:
         raise v.Invalid(f"{value!r} is not a rate; use bit/s with k, m or g, such as 100m")
@@ -40,69 +45,69 @@ def bits(value: object) -> int:
 
 
 class NodeManagerImage(ConfigValue):
-    """A cloud image, or an uploaded one."""
+    """An uploaded image."""
 
-    def __init__(self) -> None:
-        self.name: str = ""
-        #: Root of slivers; None: the uploaded image.
-        self.root: str | None = None
-        self.pause = False
-        self.username: str | None = "root"
-        self.python_path: str | None = "auto"
-        self.shell_type: str | None = None
-        self.connection_type: str | None = "ssh"
-        self.connection_port: int | None = 22
-        self.meta: dict[str, Any] = {}
+    connection_port: int | None = 22
+    #: Root of slivers; None: the uploaded image.
+    root: str | None = None
+    name: str = option(str, REQUIRED, "name for labels; of a top-level diskimage", convert=str)
+    username: str | None = option(str, "root", "login user of jobs; of an uploaded image: the diskimage's")
+    python_path: str | None = option(str, "auto", "Python of the node, for Ansible; of an uploaded image: the diskimage's")
+    shell_type: str | None = option(str, None, "for Ansible, for example ``cmd``; of an uploaded image: the diskimage's")
+    connection_type: str | None = option(str, "ssh", "for Ansible")
+    meta: dict[str, Any] = option(dict, {}, "stored with the uploaded image")
+    pause: bool = option(bool, False, "stop uploads")
 
     @property
     def external_name(self) -> str:
         return self.name
 
 
+class NodeManagerCloudImage(NodeManagerImage):
+    root: str | None = option(
+        str, None, "``host`` (image ``host`` only: the default), ``dir:/path``, ``tar:/path`` there, ``oci:REF``"
+    )
+
+
 class NodeManagerLabel(ConfigValue):
     ignore_equality = ["pool"]
-
-    def __init__(self) -> None:
-        self.name: str = ""
-        self.pool: NodeManagerPool | None = None
-        self.cloud_image: NodeManagerImage | None = None
-        self.diskimage: Any = None
-        self.host_key_checking = False
-        self.cpus: float = 0
-        self.cpu_limit: float = 0
-        self.ram: int = 0
-        self.disk: int = 0
-        self.pids: int | None = None
-        self.net_max: int | None = None
-        self.net_min: int | None = None
-        self.network: str | None = None
-        self.privileges: list[str] = []
-        self.ssh_keys: str = ""
-        self.rspec: dict[str, Any] = {}
-        #: Options for requesting hosts (backing-label); None: hosts are configured or announced.
-        self.backing_label: str | None = None
+    pool: NodeManagerPool | None = None
+    name: str = option(str, REQUIRED, "name of a top-level label", convert=str)
+    cloud_image: NodeManagerImage | None = option(str, None, "entry of ``cloud-images``; or ``diskimage``", stored=False)
+    diskimage: Any = option(str, None, "entry of ``diskimages``; or ``cloud-image``", stored=False)
+    cpus: float = option(NUMBER, 0, "guaranteed cores")
+    cpu_limit: float = option(NUMBER, 0, "maximum cores", shown="no limit")
+    ram: int = option(int, 0, "MiB", shown="the node manager's")
+    disk: int = option(int, 0, "GiB", shown="the node manager's")
+    pids: int | None = option(int, None, "maximum number of processes", shown="the node manager's")
+    net_max: int | None = option(
+        v.Any(int, str), None, "maximum rate in bit/s, with k, m or g", convert=bits, shown="the node manager's"
+    )
+    net_min: int | None = option(v.Any(int, str), None, "guaranteed rate in bit/s, with k, m or g", convert=bits)
+    network: str | None = option(str, None, "``none``, ``nat`` or ``bridge:INTERFACE``", shown="the node manager's")
+    privileges: list[str] = option([str], [], "privileges of the sliver")
+    host_key_checking: bool = option(bool, False, "read the host keys again; they come from the node manager")
+    ssh_keys: str = option(_KEYS, "", "public keys that can log in", shown="the provider's")
+    rspec: dict[str, Any] = option(dict, {}, "any resource by name")
+    backing_label: str | None = option(str, None, "label of the backing nodes", shown="the provider's")
 
 
 class NodeManagerPool(ConfigPool):
     ignore_equality = ["provider"]
-
-    def __init__(self) -> None:
-        self.name: str = ""
-        self.provider: NodeManagerProviderConfig | None = None
-        self.max_cores: float = math.inf
-        self.max_ram: float = math.inf
-        super().__init__()
+    provider: NodeManagerProviderConfig
+    name: str = option(str, REQUIRED, "part of records and metrics", convert=str)
+    labels: dict[str, NodeManagerLabel] = option(
+        [NodeManagerLabel], {}, "labels that the pool offers", key=v.Required, stored=False
+    )
+    max_cores: float = option(NUMBER, math.inf, "maximum number of guaranteed cores")
+    max_ram: float = option(int, math.inf, "maximum MiB")
+    azs: list[str] | None = option([str], None, "groups of hosts to use", name="availability-zones", shown="all")
 
     def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
-        full_config, provider = args
+        full_config, self.provider = args
         super().load(pool_config)
-        self.provider = provider
-        self.name = str(pool_config["name"])
-        self.max_cores = pool_config.get("max-cores", math.inf)
-        self.max_ram = pool_config.get("max-ram", math.inf)
-        self.azs = pool_config.get("availability-zones")
         for number, options in enumerate(pool_config.get("labels") or []):
-            label = self._label(options, provider, full_config, ("labels", number))
+            label = self._label(options, self.provider, full_config, ("labels", number))
             self.labels[label.name] = label
             full_config.labels[label.name].pools.append(self)
 
@@ -110,7 +115,10 @@ class NodeManagerPool(ConfigPool):
         self, options: dict[str, Any], provider: NodeManagerProviderConfig, full_config: Config, where: tuple[Any, ...]
     ) -> NodeManagerLabel:
         label = NodeManagerLabel()
-        label.name = str(options["name"])
+        try:
+            load(label, options)
+        except v.Invalid as error:
+            raise ConfigError(f"label {options['name']}: {error}", where=where) from None
         label.pool = self
         cloud_image, diskimage = options.get("cloud-image"), options.get("diskimage")
         if (cloud_image is None) == (diskimage is None):
@@ -130,75 +138,85 @@ class NodeManagerPool(ConfigPool):
                     where=(*where, "diskimage"),
                 )
             label.diskimage = full_config.diskimages[diskimage]
-        label.host_key_checking = bool(options.get("host-key-checking", False))
-        label.cpus = options.get("cpus", 0)
-        label.cpu_limit = options.get("cpu-limit", 0)
-        label.ram = options.get("ram", 0)
-        label.disk = options.get("disk", 0)
-        label.pids = options.get("pids")
-        label.network = options.get("network")
         try:
-            label.privileges = privileges.check(options.get("privileges") or [])
+            label.privileges = privileges.check(label.privileges)
         except ValueError as error:
             raise ConfigError(f"label {label.name}: privileges: {error}", where=(*where, "privileges")) from None
-        label.rspec = dict(options.get("rspec") or {})
-        label.backing_label = options.get("backing-label")
         if provider.backing is None and label.backing_label:
             raise ConfigError(f"label {label.name}: backing-label needs backing-label of the provider", where=where)
         if provider.backing is not None:
             label.backing_label = label.backing_label or provider.backing.label
-        keys = options.get("ssh-keys") or provider.ssh_keys
+        keys: str | list[str] = label.ssh_keys or provider.ssh_keys
         label.ssh_keys = "\n".join(keys) if isinstance(keys, list) else keys
-        try:
-            label.net_max = bits(options["net-max"]) if "net-max" in options else None
-            label.net_min = bits(options["net-min"]) if "net-min" in options else None
-        except v.Invalid as error:
-            raise ConfigError(f"label {label.name}: {error}", where=where) from None
         return label
 
 
 class NodeManagerHost(ConfigValue):
     """One node manager."""
 
+    #: The name that the host must report.
+    expected_name: str | None = None
+    name: str = option(str, REQUIRED, "name of the host", convert=str)
+    url: str = option(str, REQUIRED, "``unix:/path``, ``https://host:port`` or ``http://127.0.0.1:port``", convert=str)
+    ca_cert: str | None = option(str, None, "CA of the host, for https", shown="the provider's")
+    client_cert: str | None = option(str, None, "our certificate", shown="the provider's")
+    client_key: str | None = option(str, None, "its key", shown="the provider's")
+    ssh_address: str | None = option(str, None, "address of the slivers", shown="the host's own")
+    group: str | None = option(str, None, "availability zone")
+
     def __init__(self, options: dict[str, Any]) -> None:
-        self.name = str(options["name"])
-        self.url = str(options["url"])
-        self.ca_cert: str | None = options.get("ca-cert")
-        self.client_cert: str | None = options.get("client-cert")
-        self.client_key: str | None = options.get("client-key")
-        self.ssh_address: str | None = options.get("ssh-address")
-        self.group: str | None = options.get("group")
-        #: The name that the host must report.
-        self.expected_name: str | None = None
+        load(self, options)
+
+
+def _unless_backed(own: object, backed: object) -> Any:
+    """Return a default; a provider with backing nodes has another one."""
+    return derived(f"{own}; with ``backing-label`` {backed}", lambda provider, _: own if provider.backing is None else backed)
 
 
 class NodeManagerProviderConfig(ProviderConfig):
     ignore_equality = ["driver_object"]
+    image_type = IMAGE_TYPE
+    image_name_format = "{image_name}-{timestamp}"
+    hosts: dict[str, NodeManagerHost] = option([NodeManagerHost], {}, "node managers", stored=False)
+    discover: bool = option(
+        bool,
+        False,
+        "also use hosts that register in ZooKeeper (a ``zookeeper`` source in their ``nodemanager.yaml``); they get images with"
+        " the next upload",
+    )
+    ca_cert: str | None = option(str, None, "for https hosts that do not have their own")
+    client_cert: str | None = option(str, None, "for https hosts that do not have their own")
+    client_key: str | None = option(str, None, "for https hosts that do not have their own")
+    #: None: hosts are configured, or announce themselves.
+    backing: BackingOptions | None = option(BackingOptions, None, "", flat=True, stored=False)
+    lease_time: int = option(int, 86400, f"seconds, at least {MIN_LEASE}: lifetime of a sliver whose launcher never returns")
+    # A backing node may have to be launched first.
+    boot_timeout: int = option(
+        int,
+        _unless_backed(30, 120),
+        "seconds until the node answers; a backing node that cannot be used for this time gets no more slivers, its ready nodes"
+        " are deleted, and it is returned when it is empty",
+    )
+    launch_timeout: int = option(int, _unless_backed(60, 3600), "seconds for the whole launch, including that of a backing node")
+    launch_retries: int = option(int, 3, "attempts in total")
+    rate: float = option(NUMBER, 100, "calls per second")
+    # Slivers that are spread over backing nodes would keep all of them in use.
+    placement: str = option(
+        v.Any("spread", "pack"),
+        _unless_backed("spread", "pack"),
+        "``spread``: the host with the most free guaranteed CPU; ``pack``: the least",
+    )
+    post_upload_hook: str | None = option(str, None, "program to run after an upload")
+    ssh_keys: str = option(_KEYS, "", "public keys that can log in")
+    cloud_images: dict[str, NodeManagerImage] = option([NodeManagerCloudImage], {}, "images on the hosts", stored=False)
+    diskimages: dict[str, NodeManagerImage] = option([NodeManagerImage], {}, "images uploaded to all hosts", stored=False)
+    _pools: dict[str, ConfigPool] = option([NodeManagerPool], {}, "groups of labels", name="pools", key=v.Required, stored=False)
 
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
-        self.driver_object = driver
-        self._pools: dict[str, ConfigPool] = {}
-        self.cloud_images: dict[str, NodeManagerImage] = {}
-        self.diskimages: dict[str, NodeManagerImage] = {}
-        self.hosts: dict[str, NodeManagerHost] = {}
-        self.discover = False
-        #: None: hosts are configured, or announce themselves.
-        self.backing: BackingOptions | None = None
-        #: For announced https hosts, and for configured ones without their own.
-        self.ca_cert: str | None = None
-        self.client_cert: str | None = None
-        self.client_key: str | None = None
-        self.image_type: str = IMAGE_TYPE
-        self.image_name_format = "{image_name}-{timestamp}"
-        self.post_upload_hook: str | None = None
-        self.lease_time = 86400
-        self.boot_timeout = 30
-        self.launch_timeout = 60
-        self.launch_retries = 3
-        self.rate: float = 100
-        self.placement = "spread"
-        self.ssh_keys: str = ""
         super().__init__(provider)
+        self.driver_object = driver
+        self.backing = None
+        self._pools, self.cloud_images, self.diskimages, self.hosts = {}, {}, {}, {}
 
     @property
     def pools(self) -> dict[str, ConfigPool]:
@@ -213,14 +231,13 @@ class NodeManagerProviderConfig(ProviderConfig):
         if "backing-label" in options:
             self.backing = BackingOptions(options)
         else:
-            unused = next((key for key in backing_config.SCHEMA if str(key) in options), None)
+            unused = next((key for (key,), _option in rows(BackingOptions) if key in options), None)
             if unused is not None:
-                raise ConfigError(f"{unused} has no effect without backing-label", where=(str(unused),))
-        self.discover = bool(options.get("discover", False))
+                raise ConfigError(f"{unused} has no effect without backing-label", where=(unused,))
+        load(self, options)
         tls = {key: options[key] for key in TLS_KEYS if key in options}
         if tls and len(tls) < len(TLS_KEYS):
             raise ConfigError("ca-cert, client-cert and client-key are needed together", where=(next(iter(tls)),))
-        self.ca_cert, self.client_cert, self.client_key = (tls.get(key) for key in TLS_KEYS)
         for number, entry in enumerate(options.get("hosts") or []):
             host = NodeManagerHost({**tls, **entry})
             if host.name in self.hosts:
@@ -236,29 +253,22 @@ class NodeManagerProviderConfig(ProviderConfig):
             self.hosts[host.name] = host
         if not self.hosts and not self.discover and self.backing is None:
             raise ConfigError("either hosts (at least one) or discover: true is needed, or backing-label", where=("hosts",))
-        self.lease_time = options.get("lease-time", 86400)
         if self.lease_time < MIN_LEASE:
             raise ConfigError(
                 f"lease-time must be at least {MIN_LEASE} s: launchers renew leases about once a minute", where=("lease-time",)
             )
-        # A backing node may have to be launched first.
-        self.boot_timeout = options.get("boot-timeout", 30 if self.backing is None else 120)
-        self.launch_timeout = options.get("launch-timeout", 60 if self.backing is None else 3600)
-        self.launch_retries = options.get("launch-retries", 3)
-        self.rate = options.get("rate", 100)
-        # Slivers that are spread over backing nodes would keep all of them in use.
-        self.placement = options.get("placement", "spread" if self.backing is None else "pack")
-        self.post_upload_hook = options.get("post-upload-hook")
-        self.ssh_keys = options.get("ssh-keys", "")
         for entry in options.get("cloud-images") or []:
-            image = self._image(entry)
-            image.root = entry.get("root", "host" if image.name == "host" else None)
-            if image.root is None:
-                raise ConfigError(f"cloud-image {image.name} needs a root: host, dir:/path, tar:/path or oci:reference")
-            self.cloud_images[image.name] = image
+            cloud_image = NodeManagerCloudImage()
+            load(cloud_image, entry)
+            if cloud_image.name == "host" and "root" not in entry:
+                cloud_image.root = "host"
+            if cloud_image.root is None:
+                raise ConfigError(f"cloud-image {cloud_image.name} needs a root: host, dir:/path, tar:/path or oci:reference")
+            self.cloud_images[cloud_image.name] = cloud_image
         for entry in options.get("diskimages") or []:
             top = newconfig.diskimages[entry["name"]]
-            image = self._image({"username": top.username, "python-path": top.python_path, "shell-type": top.shell_type, **entry})
+            image = NodeManagerImage()
+            load(image, {"username": top.username, "python-path": top.python_path, "shell-type": top.shell_type, **entry})
             top.image_types.add(self.image_type)
             self.diskimages[image.name] = image
         for number, entry in enumerate(options.get("pools") or []):
@@ -281,86 +291,6 @@ class NodeManagerProviderConfig(ProviderConfig):
         """Return the settings for backing nodes of this label; None when they are not used."""
         used = any(label.backing_label == backing_label for pool in self._pools.values() for label in pool.labels.values())
         return self.backing if used else None
-
-    @staticmethod
-    def _image(options: dict[str, Any]) -> NodeManagerImage:
-        image = NodeManagerImage()
-        image.name = str(options["name"])
-        image.pause = bool(options.get("pause", False))
-        image.username = options.get("username", "root")
-        image.python_path = options.get("python-path", "auto")
-        image.shell_type = options.get("shell-type")
-        image.connection_type = options.get("connection-type", "ssh")
-        image.meta = dict(options.get("meta") or {})
-        return image
-
-    def getSchema(self) -> v.Schema:
-        keys = v.Any(str, [str])
-        image = {
-            v.Required("name"): str,
-            "username": str,
-            "python-path": str,
-            "shell-type": str,
-            "connection-type": str,
-            "meta": dict,
-            "pause": bool,
-        }
-        number = v.Any(int, float)
-        label = {
-            v.Required("name"): str,
-            "cloud-image": str,
-            "diskimage": str,
-            "cpus": number,
-            "cpu-limit": number,
-            "ram": int,
-            "disk": int,
-            "pids": int,
-            "net-max": v.Any(int, str),
-            "net-min": v.Any(int, str),
-            "network": str,
-            "privileges": [str],
-            "host-key-checking": bool,
-            "ssh-keys": keys,
-            "rspec": dict,
-            "backing-label": str,
-        }
-        pool = {
-            **ConfigPool.getCommonSchemaDict(),
-            v.Required("name"): str,
-            v.Required("labels"): [label],
-            "max-cores": number,
-            "max-ram": int,
-            "availability-zones": [str],
-        }
-        host = {
-            v.Required("name"): str,
-            v.Required("url"): str,
-            "ca-cert": str,
-            "client-cert": str,
-            "client-key": str,
-            "ssh-address": str,
-            "group": str,
-        }
-        tls: dict[Any, Any] = dict.fromkeys(TLS_KEYS, str)
-        return v.Schema(
-            {
-                v.Required("pools"): [pool],
-                "hosts": [host],
-                "discover": bool,
-                **tls,
-                **backing_config.SCHEMA,
-                "lease-time": int,
-                "boot-timeout": int,
-                "launch-timeout": int,
-                "launch-retries": int,
-                "rate": number,
-                "placement": v.Any("spread", "pack"),
-                "cloud-images": [{**image, "root": str}],
-                "diskimages": [image],
-                "post-upload-hook": str,
-                "ssh-keys": keys,
-            }
-        )
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

@@ -24,6 +24,7 @@ DRIVERS = (
     "ibmvpc",
     "kubernetes",
     "metastatic",
+    "nodemanager",
     "openshift",
     "openshiftpods",
     "openstack",

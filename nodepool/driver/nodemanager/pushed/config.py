@@ -8,6 +8,7 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError
+from nodepool.config.option import load, option
 from nodepool.driver import ConfigValue
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.client.daemon import check_config
@@ -19,30 +20,46 @@ CONTRADICTORY = ("hosts", "discover", "ca-cert", "client-cert", "client-key", "d
 #: Maximum slivers of one backing node, whatever its capacity.
 MAX_SLIVERS = 100
 
-SCHEMA: dict[Any, Any] = {
-    "backing-label": str,
-    "backing-ssh-key": str,
-    "backing-config": dict,
-    "backing-directory": str,
-    "max-backing-nodes": v.All(int, v.Range(min=1)),
-    "grace-time": v.All(int, v.Range(min=0)),
-    "min-retention-time": v.All(int, v.Range(min=0)),
-    "max-age": v.All(int, v.Range(min=1)),
-}
-
 
 class BackingOptions(ConfigValue):
     """Options for requesting, using and releasing backing nodes; times in seconds."""
 
+    label: str = option(str, "", "label of the backing nodes; a label can override it", name="backing-label", convert=str)
+    ssh_key: str = option(
+        str, "", "absolute path of the private key; the user is that of the node's record", name="backing-ssh-key"
+    )
+    config: dict[str, Any] = option(
+        dict,
+        {},
+        f"options of ``nodemanager.yaml`` for the daemons, such as ``max-slivers`` (default here {MAX_SLIVERS}),"
+        " ``ssh: {ports}``, ``network``, ``host-reserve``, ``default-rspec``; directories, name and API are set automatically",
+        name="backing-config",
+    )
+    directory: str | None = option(
+        str,
+        None,
+        "directory of the daemon",
+        name="backing-directory",
+        shown="``/var/lib/nodepool-backing`` (root) or ``~/.local/state/nodepool-backing``",
+    )
+    max_nodes: int | None = option(
+        v.All(int, v.Range(min=1)),
+        None,
+        "maximum number of backing nodes; further requests wait",
+        name="max-backing-nodes",
+        shown="no limit",
+    )
+    grace_time: float = option(v.All(int, v.Range(min=0)), 60, "seconds that an empty backing node is kept")
+    min_retention_time: float = option(v.All(int, v.Range(min=0)), 0, "minimum age in seconds before a backing node is returned")
+    max_age: float | None = option(
+        v.All(int, v.Range(min=1)),
+        None,
+        "maximum age in seconds for new slivers; an older backing node is returned when it is empty",
+    )
+
     def __init__(self, options: dict[str, Any]) -> None:
         """:raises ConfigError: an option is wrong, missing or of no use."""
-        self.label = str(options["backing-label"])
-        self.ssh_key = str(options.get("backing-ssh-key") or "")
-        self.directory: str | None = options.get("backing-directory")
-        self.max_nodes: int | None = options.get("max-backing-nodes")
-        self.grace_time: float = options.get("grace-time", 60)
-        self.min_retention_time: float = options.get("min-retention-time", 0)
-        self.max_age: float | None = options.get("max-age")
+        load(self, options)
         for key in CONTRADICTORY:
             if options.get(key):
                 reason = (
@@ -62,7 +79,7 @@ class BackingOptions(ConfigValue):
             raise ConfigError("backing-directory must be an absolute path", where=("backing-directory",))
         if self.max_age is not None and self.max_age < self.min_retention_time:
             raise ConfigError("max-age must be greater than or equal to min-retention-time", where=("max-age",))
-        self.config = self._daemon(options.get("backing-config") or {})
+        self.config = self._daemon(self.config)
 
     @staticmethod
     def _daemon(given: dict[str, Any]) -> dict[str, Any]:
