@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from nodepool.config.drivers import BUILTIN_NAMES
-from nodepool.config.option import REQUIRED, inherited, option
+from nodepool.config.option import REQUIRED, inherited, option, rows
 from tests import REPOSITORY
 
 #: Those whose options are declared.
@@ -44,6 +45,24 @@ def test_every_option_has_a_text(reference: Any, driver: str) -> None:
     text = "\n".join(reference.lines(driver))
     assert "Options of ``pools``" in text
     assert "* - ``name``" in text
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_texts_of_defaults_name_existing_options(reference: Any, driver: str) -> None:
+    """A text replaces only a default that says nothing, and what it refers to exists."""
+    config = type(reference.config_of(driver))
+    declared = dict(rows(config, config))
+    for path, each in declared.items():
+        if each.shown is None:
+            continue
+        assert each.default in (None, "", 0, -1, [], {}), f"{path}: the default is shown by itself"
+        if holder := re.fullmatch(r"the (provider|pool|label)'s", each.shown):
+            where = {"provider": (), "pool": ("pools",), "label": ("pools", "labels")}[holder[1]]
+            outer = [other for other in declared if other != path and other[: len(where)] == where and other[-1] == path[-1]]
+            assert outer, f"{path}: {holder[1]} has no such option"
+        for name in re.findall(r"``([a-z][a-z-]+)``", each.shown):
+            known = {other[-1] for other in declared} | set(getattr(each.check, "validators", ()))
+            assert name in known, f"{path}: {name} is no option"
 
 
 def test_what_is_missing_is_told(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
