@@ -18,46 +18,50 @@ REFUSALS = (ErrorKind.CAPACITY, ErrorKind.QUOTA)
 """Types of errors that another offer may not have."""
 
 
-class Way(Hashable, Protocol):
+class Offer(Hashable, Protocol):
     """One offer: a machine type or zone to launch in."""
 
     def describe(self) -> str: ...
 
 
-W = TypeVar("W", bound=Way)
+OfferT = TypeVar("OfferT", bound=Offer)
 T = TypeVar("T")
 
 
-class SoldOut(Generic[W]):
+class SoldOut(Generic[OfferT]):
     """Remembers which offers were refused recently; shared by all labels of a provider."""
 
     def __init__(self, memory: float = MEMORY, clock: Callable[[], float] = time.monotonic) -> None:
         self.memory = memory
         self._clock = clock
         self._lock = threading.Lock()
-        self._until: dict[W, float] = {}
+        self._until: dict[OfferT, float] = {}
 
-    def refused(self, way: W) -> None:
+    def refused(self, offer: OfferT) -> None:
         with self._lock:
-            self._until[way] = self._clock() + self.memory
+            self._until[offer] = self._clock() + self.memory
 
-    def worked(self, way: W) -> None:
+    def worked(self, offer: OfferT) -> None:
         with self._lock:
-            self._until.pop(way, None)
+            self._until.pop(offer, None)
 
-    def order(self, ways: Sequence[W]) -> list[W]:
+    def order(self, offers: Sequence[OfferT]) -> list[OfferT]:
         """Return the offers to try: those not refused recently, or the one refused longest ago."""
         with self._lock:
             now = self._clock()
-            for way in [way for way, until in self._until.items() if until <= now]:
-                del self._until[way]
-            free = [way for way in ways if way not in self._until]
-            return free or [min(ways, key=lambda way: self._until[way])]
+            for offer in [offer for offer, until in self._until.items() if until <= now]:
+                del self._until[offer]
+            free = [offer for offer in offers if offer not in self._until]
+            return free or [min(offers, key=lambda offer: self._until[offer])]
 
-    def climb(
-        self, ways: Sequence[W], attempt: Callable[[W], T], kind_of: Callable[[BaseException], ErrorKind], where: str,
+    def try_in_order(
+        self,
+        offers: Sequence[OfferT],
+        attempt: Callable[[OfferT], T],
+        kind_of: Callable[[BaseException], ErrorKind],
+        where: str,
         log: logging.Logger | logging.LoggerAdapter[Any],
-    ) -> tuple[T, W]:  # fmt: skip
+    ) -> tuple[T, OfferT]:
         """Return the result of the first offer that can be launched, and that offer.
 
         :param where: provider, pool and label, for messages.
@@ -65,24 +69,24 @@ class SoldOut(Generic[W]):
         :raises QuotaException: every offer exceeds a quota.
         :raises CapacityException: every offer was refused, at least one for lack of capacity.
         """
-        single = len(ways) == 1
-        refusals: list[tuple[W, Exception, ErrorKind]] = []
-        for way in ways if single else self.order(ways):
+        single = len(offers) == 1
+        refusals: list[tuple[OfferT, Exception, ErrorKind]] = []
+        for offer in offers if single else self.order(offers):
             try:
-                result = attempt(way)
+                result = attempt(offer)
             except Exception as error:
                 kind = kind_of(error)
                 if kind not in REFUSALS:
-                    log.error("%s: the cloud refuses %s: %s", where, way.describe(), error)
+                    log.error("%s: the cloud refuses %s: %s", where, offer.describe(), error)
                     raise
-                refusals.append((way, error, kind))
+                refusals.append((offer, error, kind))
                 if not single:
-                    self.refused(way)
-                    log.info("%s: %s was refused (%s)", where, way.describe(), kind.value)
+                    self.refused(offer)
+                    log.info("%s: %s was refused (%s)", where, offer.describe(), kind.value)
             else:
-                self.worked(way)
-                return result, way
-        text = "; ".join(f"{way.describe()}: {error}" for way, error, _ in refusals)
+                self.worked(offer)
+                return result, offer
+        text = "; ".join(f"{offer.describe()}: {error}" for offer, error, _ in refusals)
         if any(kind is ErrorKind.CAPACITY for _, _, kind in refusals):
             raise exceptions.CapacityException(text)
         raise exceptions.QuotaException(text)

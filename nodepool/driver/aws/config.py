@@ -10,7 +10,7 @@ import voluptuous as v
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ConfigError
 from nodepool.config.option import REQUIRED, changed, exclusive, option, schema
-from nodepool.driver.aws.launch import alternatives
+from nodepool.driver.aws.launch import offers
 from nodepool.driver.common.options import (
     PROVIDER,
     CloudImage,
@@ -223,7 +223,7 @@ class AwsLabel(MachineLabel, _Schema):
         super().__init__(label, provider_config, provider_pool)
         self.encrypted = self.encrypted or bool(self.kms_key_id)
         self.security_group_ids = self.security_group_ids or provider_pool.security_group_ids
-        self.ladder = alternatives.build(
+        self.offers = offers.build(
             self.instance_type,
             provider_pool.subnet_ids,
             provider_pool.az,
@@ -233,7 +233,7 @@ class AwsLabel(MachineLabel, _Schema):
         )
         if bool(self.fleet) == bool(self.instance_type):
             raise ConfigError(f"label {self.name} needs one of instance-type and fleet", where=("instance-type",))
-        if self.dedicated_host and any(rung.spot for rung in self.ladder):
+        if self.dedicated_host and any(offer.spot for offer in self.offers):
             raise ConfigError("Spot instances can not be used on dedicated hosts", where=("dedicated-host",))
         if self.dedicated_host and not self.pool.az:
             raise ConfigError("Availability-zone is required for dedicated hosts", where=("dedicated-host",))

@@ -85,7 +85,7 @@ class AwsInstance(statemachine.Instance):
         self.quota = quota
         self.interface_ip = self.public_ipv4 or self.public_ipv6 or self.private_ipv4
         if label:
-            spot = label.use_spot if len(label.ladder) < 2 else is_spot(instance)
+            spot = label.use_spot if len(label.offers) < 2 else is_spot(instance)
             self.node_properties = {"fleet": bool(label.fleet), "spot": spot}
 
     def getQuotaInformation(self) -> QuotaInformation:

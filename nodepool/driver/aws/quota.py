@@ -114,7 +114,7 @@ class AwsQuota:
 
     def _of_ladder(self, label: Any) -> QuotaInformation:
         """Return the first offer's usage, with only those quota codes that every offer needs."""
-        needs = [self.of_type(rung.instance_type, rung.spot).get_resources() for rung in label.ladder]
+        needs = [self.of_type(offer.instance_type, offer.spot).get_resources() for offer in label.offers]
         first = dict(needs[0])
         for name in [name for name in first if name not in ("cores", "ram", "instances")]:
             if not all(name in need for need in needs):
@@ -149,7 +149,7 @@ class AwsQuota:
                 elif label.dedicated_host:
                     ec2.add(host_code(label.instance_type))
                 else:
-                    ec2.update(instance_code(rung.instance_type, rung.spot) for rung in label.ladder)
+                    ec2.update(instance_code(offer.instance_type, offer.spot) for offer in label.offers)
                 if label.volume_type:
                     codes = VOLUME_QUOTA_CODES.get(label.volume_type)
                     if codes is None:

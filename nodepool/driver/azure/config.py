@@ -100,7 +100,7 @@ class AzureLabel(MachineLabel):
         if bool(self.cloud_image) == bool(self.diskimage):
             raise ConfigError(f"label {self.name} needs one of cloud-image and diskimage")
         self.vm_size = self.hardware_profile["vm-size"]
-        self.ladder = offers.offers(
+        self.offers = offers.offers(
             self.vm_size,
             offers.one_or_more(options, "zone") or [None],
             self.use_spot,

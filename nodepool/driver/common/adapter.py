@@ -166,7 +166,7 @@ class MachineAdapter(Adapter):
 
         label = job.label
         where = f"Provider {self.provider.name}, pool {label.pool.name}, label {label.name}"
-        _, offer = self.sold_out.climb(label.ladder, attempt, self.classify, where, job.log)
+        _, offer = self.sold_out.try_in_order(label.offers, attempt, self.classify, where, job.log)
         try:
             job.quota = self.known_size(offer.size)
         except Exception as error:
@@ -178,13 +178,13 @@ class MachineAdapter(Adapter):
 
         The next attempt tries the other offers, as long as there are some.
         """
-        offer, ways = job.offer, job.label.ladder
+        offer, offers = job.offer, job.label.offers
         assert offer is not None
         if kind not in REFUSALS:
             return exceptions.LaunchStatusException(text)
-        if len(ways) > 1:
+        if len(offers) > 1:
             self.sold_out.refused(offer)
-            if self.sold_out.order(ways)[0] != offer:
+            if self.sold_out.order(offers)[0] != offer:
                 return exceptions.LaunchStatusException(f"{text}; another offer will be tried")
         return (exceptions.QuotaException if kind is ErrorKind.QUOTA else exceptions.CapacityException)(text)
 
@@ -255,7 +255,7 @@ class MachineAdapter(Adapter):
 
     def getQuotaForLabel(self, label: Any) -> QuotaInformation:
         """Return the minimum that every offer of the label needs."""
-        needs = [self.size_of(size).get_resources() for size in dict.fromkeys(offer.size for offer in label.ladder)]
+        needs = [self.size_of(size).get_resources() for size in dict.fromkeys(offer.size for offer in label.offers)]
         names = set(needs[0]).intersection(*needs)
         return QuotaInformation(**{name: min(need[name] for need in needs) for name in names})
 

@@ -91,7 +91,7 @@ class GceLabel(MachineLabel):
 
     def __init__(self, options: dict[str, Any], provider: GceProviderConfig, pool: GcePool) -> None:
         super().__init__(options, provider, pool)
-        self.ladder = offers.offers(
+        self.offers = offers.offers(
             self.instance_type,
             offers.one_or_more(options, "zone") or [provider.zone],
             self.use_spot,
@@ -100,7 +100,7 @@ class GceLabel(MachineLabel):
         )
         if trouble := label_trouble(self.tags, self.dynamic_tags):
             raise ConfigError(trouble, where=("labels",))
-        for offer in self.ladder:
+        for offer in self.offers:
             if (offer.place or "").rpartition("-")[0] != provider.region:
                 raise ConfigError(f"zone {offer.place} is not in region {provider.region}")
 
@@ -141,7 +141,7 @@ class GceProviderConfig(MachineProviderConfig):
     @property
     def zones(self) -> list[str]:
         """All zones in which our machines may be."""
-        places = [offer.place for pool in self.pools.values() for label in pool.labels.values() for offer in label.ladder]
+        places = [offer.place for pool in self.pools.values() for label in pool.labels.values() for offer in label.offers]
         return list(dict.fromkeys([self.zone, *places]))
 
     def load_own(self, options: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ class IBMVPCLabel(MachineLabel):
         if bool(self.cloud_image) == bool(self.diskimage):
             raise ConfigError(f"label {self.name} needs one of cloud-image and diskimage")
         alternatives = options.get("alternatives") or []
-        self.ladder = offers.offers(self.profile, [pool.zone], False, alternatives, "profile")
+        self.offers = offers.offers(self.profile, [pool.zone], False, alternatives, "profile")
         #: By zone.
         self.subnets: dict[str | None, str] = {pool.zone: pool.subnet}
         self.subnets.update({entry["zone"]: entry["subnet"] for entry in alternatives if entry.get("zone")})

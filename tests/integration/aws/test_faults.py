@@ -240,10 +240,10 @@ def test_ready_nodes_are_compared(bench: LauncherBench, aws: AwsCloud, action: s
     assert bench.node(kept.id).state == "ready"
 
 
-# -- the ladder
+# -- the offers
 
 
-@pytest.mark.spec("AWS, issue 2: an ordered fall-back ladder with a memory of what was sold out")
+@pytest.mark.spec("AWS, issue 2: offers in order with a memory of what was sold out")
 def test_offers_are_tried_in_order_without_sold_out_ones(bench: LauncherBench, aws: AwsCloud) -> None:
     other = aws.new_subnet("10.0.2.0/24", "b")
     start(

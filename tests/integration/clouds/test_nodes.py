@@ -66,11 +66,11 @@ def test_use_internal_ip_makes_the_private_address_the_interface(bench: Launcher
     assert node.public_ipv4 is None
 
 
-@pytest.mark.spec("issue: a ladder of sizes and zones inside one label, with a memory of sold-out offers")
+@pytest.mark.spec("issue: offers of sizes and zones inside one label, with a memory of sold-out offers")
 def test_sold_out_offers_are_skipped(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
-    ladder = [scene.alternative(zone=scene.zones[1]), scene.alternative(size=scene.sizes[1], zone=scene.zones[1])]
+    offers = [scene.alternative(zone=scene.zones[1]), scene.alternative(size=scene.sizes[1], zone=scene.zones[1])]
     first, second = scene.sizes
-    label = scene.label(**({"zone": "1"} if scene.driver == "azure" else {}), alternatives=ladder)
+    label = scene.label(**({"zone": "1"} if scene.driver == "azure" else {}), alternatives=offers)
     # One is told by the call, the other after the machine was accepted.
     scene.cloud.sold_out_sizes = {f"{first}/{zone}" for zone in scene.zones}
     start(bench, scene, label)

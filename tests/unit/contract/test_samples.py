@@ -76,5 +76,5 @@ def test_aws_sample_is_valid():
     assert not [problem.text for problem in Validation(Source(str(ETC / "aws.yaml"))).run() if problem.error]
     provider = loadConfig(str(ETC / "aws.yaml")).providers["aws-frankfurt"]
     small = provider.pools["main"].labels["debian-small"]
-    assert [rung.spot for rung in small.ladder] == [True] * 6 + [False] * 2
+    assert [offer.spot for offer in small.offers] == [True] * 6 + [False] * 2
     assert provider.cloud_images["windows-2025"].connection_port == 5986

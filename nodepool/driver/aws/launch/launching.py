@@ -16,7 +16,7 @@ from nodepool.cloud.sold_out import REFUSALS, SoldOut
 from nodepool.driver.aws.api.errors import classify, code_of, kind_of_code
 from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.launch import parameters
-from nodepool.driver.aws.launch.alternatives import LaunchOption
+from nodepool.driver.aws.launch.offers import Offer
 
 #: Error code for an instance type that does not exist in this zone.
 UNSUPPORTED = "Unsupported"
@@ -46,7 +46,7 @@ class Launching:
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
         self.log = adapter.log
-        self.sold_out: SoldOut[LaunchOption] = SoldOut()
+        self.sold_out: SoldOut[Offer] = SoldOut()
         self._lock = threading.Lock()
         #: Tokens of calls with an unknown result, by their arguments.
         self._unclear: TTLCache[str, str] = TTLCache(1024, UNCLEAR, time.monotonic)
@@ -82,7 +82,7 @@ class Launching:
 
     def launch(
         self, label: AwsLabel, image_external_id: str | None, tags: dict[str, str], host_id: str | None
-    ) -> tuple[dict[str, Any], LaunchOption]:  # fmt: skip
+    ) -> tuple[dict[str, Any], Offer]:  # fmt: skip
         """Start an instance; return what AWS reported about it and the offer that succeeded.
 
         :raises QuotaException: every offer exceeds a quota.
@@ -90,12 +90,12 @@ class Launching:
         """
         image_id = self._image_id(label, image_external_id)
         if label.fleet:
-            return self._fleet(label, image_id, tags), label.ladder[0]
+            return self._fleet(label, image_id, tags), label.offers[0]
         image = self.adapter.cloud.image(image_id)
-        single = len(label.ladder) == 1
-        return self.sold_out.climb(
-            label.ladder,
-            lambda rung: self._run(label, rung, image_id, image, tags, host_id),
+        single = len(label.offers) == 1
+        return self.sold_out.try_in_order(
+            label.offers,
+            lambda offer: self._run(label, offer, image_id, image, tags, host_id),
             lambda error: _refusal(error, single),
             f"Provider {self.adapter.provider.name}, pool {label.pool.name}, label {label.name}",
             self.log,
@@ -108,10 +108,10 @@ class Launching:
         return str(image.image_id or self.adapter.cloud.filtered_image(image.image_filters))
 
     def _run(
-        self, label: AwsLabel, rung: LaunchOption, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+        self, label: AwsLabel, offer: Offer, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
     ) -> dict[str, Any]:  # fmt: skip
-        args = parameters.run_instances(label, rung, image_id, image, tags, host_id)
-        self.log.debug("Creating instance %s as %s", tags.get("Name"), rung.describe())
+        args = parameters.run_instances(label, offer, image_id, image, tags, host_id)
+        self.log.debug("Creating instance %s as %s", tags.get("Name"), offer.describe())
         answer = self._create("run_instances", **args)
         return answer["Instances"][0]  # type: ignore[no-any-return]
 
@@ -151,7 +151,7 @@ class Launching:
             except Exception as error:
                 self.log.warning("Reading instance type %s failed: %s", instance_type, error)
 
-    def ended(self, instance: dict[str, Any], rung: LaunchOption | None) -> Exception:
+    def ended(self, instance: dict[str, Any], offer: Offer | None) -> Exception:
         """Return the exception for an instance that was terminated before it ran."""
         reason = instance.get("StateReason") or {}
         code, text = str(reason.get("Code") or ""), str(reason.get("Message") or "no reason given")
@@ -160,7 +160,7 @@ class Launching:
         if kind is ErrorKind.QUOTA:
             return exceptions.QuotaException(message)
         if kind is ErrorKind.CAPACITY:
-            if rung is not None:
-                self.sold_out.refused(rung)
+            if offer is not None:
+                self.sold_out.refused(offer)
             return exceptions.CapacityException(message)
         return exceptions.LaunchStatusException(message)

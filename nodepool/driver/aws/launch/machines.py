@@ -92,7 +92,7 @@ class AwsCreateStateMachine(SteppedMachine):
         self.label = label
         self.image_external_id = image_external_id
         self.tags = parameters.node_tags(hostname, label, metadata, request, log)
-        self.rung: object = None
+        self.offer: object = None
 
     def _add_id(self, kind: str, value: str) -> None:
         # A new object each time: the framework compares it with the one it has stored.
@@ -112,7 +112,7 @@ class AwsCreateStateMachine(SteppedMachine):
 
         self.state = self.INSTANCE_CREATING_SUBMIT
         call = adapter.calls.run(lambda: launching.launch(label, self.image_external_id, self.tags, host_id), lane="write")
-        started, self.rung = yield from self.call(call, undo=self._remove_late_instance)
+        started, self.offer = yield from self.call(call, undo=self._remove_late_instance)
         key = started["InstanceId"]
         self._add_id("instance", key)
         self.state = self.INSTANCE_CREATING
@@ -139,7 +139,7 @@ class AwsCreateStateMachine(SteppedMachine):
                 return found
             if state in failed:
                 if "InstanceId" in found:
-                    raise self.adapter.launching.ended(found, self.rung)
+                    raise self.adapter.launching.ended(found, self.offer)
                 raise exceptions.LaunchStatusException(f"Host {found.get('HostId')} is in state {state}")
 
     def _size(self, key: str, size: Future[QuotaInformation]) -> QuotaInformation:

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from nodepool.driver.aws.config import AwsLabel
-from nodepool.driver.aws.launch.alternatives import LaunchOption
+from nodepool.driver.aws.launch.offers import Offer
 from nodepool.driver.aws.objects import tag_dict_to_list
 from nodepool.driver.common.dynamic import formatted
 from nodepool.logconfig import Log
@@ -94,7 +94,7 @@ def _interface(label: AwsLabel, subnet_id: str | None) -> dict[str, Any]:
 
 
 def run_instances(
-    label: AwsLabel, rung: LaunchOption, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+    label: AwsLabel, offer: Offer, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
 ) -> dict[str, Any]:
     args: dict[str, Any] = {
         "ImageId": image_id,
@@ -102,8 +102,8 @@ def run_instances(
         "MaxCount": 1,
         "KeyName": label.key_name,
         "EbsOptimized": label.ebs_optimized,
-        "InstanceType": rung.instance_type,
-        "NetworkInterfaces": [_interface(label, rung.subnet_id)],
+        "InstanceType": offer.instance_type,
+        "NetworkInterfaces": [_interface(label, offer.subnet_id)],
         "TagSpecifications": _tag_specifications(tags, "instance", "volume"),
     }
     if label.userdata:
@@ -112,20 +112,20 @@ def run_instances(
         args["IamInstanceProfile"] = profile
     if mapping := root_device(image, label):
         args["BlockDeviceMappings"] = [mapping]
-    if rung.spot:
+    if offer.spot:
         args["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
     if options := _metadata_options(label):
         args["MetadataOptions"] = options
-    if reservation := _reservation(rung.capacity_reservation):
+    if reservation := _reservation(offer.capacity_reservation):
         args["CapacityReservationSpecification"] = reservation
     placement: dict[str, str] = {}
     if host_id:
         placement.update(Tenancy="host", HostId=host_id, Affinity="host")
-    if rung.az:
-        placement["AvailabilityZone"] = rung.az
+    if offer.az:
+        placement["AvailabilityZone"] = offer.az
     if placement:
         args["Placement"] = placement
     return args
@@ -157,7 +157,7 @@ def template_data(label: AwsLabel) -> dict[str, Any]:
         data["UserData"] = base64.b64encode(label.userdata.encode()).decode()
     if profile := _profile(label):
         data["IamInstanceProfile"] = profile
-    if reservation := _reservation(label.ladder[0].capacity_reservation):
+    if reservation := _reservation(label.offers[0].capacity_reservation):
         data["CapacityReservationSpecification"] = reservation
     return data
 

@@ -17,7 +17,7 @@ from nodepool.config.checks.validation import Validation
 from nodepool.config.errors import ConfigError
 from nodepool.config.source import Source
 from nodepool.driver.aws.config import AwsLabel, AwsPool, AwsProviderCloudImage, AwsProviderDiskImage
-from nodepool.driver.aws.launch.alternatives import LaunchOption, build
+from nodepool.driver.aws.launch.offers import Offer, build
 
 BASE: dict[str, Any] = {
     "labels": [{"name": "small"}],
@@ -88,7 +88,7 @@ def test_omitted_options_have_the_defaults_of_the_contract(conf: Conf) -> None:
     assert (label.imdsv2, label.fleet) == (None, None)
     assert (label.volume_type, label.volume_size, label.iops, label.throughput, label.userdata) == (None,) * 5
     assert (label.tags, label.dynamic_tags, label.iam_instance_profile) == ({}, {}, None)
-    assert label.ladder == (LaunchOption("t3.medium", None, None, False),)
+    assert label.offers == (Offer("t3.medium", None, None, False),)
     assert (label.cloud_image.connection_type, label.cloud_image.connection_port) == ("ssh", 22)
     assert provider.getSupportedLabels() == provider.getSupportedLabels("main") == {"small"}
     assert provider.getSupportedLabels("other") == set()
@@ -282,7 +282,7 @@ def test_every_option_of_a_label_is_read(conf: Conf) -> None:
     assert label.tags == {"a": "1"}
     assert label.security_group_ids == ["sg-9"]
     assert label.pool.security_group_ids == ["sg-1", "sg-2"]
-    assert [rung.describe() for rung in label.ladder] == [
+    assert [offer.describe() for offer in label.offers] == [
         "t3.medium (spot, s-1)",
         "t3.medium (spot, s-2)",
         "t3.large (spot, s-1)",
@@ -322,23 +322,23 @@ def test_boto3_is_not_imported_for_configuration() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-# -- the ladder
+# -- the offers
 
 
 def test_a_place_of_its_own_replaces_the_inherited_one() -> None:
-    rungs = build("t", ["s-1"], "z-a", False, None, [{"availability-zone": "z-b"}, {"subnet-id": "s-2"}, {"use-spot": True}])
-    assert rungs == (
-        LaunchOption("t", "s-1", "z-a", False),
-        LaunchOption("t", None, "z-b", False),
-        LaunchOption("t", "s-2", None, False),
-        LaunchOption("t", "s-1", "z-a", True),
+    offers = build("t", ["s-1"], "z-a", False, None, [{"availability-zone": "z-b"}, {"subnet-id": "s-2"}, {"use-spot": True}])
+    assert offers == (
+        Offer("t", "s-1", "z-a", False),
+        Offer("t", None, "z-b", False),
+        Offer("t", "s-2", None, False),
+        Offer("t", "s-1", "z-a", True),
     )
 
 
 def test_memory_of_what_was_sold_out() -> None:
     now = [0.0]
     memory = SoldOut(100, lambda: now[0])
-    one, two = LaunchOption("t", None, None, True), LaunchOption("t", None, None, False)
+    one, two = Offer("t", None, None, True), Offer("t", None, None, False)
     assert memory.order((one, two)) == [one, two]
     memory.refused(one)
     assert memory.order((one, two)) == [two]

@@ -19,7 +19,7 @@ from nodepool.driver.aws.adapter import (
 )
 from nodepool.driver.aws.api import errors
 from nodepool.driver.aws.launch import parameters
-from nodepool.driver.aws.launch.alternatives import LaunchOption
+from nodepool.driver.aws.launch.offers import Offer
 
 PROVIDER = SimpleNamespace(region_name="us-east-1")
 
@@ -181,7 +181,7 @@ def label(**values: Any) -> Any:
         "kms_key_id": None,
         "fleet": None,
         "use_spot": False,
-        "ladder": (LaunchOption("t", None, None, False),),
+        "offers": (Offer("t", None, None, False),),
         **values,
     }
     return SimpleNamespace(**options)
@@ -258,10 +258,10 @@ def test_label_needs_are_those_of_its_instance_type() -> None:
     def needs(**values: Any) -> dict[str, Any]:
         return dict(part.of_label(label(dedicated_host=False, instance_type="t3.medium", **values)).get_resources())
 
-    medium = LaunchOption("t3.medium", None, None, False)
-    assert needs(ladder=(medium,)) == {"cores": 1, "ram": 2048, "instances": 1, "L-1216C47A": 2}
-    assert needs(ladder=(medium,), volume_type="gp2", volume_size=30)["L-D18FCD1D"] == 30
-    assert needs(ladder=(medium, medium._replace(instance_type="t3.large")))["L-1216C47A"] == 2
+    medium = Offer("t3.medium", None, None, False)
+    assert needs(offers=(medium,)) == {"cores": 1, "ram": 2048, "instances": 1, "L-1216C47A": 2}
+    assert needs(offers=(medium,), volume_type="gp2", volume_size=30)["L-D18FCD1D"] == 30
+    assert needs(offers=(medium, medium._replace(instance_type="t3.large")))["L-1216C47A"] == 2
     # With spot as the other way neither quota alone decides.
-    assert needs(ladder=(medium, medium._replace(spot=True))) == {"cores": 1, "ram": 2048, "instances": 1}
+    assert needs(offers=(medium, medium._replace(spot=True))) == {"cores": 1, "ram": 2048, "instances": 1}
     assert needs(fleet={"instance-types": ["t3.medium"]}) == {"cores": 0, "ram": 0, "instances": 1}

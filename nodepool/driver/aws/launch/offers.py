@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
-class LaunchOption(NamedTuple):
+class Offer(NamedTuple):
     """One offer; None: not given."""
 
     instance_type: str | None
@@ -28,7 +28,7 @@ def _one_or_more(options: dict[str, Any], single: str, several: str) -> list[str
 def build(
     instance_type: str | None, subnets: Sequence[str], az: str | None, spot: bool,
     capacity_reservation: dict[str, str] | None, alternatives: Sequence[dict[str, Any]],
-) -> tuple[LaunchOption, ...]:  # fmt: skip
+) -> tuple[Offer, ...]:  # fmt: skip
     """Return the label's own settings, then each alternative, which inherits what it omits.
 
     For lists in one entry, every instance type is tried in every subnet before the next type.
@@ -38,7 +38,7 @@ def build(
         return tuple(sorted(value.items())) if value else None
 
     inherited: list[str | None] = [*subnets] if subnets else [None]
-    rungs = [LaunchOption(instance_type, subnet, az, spot, reservation(capacity_reservation)) for subnet in inherited]
+    offers = [Offer(instance_type, subnet, az, spot, reservation(capacity_reservation)) for subnet in inherited]
     for entry in alternatives:
         types: list[str | None] = [*(_one_or_more(entry, "instance-type", "instance-types") or ())] or [instance_type]
         named = _one_or_more(entry, "subnet-id", "subnet-ids")
@@ -49,5 +49,5 @@ def build(
             zone = az
         held = entry.get("capacity-reservation", capacity_reservation)
         for one in types:
-            rungs += [LaunchOption(one, place, zone, bool(entry.get("use-spot", spot)), reservation(held)) for place in places]
-    return tuple(dict.fromkeys(rungs))
+            offers += [Offer(one, place, zone, bool(entry.get("use-spot", spot)), reservation(held)) for place in places]
+    return tuple(dict.fromkeys(offers))
