@@ -119,28 +119,6 @@ class _Ordered(dict[Any, None]):
         self.pop(item, None)
 
 
-class _NoEvents:
-    """Stands for inotify; configuration files are checked every 10 s.
-
-    A busy machine may run out of inotify instances.
-    """
-
-    def __init__(self, **_options: object) -> None:
-        pass
-
-    def add_watch(self, *_arguments: object) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return 0
-
-    def read(self, **_options: object) -> list[Any]:
-        return []
-
-    def close(self) -> None:
-        pass
-
-
 def _select(
     rlist: Iterable[Any], wlist: Iterable[Any], _xlist: Iterable[Any], timeout: float | None = None
 ) -> tuple[list[Any], list[Any], list[Any]]:
@@ -169,18 +147,19 @@ def adapt_libraries() -> None:
 
     This includes addresses of objects.
     """
-    import inotify_simple
     import kazoo.client
     import kazoo.handlers.threading
     import kazoo.handlers.utils
 
     from nodepool.base import hostnames
+    from nodepool.config.live import watch
 
     # They are kept for the process, of which there are several here.
     threads.shared = _threads_of_process
     hostnames.short = socket.gethostname  # type: ignore[assignment]
     hostnames.fqdn = socket.getfqdn  # type: ignore[assignment]
-    inotify_simple.INotify = _NoEvents
+    # Each check is an event of the simulation.
+    watch.INTERVAL = 10.0
     kazoo.handlers.utils.HAS_FNCTL = False
     kazoo.handlers.threading.selector_select = _select
     kazoo.client.set = _Ordered

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import stat
 import sys
 import threading
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import BinaryIO
 
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
 from nodepool.cmd.commands.images.follow import mirrored
@@ -16,8 +16,8 @@ from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.progress import BuildProgress, ProgressTree
 
 CHUNK = 1 << 16
-#: Seconds after which the file is read even without an event (some file systems send none).
-LOOK_AGAIN = 10.0
+#: Seconds between two checks of a followed file.
+FILE_INTERVAL = 0.5
 #: Longest sleep in seconds while waiting for a change in ZooKeeper.
 LONGEST_WAIT = 60.0
 #: Control characters become "?", except tab, line feed and carriage return.
@@ -67,7 +67,7 @@ def _show(context: Context) -> None:
     with stream:
         _copy(stream, args.lines)
         if follow:
-            _follow_file(context.zk.client, build, stream)
+            _follow(context.zk.client, build, FILE_INTERVAL, lambda _now: _copy_rest(stream))
 
 
 def choose(context: Context, name: str) -> BuildProgress:
@@ -151,74 +151,28 @@ def for_terminal(block: bytes) -> bytes:
     return block.translate(_CONTROL).replace(b"\xc2\x9b", b"?")
 
 
-class _Wake:
-    """A wake-up for poll() that any thread can raise, also after it was closed."""
+def _follow(
+    client: ZooKeeperClient, build: BuildProgress, longest_wait: float, show: Callable[[BuildProgress | None], None]
+) -> None:
+    """Show new parts of the log until the build has ended.
 
-    def __init__(self) -> None:
-        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()
-        self._open = True
+    The record is read before the log: if it has ended, nothing is written any more.
 
-    def set(self, _image: str = "") -> None:
-        with self._lock:
-            if self._open:
-                os.eventfd_write(self.descriptor, 1)
-
-    def clear(self) -> None:
-        try:
-            os.eventfd_read(self.descriptor)
-        except BlockingIOError:
-            pass
-
-    def close(self) -> None:
-        with self._lock:
-            self._open = False
-            os.close(self.descriptor)
-
-
-def _follow_file(client: ZooKeeperClient, build: BuildProgress, stream: BinaryIO) -> None:
-    """Print appended data until the build has ended; inotify and a watch announce changes."""
+    :param longest_wait: seconds between two calls of *show* while the record does not change.
+    """
     tree = ProgressTree(client)
-    wake = _Wake()
-    inotify = _inotify(build.log)
-    try:
-        tree.listeners.append(wake.set)
-        tree.sync_listeners.append(wake.set)
-        with mirrored(tree):
-            poll = select.poll()
-            poll.register(wake.descriptor, select.POLLIN)
-            if inotify is not None:
-                poll.register(inotify.fileno(), select.POLLIN)
-            while True:
-                now = _present(tree, build)
-                _copy_rest(stream)  # checked after the record: if it has ended, nothing is written any more
-                if now is None or not now.running:
-                    _tell_end(build, now)
-                    return
-                poll.poll((LOOK_AGAIN if inotify is not None else 1.0) * 1000)
-                wake.clear()
-                if inotify is not None:
-                    inotify.read(timeout=0)
-    finally:
-        if inotify is not None:
-            inotify.close()
-        wake.close()
-
-
-def _inotify(path: str) -> Any:
-    """Return an inotify watch on the file; None if not available."""
-    from inotify_simple import INotify, flags
-
-    try:
-        inotify = INotify(nonblocking=True)
-    except OSError:
-        return None
-    try:
-        inotify.add_watch(path, flags.MODIFY | flags.CLOSE_WRITE)
-    except OSError:
-        inotify.close()
-        return None
-    return inotify
+    changed = threading.Event()
+    tree.listeners.append(lambda _image: changed.set())
+    tree.sync_listeners.append(changed.set)
+    with mirrored(tree):
+        while True:
+            changed.clear()
+            now = _present(tree, build)
+            show(now)
+            if now is None or not now.running:
+                _tell_end(build, now)
+                return
+            changed.wait(longest_wait)
 
 
 def _present(tree: ProgressTree, build: BuildProgress) -> BuildProgress | None:
@@ -260,21 +214,13 @@ def _print(lines: list[str]) -> None:
 def _show_tail(client: ZooKeeperClient, build: BuildProgress, lines: int | None, follow: bool) -> None:
     tail = build.tail
     _print(tail if lines is None else tail[len(tail) - min(lines, len(tail)) :])
-    if not follow:
-        return
-    tree = ProgressTree(client)
-    changed = threading.Event()
-    tree.listeners.append(lambda _image: changed.set())
-    tree.sync_listeners.append(changed.set)
-    with mirrored(tree):
-        while True:
-            changed.clear()
-            now = _present(tree, build)
-            if now is not None:
-                fresh, gap = new_lines(tail, now.tail)
-                _print([*(["[...]"] if gap and fresh else []), *fresh])
-                tail = now.tail
-            if now is None or not now.running:
-                _tell_end(build, now)
-                return
-            changed.wait(LONGEST_WAIT)
+
+    def show(now: BuildProgress | None) -> None:
+        nonlocal tail
+        if now is not None:
+            fresh, gap = new_lines(tail, now.tail)
+            _print([*(["[...]"] if gap and fresh else []), *fresh])
+            tail = now.tail
+
+    if follow:
+        _follow(client, build, LONGEST_WAIT, show)
