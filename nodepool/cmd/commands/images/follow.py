@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 import time
-import unicodedata
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +29,6 @@ LONGEST_WAIT = 60.0
 #: Seconds that the record of the result may follow that of the build.
 GRACE = 2.0
 BAR = 16
-ERASE = "\x1b[K"
 
 
 @contextmanager
@@ -55,18 +51,6 @@ def mirrored(*trees: Tree[Any]) -> Iterator[None]:
             tree.stop()
 
 
-def cut(text: str, width: int) -> str:
-    """Return the part of the text that fits into that many columns of a terminal."""
-    used = 0
-    for index, character in enumerate(text):
-        if unicodedata.combining(character):
-            continue
-        used += 2 if unicodedata.east_asian_width(character) in "WF" else 1
-        if used > width:
-            return text[:index]
-    return text
-
-
 def short_age(age: str) -> str:
     """Return ``DD:HH:MM:SS`` without leading zero parts; at least ``MM:SS``."""
     while len(age) > 5 and age.startswith("00:"):
@@ -77,37 +61,31 @@ def short_age(age: str) -> str:
 class Display:
     """A line that is redrawn on a terminal; elsewhere one line per change."""
 
-    def __init__(self, stream: TextIO, live: bool | None = None) -> None:
+    def __init__(self, stream: TextIO) -> None:
+        # All other commands start without it.
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=stream, highlight=False)
+        self.live = stream.isatty() and not console.is_dumb_terminal
+        self._line = Live(console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._stream = stream
-        self.live = stream.isatty() if live is None else live
-        self._drawn = False
         self._last: object = None
 
     def show(self, key: Hashable, text: str, live_text: str) -> None:
         """Show a line; ``key`` distinguishes plain lines, ``live_text`` is for a terminal."""
         if self.live:
-            self._stream.write(f"\r{cut(live_text, max(10, self._width() - 1))}{ERASE}")
-            self._stream.flush()
-            self._drawn = True
+            from rich.text import Text
+
+            self._line.start()
+            self._line.update(Text(live_text, no_wrap=True, overflow="crop"), refresh=True)
         elif key != self._last:
             self._last = key
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
-
-    def _width(self) -> int:
-        """Return the columns, read each time because windows change."""
-        try:
-            columns = os.get_terminal_size(self._stream.fileno()).columns
-        except (OSError, ValueError):
-            columns = 0
-        return columns or shutil.get_terminal_size().columns
+            print(text, file=self._stream, flush=True)
 
     def clear(self) -> None:
         """Erase the line before permanent output."""
-        if self._drawn:
-            self._stream.write(f"\r{ERASE}")
-            self._stream.flush()
-            self._drawn = False
+        self._line.stop()
 
 
 @dataclass
