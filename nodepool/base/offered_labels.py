@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable
 from typing import Any
+
+from nodepool.base.names import did_you_mean
 
 
 def joined(words: Iterable[str]) -> str:
@@ -25,14 +26,9 @@ def why_not_offered(labels: Collection[str], pools: Collection[Any], who: str = 
     """
     unknown = unknown_labels(labels, pools)
     if unknown:
-        return f"no {who} offers {joined(unknown)}{_meant(unknown, pools)}"
+        known = {label for pool in pools for label in pool.labels}
+        meant = did_you_mean(joined(unknown), known) if len(unknown) == 1 else ""
+        return f"no {who} offers {joined(unknown)}{meant}"
     if any(set(labels) <= pool.labels for pool in pools):
         return None
     return f"no pool offers {joined(set(labels))} together; nodes of one request come from one pool"
-
-
-def _meant(unknown: set[str], pools: Iterable[Any]) -> str:
-    if len(unknown) != 1:
-        return ""
-    close = difflib.get_close_matches(next(iter(unknown)), sorted({label for p in pools for label in p.labels}), n=1)
-    return f"; did you mean {close[0]}?" if close else ""

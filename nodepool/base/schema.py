@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 import voluptuous as v
+
+from nodepool.base.names import did_you_mean
 
 
 class ListOf:
@@ -80,5 +81,4 @@ def advice(schema: object, error: v.Invalid) -> str:
     keys = known_keys(schema, error.path[:-1])
     if not keys:
         return ""
-    close = difflib.get_close_matches(str(error.path[-1]), keys, n=1, cutoff=0.7)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(keys)}"
+    return did_you_mean(error.path[-1], keys, cutoff=0.7) or f"; known are {', '.join(keys)}"

@@ -6,11 +6,11 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nodepool import status
-from nodepool.cmd.commands.context import Context, Subparsers, add_listing
+from nodepool.cmd.commands.context import Context, Subparsers, add_listing, running
 from nodepool.config.model import ProviderConfig
 from nodepool.exceptions import TimeoutException
 from nodepool.process.program import describe
@@ -31,34 +31,29 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("provider", metavar="PROVIDER", nargs="?", help="only this provider")
 
 
-class Listing(threading.Thread):
-    """A function that lists images of a provider in a thread: no cloud blocks another."""
+class _Listing(threading.Thread):
+    """A function that lists resources of a provider in a thread: no cloud blocks another."""
 
     def __init__(self, name: str, function: Callable[[], Iterable[Any]]) -> None:
         super().__init__(name=f"Thread-listing-{name}", daemon=True)
         self._function = function
-        self._found: list[Any] = []
-        self._error: Exception | None = None
+        self.found: list[Any] | Exception = TimeoutException(f"no answer within {LIST_TIMEOUT:g} s")
         self.start()
 
     def run(self) -> None:
         try:
-            self._found = list(self._function())
+            self.found = list(self._function())
         except Exception as error:
-            self._error = error
+            self.found = error
 
-    def result(self, deadline: float) -> list[Any]:
-        """Wait for the list.
 
-        :raises Exception: what the provider raised.
-        :raises TimeoutException: it did not answer in time.
-        """
-        self.join(max(0.0, deadline - time.monotonic()))
-        if self.is_alive():
-            raise TimeoutException(f"no answer within {LIST_TIMEOUT:g} s")
-        if self._error is not None:
-            raise self._error
-        return self._found
+def list_all(functions: Mapping[str, Callable[[], Iterable[Any]]]) -> dict[str, list[Any] | Exception]:
+    """Return what each function lists, or why it cannot; they run concurrently."""
+    deadline = time.monotonic() + LIST_TIMEOUT
+    listings = {name: _Listing(name, function) for name, function in functions.items()}
+    for listing in listings.values():
+        listing.join(max(0.0, deadline - time.monotonic()))
+    return {name: listing.found for name, listing in listings.items()}
 
 
 def alien_image_list(context: Context) -> None:
@@ -74,18 +69,14 @@ def alien_image_list(context: Context) -> None:
         name: config for name, config in sorted(context.config.providers.items())
         if (not wanted or name == wanted) and config.manage_images
     }  # fmt: skip
-    deadline = time.monotonic() + LIST_TIMEOUT
-    listings = {name: Listing(name, functools.partial(_provider_images, zk, config)) for name, config in configs.items()}
-    found: dict[str, list[Any]] = {}
-    for name, listing in listings.items():
-        try:
-            found[name] = listing.result(deadline)
-        except Exception as error:
-            log.warning("Exception listing alien images for %s: %s", name, describe(error))
+    found = list_all({name: functools.partial(_provider_images, zk, config) for name, config in configs.items()})
     # The records are read after the clouds: images uploaded in the meantime are not aliens.
     uploads = [upload for upload in zk.readImages().uploads if upload.state == READY]
     rows = []
     for name, listed in found.items():
+        if isinstance(listed, Exception):
+            log.warning("Exception listing alien images for %s: %s", name, describe(listed))
+            continue
         images = set(configs[name].diskimages)
         known = {u.external_id for u in uploads if u.provider_name == name and u.image_name in images}
         rows += [
@@ -111,8 +102,7 @@ def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
     from nodepool.driver.toolkit.cloud_images import adapter_of, listing_of
 
     manager = lifecycle.get_provider(config)
-    manager.start(zk)
-    try:
+    with running(manager, zk):
         listing = listing_of(manager)
         if listing is not None:
             return list(listing())
@@ -121,6 +111,3 @@ def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
             raise TypeError(f"the driver of {config.name} cannot list images")
         return [resource for resource in adapter.listResources()
                 if resource.type in IMAGE_TYPES and resource.id is not None]  # fmt: skip
-    finally:
-        manager.stop()
-        manager.join()

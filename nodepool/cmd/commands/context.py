@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nodepool import status
+from nodepool.base.names import did_you_mean
 from nodepool.process.program import load_config
 from nodepool.status.filters import matching
 from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, UPLOADING, Node
@@ -18,6 +19,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
     from nodepool.config.model import Config
+    from nodepool.driver.provider import Provider
     from nodepool.zk.connection.client import ZooKeeperClient
     from nodepool.zk.connection.protocol import Client
 
@@ -33,6 +35,22 @@ SYNC_TIMEOUT = 60.0
 
 class CommandError(Exception):
     """The command failed; the text is for the operator."""
+
+
+def note(text: str) -> None:
+    """Print a line to standard error, since scripts read standard output."""
+    print(f"nodepool: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def running(manager: Provider, zk: ZooKeeper) -> Iterator[None]:
+    """Start a provider that only this command uses, and stop it at the end of the block."""
+    manager.start(zk)
+    try:
+        yield
+    finally:
+        manager.stop()
+        manager.join()
 
 
 @dataclass
@@ -107,7 +125,7 @@ class Context:
         if self.args.strict:
             raise CommandError(text)
         if not said:
-            print(f"nodepool: {text}", file=sys.stderr, flush=True)
+            note(text)
 
     def check_provider(self, name: str, has_records: bool = False) -> None:
         """Report an unknown provider, for which nothing can be found.
@@ -117,11 +135,7 @@ class Context:
         known = {*self.config.providers, *self.config.provider_errors}
         if has_records or name in known:
             return
-        close = difflib.get_close_matches(name, sorted(known), n=1)
-        self.refuse(
-            f"provider {name} is neither in {self.args.config} nor in ZooKeeper"
-            + (f"; did you mean {close[0]}?" if close else "")
-        )
+        self.refuse(f"provider {name} is neither in {self.args.config} nor in ZooKeeper{did_you_mean(name, known)}")
 
     def close(self) -> None:
         self._live = None
@@ -159,3 +173,26 @@ def add_listing(
                             help=f"filter by {option}; may be repeated or contain several, separated by commas")  # fmt: skip
     parser.set_defaults(filters=tuple(filters or ()))
     return parser
+
+
+def add_table(
+    subparsers: Subparsers,
+    name: str,
+    read: Callable[..., status.Results],
+    text: str,
+    filters: Mapping[str, str] | None = None,
+    detail: str | None = None,
+) -> None:
+    """Add a subcommand that only prints rows, see :func:`add_listing`.
+
+    :param read: returns the rows.
+    :param detail: help of the option ``--detail``, which the function gets as an argument.
+    """
+
+    def show(context: Context) -> None:
+        more = {} if detail is None else {"detail": context.args.detail}
+        context.show(read(context.zk, **more))
+
+    parser = add_listing(subparsers, name, show, text, filters)
+    if detail is not None:
+        parser.add_argument("--detail", action="store_true", help=detail)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from nodepool import status
-from nodepool.cmd.commands.context import Context, Subparsers, add_listing
-from nodepool.config.model import ProviderConfig
+from nodepool.cmd.commands.context import Context, Subparsers, add_listing, add_table, running
 from nodepool.exceptions import TimeoutException
 from nodepool.zk.records import DELETING, HOLD, Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -17,17 +17,12 @@ LOCK_TIMEOUT = 5
 
 def register(subparsers: Subparsers) -> None:
     filters = {"state": "state", "label": "label", "provider": "provider", "pool": "pool", "allocated_to": "request"}
-    parser = add_listing(subparsers, "list", list_nodes, "list nodes", filters)
-    parser.add_argument("--detail", action="store_true", help="show all columns")
+    add_table(subparsers, "list", status.node_list, "list nodes", filters, detail="show all columns")
     parser = add_listing(subparsers, "delete", delete, "delete nodes")
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id; leading zeros are optional")
     parser.add_argument("--now", action="store_true", help="delete the node directly through its provider, and wait")
     parser = add_listing(subparsers, "hold", hold, "keep nodes from being used or deleted")
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id; leading zeros are optional")
-
-
-def list_nodes(context: Context) -> None:
-    context.show(status.node_list(context.zk, detail=context.args.detail))
 
 
 def find_node(zk: ZooKeeper, text: str) -> Any:
@@ -83,16 +78,22 @@ def _lock(zk: ZooKeeper, node: Node) -> None:
 
 
 def delete(context: Context) -> None:
-    _each(context, _delete_now if context.args.now else _mark_deleting)
+    _each(context, _delete_now if context.args.now else functools.partial(_mark, DELETING))
 
 
-def _mark_deleting(context: Context, node: Node) -> bool:
-    node.state = DELETING
+def hold(context: Context) -> None:
+    _each(context, functools.partial(_mark, HOLD))
+
+
+def _mark(state: str, context: Context, node: Node) -> bool:
+    node.state = state
     context.zk.storeNode(node)
     return True
 
 
 def _delete_now(context: Context, node: Node) -> bool:
+    from nodepool.driver import lifecycle
+
     provider_config = context.config.providers.get(node.provider or "")
     if provider_config is None:
         text = f"Provider {node.provider} for node {node.id} not defined on this launcher"
@@ -100,29 +101,8 @@ def _delete_now(context: Context, node: Node) -> bool:
         why = context.config.provider_errors.get(node.provider or "")
         context.refuse(why or text, said=why is None)
         return False
-    _delete_through_provider(context.zk, node, provider_config)
-    return True
-
-
-def _delete_through_provider(zk: ZooKeeper, node: Node, provider_config: ProviderConfig) -> None:
-    from nodepool.driver import lifecycle
-
     manager = lifecycle.get_provider(provider_config)
-    manager.start(zk)
-    try:
-        node.state = DELETING
-        zk.storeNode(node)
+    with running(manager, context.zk):
+        _mark(DELETING, context, node)
         manager.startNodeCleanup(node).join()
-    finally:
-        manager.stop()
-        manager.join()
-
-
-def hold(context: Context) -> None:
-    _each(context, _mark_hold)
-
-
-def _mark_hold(context: Context, node: Node) -> bool:
-    node.state = HOLD
-    context.zk.storeNode(node)
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import queue
 import re
@@ -39,10 +38,10 @@ def register(subparsers: Subparsers) -> None:
         show_status,
         "show problems, waiting requests with their cause, daemons, and providers with their limits",
     )
-    _status_options(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--watch", action="store_true", help="refresh after each change")
     parser = add_command(subparsers, "top", show_status, "the same as `status --watch`")
-    _status_options(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(watch=True)
     parser = add_command(subparsers, "explain", explain_it, "explain the state of a request, label, node, image or provider")
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
@@ -57,10 +56,6 @@ def register(subparsers: Subparsers) -> None:
         parser.add_argument(
             f"--{subject}", metavar="NAME", action="append", help=f"only events of this {subject}; may be repeated"
         )
-
-
-def _status_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def watch(context: Context, function: Callable[[Context], Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
-from nodepool.cmd.commands.context import Context, Subparsers, add_command, add_listing
+from nodepool.cmd.commands.context import Context, Subparsers, add_command, add_listing, add_table
 from nodepool.zk import paths
 
 
@@ -15,7 +15,7 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "erase", erase, "remove a provider's records from ZooKeeper")
     parser.add_argument("provider", metavar="PROVIDER", help="provider name")
     parser.add_argument("--force", action="store_true", help="do not ask for confirmation")
-    add_listing(subparsers, "problem-list", problem_list, "what providers and labels cannot do at present, and why")
+    add_table(subparsers, "problem-list", status.problem_list, "what providers and labels cannot do at present, and why")
 
 
 def info(context: Context) -> None:
@@ -34,10 +34,6 @@ def info(context: Context) -> None:
     print("\nNodes:" if titles else "")
     context.show(nodes)
     context.check_provider(provider, bool(images.rows or nodes.rows))
-
-
-def problem_list(context: Context) -> None:
-    context.show(status.problem_list(context.zk))
 
 
 def erase(context: Context) -> None:

@@ -17,7 +17,7 @@ from kazoo.exceptions import NodeExistsError
 
 from nodepool import status
 from nodepool.base.problems import one_line
-from nodepool.cmd.commands.aliens import LIST_TIMEOUT, Listing
+from nodepool.cmd.commands.aliens import list_all
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_listing
 from nodepool.process.program import describe
 from nodepool.zk import paths
@@ -145,15 +145,13 @@ def _providers(context: Context) -> Iterator[dict[str, StateMachineProvider | Ex
 
 def _find(context: Context, managers: dict[str, StateMachineProvider | Exception]) -> tuple[list[Lost], bool]:
     """Return resources that only the providers have, and whether all could be listed."""
-    deadline, complete = time.monotonic() + LIST_TIMEOUT, True
-    listings = {name: Listing(name, functools.partial(_list, manager)) for name, manager in managers.items()}
-    listed = []
-    for name, listing in listings.items():
-        try:
-            listed += listing.result(deadline)
-        except Exception as error:
+    listed, complete = [], True
+    for name, answer in list_all({name: functools.partial(_list, manager) for name, manager in managers.items()}).items():
+        if isinstance(answer, Exception):
             complete = False
-            log.error("Cannot list resources of provider %s: %s", name, describe(error))
+            log.error("Cannot list resources of provider %s: %s", name, describe(answer))
+        else:
+            listed += answer
     # The records are read after the clouds: machines created in the meantime are not lost.
     view = context.zk.cluster.peek()
     nodes = {node.id: node for node in context.zk.nodeIterator(cached=False)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from nodepool import status
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, note
 from nodepool.config.loading import driver_directories
 from nodepool.config.source import Source
 from nodepool.process.program import absolute_path, load_config
@@ -62,9 +62,9 @@ def simulate(context: Context) -> int:
         Path(args.chart).write_text(chart(runs), encoding="utf8")
     for name, summary in runs.items():
         for text in summary["notes"]:
-            _warn(f"{name}: {text}")
+            note(f"{name}: {text}")
         for text, count in summary["complaints"].items():
-            _warn(f"{name}: the launcher logged ({count} times): {text}")
+            note(f"{name}: the launcher logged ({count} times): {text}")
     if args.json:
         print(json.dumps(runs))
         return 0
@@ -102,12 +102,8 @@ def _trace(context: Context) -> Trace:
         return read_csv(context.args.trace)
     trace = from_history(HistoryReader().read_all(context.zk.kazoo_client))
     if trace.estimated:
-        _warn(f"{trace.estimated} of {len(trace.requests)} requests have no known duration; using the median of their label")
+        note(f"{trace.estimated} of {len(trace.requests)} requests have no known duration; using the median of their label")
     return trace
-
-
-def _warn(text: str) -> None:
-    print(f"nodepool: {text}", file=sys.stderr, flush=True)
 
 
 # -- runs
@@ -122,7 +118,8 @@ def _run(files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: in
 
     processes = {}
     with contextlib.ExitStack() as stack:
-        shown = stack.enter_context(contextlib.closing(_Progress(list(files))))
+        shown = _Progress(list(files))
+        stack.enter_context(shown.status)
         for name, file in files.items():
             # The order of sets of strings must not differ between runs.
             process = subprocess.Popen(
@@ -156,24 +153,20 @@ class _Progress:
     """Shows the progress of each run on a terminal, and keeps the last line of its errors."""
 
     def __init__(self, names: list[str]) -> None:
+        from rich.console import Console
+
         self._percents = dict.fromkeys(names, "0")
         self._texts: dict[str, str] = {}
-        self._shows = sys.stderr.isatty()
+        self.status = Console(stderr=True).status("Simulating ...")
 
     def follow(self, name: str, output: IO[str]) -> None:
         for line in output:
             text = line.strip()
             if text.isdecimal():
                 self._percents[name] = text
-                if self._shows:
-                    done = ", ".join(f"{run} {percent} %" for run, percent in self._percents.items())
-                    print(f"\rSimulated: {done} ", end="", file=sys.stderr, flush=True)
+                self.status.update("Simulated: " + ", ".join(f"{run} {percent} %" for run, percent in self._percents.items()))
             elif text:
                 self._texts[name] = text
 
     def last_text(self, name: str) -> str:
         return self._texts.get(name, "no message")
-
-    def close(self) -> None:
-        if self._shows:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import difflib
 import importlib.util
 import math
 import os
@@ -13,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from nodepool.base.names import did_you_mean
 from nodepool.config.checks.crosschecks import Finding
 
 CONNECTION_TYPES = ("ssh", "network_cli", "winrm", "kubectl", "namespace", "project", "local")
@@ -77,8 +77,7 @@ def _connection_types(value: object, where: Place) -> Iterator[Finding]:
     if isinstance(value, dict):
         for key, item in value.items():
             if key == "connection-type" and isinstance(item, str) and item not in CONNECTION_TYPES:
-                close = difflib.get_close_matches(item, CONNECTION_TYPES, n=1)
-                meant = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(CONNECTION_TYPES)}"
+                meant = did_you_mean(item, CONNECTION_TYPES) or f"; known are {', '.join(CONNECTION_TYPES)}"
                 yield warning(f"unknown connection type {item}{meant}", *where, key)
             elif isinstance(item, dict | list):
                 yield from _connection_types(item, (*where, key))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from collections.abc import Callable
@@ -12,7 +11,8 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NoNodeError
 
 from nodepool import status
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing
+from nodepool.base.names import did_you_mean
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_table
 from nodepool.cmd.commands.images import log as image_log
 from nodepool.cmd.commands.images.follow import EXIT_INTERRUPTED, BuildFollower, Display, Outcome
 from nodepool.process.program import seconds
@@ -28,11 +28,11 @@ BUILD_FILTERS = {"state": "state", "image": "image", "builder": "builder"}
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_listing(subparsers, "image-list", image_list, "list image uploads", UPLOAD_FILTERS)
-    parser.add_argument("--detail", action="store_true", help="include progress and reasons of failures")
-    parser = add_listing(subparsers, "dib-image-list", dib_image_list, "list image builds", BUILD_FILTERS)
-    parser.add_argument("--detail", action="store_true", help="include progress and failed builds with their reasons")
-    add_listing(subparsers, "image-status", image_status, "list images with pause flag and build requests")
+    add_table(subparsers, "image-list", status.image_list, "list image uploads", UPLOAD_FILTERS,
+              detail="include progress and reasons of failures")  # fmt: skip
+    add_table(subparsers, "dib-image-list", status.dib_image_list, "list image builds", BUILD_FILTERS,
+              detail="include progress and failed builds with their reasons")  # fmt: skip
+    add_table(subparsers, "image-status", status.image_status, "list images with pause flag and build requests")
     parser = _add_action(subparsers, "image-build", image_build, "request the build of an image")
     parser.add_argument("image", metavar="IMAGE", help="image name")
     parser.add_argument("--wait", action="store_true",
@@ -78,18 +78,6 @@ def report(context: Context, row: dict[str, Any], message: str | None = None) ->
         print(status.output(status.Results([row], columns), form))
 
 
-def image_list(context: Context) -> None:
-    context.show(status.image_list(context.zk, context.args.detail))
-
-
-def dib_image_list(context: Context) -> None:
-    context.show(status.dib_image_list(context.zk, context.args.detail))
-
-
-def image_status(context: Context) -> None:
-    context.show(status.image_status(context.zk))
-
-
 # -- building
 
 
@@ -99,7 +87,9 @@ def image_build(context: Context) -> int:
         raise CommandError("--timeout requires --wait")
     image = context.config.diskimages.get(name)
     if image is None:
-        raise CommandError(f"Trying to build a non disk-image-builder image: {name}{_meant(context, name)}")
+        raise CommandError(
+            f"Trying to build a non disk-image-builder image: {name}{did_you_mean(name, context.config.diskimages)}"
+        )
     if image.pause:
         raise CommandError(f"Skipping build request for image {name}; paused")
     if args.wait:
@@ -107,12 +97,6 @@ def image_build(context: Context) -> int:
     context.zk.submitBuildRequest(name)
     report(context, {"image": name, "result": "requested"})
     return 0
-
-
-def _meant(context: Context, name: str) -> str:
-    """Return a suggestion for a misspelled name."""
-    close = difflib.get_close_matches(name, sorted(context.config.diskimages), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _submit(context: Context, name: str) -> int:
@@ -152,11 +136,18 @@ def _build_and_wait(context: Context, name: str) -> int:
 # -- flags
 
 
+def _unknown(context: Context, name: str) -> str | None:
+    """Return a message if nothing is known of an image."""
+    images = context.config.diskimages
+    if name in images or name in context.zk.getImageNames():
+        return None
+    return f"image {name} is neither in {context.args.config} nor in ZooKeeper{did_you_mean(name, images)}"
+
+
 def image_pause(context: Context) -> None:
     name = context.args.image
-    known = name in context.config.diskimages or name in context.zk.getImageNames()
-    if not known:
-        raise CommandError(f"image {name} is neither in {context.args.config} nor in ZooKeeper{_meant(context, name)}")
+    if unknown := _unknown(context, name):
+        raise CommandError(unknown)
     context.zk.setImagePaused(name, True)
     report(context, {"image": name, "result": "paused"})
 
@@ -166,8 +157,8 @@ def image_unpause(context: Context) -> None:
     if "/" in name:
         raise CommandError(f"{name} is not a valid image name")
     context.zk.setImagePaused(name, False)
-    if name not in context.config.diskimages and name not in context.zk.getImageNames():
-        context.refuse(f"image {name} is neither in {context.args.config} nor in ZooKeeper{_meant(context, name)}")
+    if unknown := _unknown(context, name):
+        context.refuse(unknown)
     report(context, {"image": name, "result": "unpaused"})
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_table, note
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests import use as requests_use
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower, exit_status
@@ -52,8 +52,8 @@ def register(subparsers: Subparsers) -> None:
 
 def _add_list(subparsers: Subparsers, name: str) -> None:
     filters = {"state": "state", "node_types": "label", "requestor": "requestor"}
-    parser = add_listing(subparsers, name, request_list, "list node requests", filters)
-    parser.add_argument("--detail", action="store_true", help="include the reasons of pools that declined")
+    add_table(subparsers, name, status.request_list, "list node requests", filters,
+              detail="include the reasons of pools that declined")  # fmt: skip
 
 
 def _register_create(commands: Subparsers) -> None:
@@ -72,10 +72,6 @@ def _register_create(commands: Subparsers) -> None:
         help="follow the requests until they finish, or for SECONDS",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
-
-
-def request_list(context: Context) -> None:
-    context.show(status.request_list(context.zk, detail=context.args.detail))
 
 
 def new_request(args: argparse.Namespace) -> dict[str, Any]:
@@ -108,7 +104,7 @@ def create(context: Context) -> int:
             print(request_id, flush=True)
     why = reasons.not_offered(context.zk, args.labels) or reasons.other_provider(context.zk, args.labels, args.provider)
     if why is not None:
-        reasons.note(why)
+        note(why)
     if args.wait is None:
         if args.json:
             print(json.dumps([{"id": request_id, "state": REQUESTED} for request_id in ids]))
@@ -128,11 +124,11 @@ def _withdraw(context: Context, ids: list[str]) -> None:
         if request is None or request.state == FAILED:
             continue
         if request.state == FULFILLED:
-            reasons.note(f"request {request_id} is fulfilled and keeps its nodes; see {_how_to_end(request_id)}")
+            note(f"request {request_id} is fulfilled and keeps its nodes; see {_how_to_end(request_id)}")
             continue
         with contextlib.suppress(NoNodeError):
             context.kazoo.delete(paths.request(request_id))
-        reasons.note(f"request {request_id} has been withdrawn")
+        note(f"request {request_id} has been withdrawn")
 
 
 def _how_to_end(request_id: str) -> str:
@@ -144,7 +140,7 @@ def wait(context: Context) -> int:
     try:
         return _follow(context, ids, context.args.timeout, time.monotonic())
     except KeyboardInterrupt:
-        reasons.note(f"the requests remain; withdraw them with `nodepool request cancel {' '.join(ids)}`")
+        note(f"the requests remain; withdraw them with `nodepool request cancel {' '.join(ids)}`")
         raise
 
 
@@ -169,7 +165,7 @@ def _follow(context: Context, ids: list[str], timeout: float | None, start: floa
             print(f"{milliseconds:>7} ms  {request_id}  {state}{detail}", flush=True)
             request = context.zk.getNodeRequest(request_id) if state == FAILED else None
             if request is not None:
-                reasons.note(f"{request_id}: {reasons.waits_for(context.zk, request)}")
+                note(f"{request_id}: {reasons.waits_for(context.zk, request)}")
 
     told: dict[str, str] = {}
 
@@ -181,26 +177,19 @@ def _follow(context: Context, ids: list[str], timeout: float | None, start: floa
             text = reasons.waits_for(context.zk, request)
             if told.get(request_id) != text:
                 told[request_id] = text
-                reasons.note(f"{request_id}: {text}")
+                note(f"{request_id}: {text}")
 
     states = Follower(context.kazoo).follow(ids, timeout, report, quiet)
     left = [request_id for request_id, state in states.items() if state not in FINISHED]
     if left:
-        reasons.note(f"not finished in time; withdraw with `nodepool request cancel {' '.join(left)}`")
+        note(f"not finished in time; withdraw with `nodepool request cancel {' '.join(left)}`")
     if context.args.json:
         print(json.dumps(list(outcome.values())))
     return exit_status(states.values())
 
 
-def _request(context: Context, request_id: str) -> Any:
-    request = None if "/" in request_id else context.zk.getNodeRequest(request_id)
-    if request is None:
-        raise CommandError(f"Request {request_id} not found")
-    return request
-
-
 def show(context: Context) -> None:
-    request = _request(context, context.args.id)
+    request = requests_use.find_request(context.zk, context.args.id)
     nodes = [node for node_id in request.nodes if (node := context.zk.getNode(node_id)) is not None]
     if context.args.json:
         record = {"id": request.id, **request.toDict()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 
 from kazoo.client import KazooClient
@@ -15,11 +14,6 @@ from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
 NO_LAUNCHER = "no launcher is alive; requests wait until one starts"
-
-
-def note(text: str) -> None:
-    """Print a line to standard error, since scripts read standard output."""
-    print(f"nodepool: {text}", file=sys.stderr, flush=True)
 
 
 def not_offered(zk: ZooKeeper, labels: Collection[str]) -> str | None:

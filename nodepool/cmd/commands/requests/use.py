@@ -63,6 +63,17 @@ def register(commands: Subparsers) -> None:
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id, or request id for all its nodes")
 
 
+def find_request(zk: ZooKeeper, request_id: str) -> Any:
+    """Return the request with this id.
+
+    :raises CommandError: there is none.
+    """
+    request = None if "/" in request_id else zk.getNodeRequest(request_id)
+    if request is None:
+        raise CommandError(f"Request {request_id} not found")
+    return request
+
+
 def inventory(node: Node) -> dict[str, Any]:
     """Return what is needed to log in to a node."""
     return {"id": node.id, "labels": list(node.type), **{key: getattr(node, key) for key in INVENTORY_KEYS}}
@@ -125,9 +136,7 @@ def _take(context: Context, request_id: str, persistent: bool) -> list[Any]:
     :raises CommandError: not fulfilled (nothing is changed), or a node is not available for us.
     """
     zk = context.zk
-    request = None if "/" in request_id else zk.getNodeRequest(request_id)
-    if request is None:
-        raise CommandError(f"Request {request_id} not found")
+    request = find_request(zk, request_id)
     if request.state != FULFILLED:
         raise CommandError(f"Request {request_id} is {request.state}, not fulfilled; see `request wait {request_id}`")
     identifier = IDENTIFIER + request_id if persistent else None
