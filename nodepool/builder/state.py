@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from nodepool import metrics
 from nodepool.base import hostnames
@@ -13,7 +12,7 @@ from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.builder.progress.publisher import Publisher
 from nodepool.builder.providers import ImageManagers
-from nodepool.builder.upload.claims import UploadClaims
+from nodepool.builder.upload.claims import Claims, UploadClaims
 from nodepool.config.model import Config
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.mirror.progress import ProgressTree
@@ -45,6 +44,8 @@ class BuilderState:
         self.session_usable = threading.Event()
         self.publisher = Publisher(self.session_usable, lambda: self.zk.kazoo_client)
         self.managers = ImageManagers()
+        #: Images that the workers process.
+        self.build_claims: Claims[str] = Claims()
         self.upload_claims = UploadClaims()
         #: Set when running builds are not to be waited for.
         self.stopping_at_once = threading.Event()
@@ -53,8 +54,6 @@ class BuilderState:
         #: The current work of each worker: (image, build id), and (image, provider).
         self.building: Callable[[], list[tuple[str, str] | None]] = list
         self.uploading: Callable[[], list[tuple[str, str] | None]] = list
-        self._build_claims: set[str] = set()
-        self._claims_lock = threading.Lock()
         self.forget_failures(10, 10)
 
     def forget_failures(self, build_interval: float, upload_interval: float) -> None:
@@ -71,20 +70,6 @@ class BuilderState:
     def progress(self) -> ProgressTree:
         """Return what all builders report about builds and uploads."""
         return self.zk.progress_tree
-
-    @contextmanager
-    def claim_build(self, image: str) -> Iterator[bool]:
-        """Yield True if no other worker of this process processes the image until the block ends."""
-        with self._claims_lock:
-            ours = image not in self._build_claims
-            if ours:
-                self._build_claims.add(image)
-        try:
-            yield ours
-        finally:
-            if ours:
-                with self._claims_lock:
-                    self._build_claims.discard(image)
 
     def running_builds(self) -> set[tuple[str, str]]:
         """Return (image, build id) of the builds of this process.

@@ -633,8 +633,8 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_BUILDER}test_image_that_another_builder_builds_is_not_built",
     ),
     "one-image-is-built-by-two-workers": Mutation(
-        "nodepool.builder.state",
-        "            ours = image not in self._build_claims\n",
+        "nodepool.builder.upload.claims",
+        "            ours = key not in self._claims\n",
         "            ours = True\n",
         f"{_BUILDER}test_two_workers_of_a_builder_never_deal_with_one_image",
     ),
@@ -678,8 +678,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "one-image-is-uploaded-by-two-workers": Mutation(
         "nodepool.builder.upload.claims",
-        "            if pair in self._claims:\n                return False\n",
-        "",
+        "            ours = key not in self._claims\n",
+        "            ours = True\n",
         f"{_BUILDER}test_two_workers_of_a_builder_never_upload_one_image_to_one_provider",
     ),
     "left-images-are-not-looked-for": Mutation(

@@ -66,7 +66,7 @@ class BuildWorker(Worker):
 
     def _try(self, wanted: WantedBuild) -> bool:
         """Try to build; return False if the build is not ours."""
-        with self._state.claim_build(wanted.image) as ours:
+        with self._state.build_claims.claim(wanted.image) as ours:
             if not ours:
                 return False
             try:

@@ -105,26 +105,29 @@ class UploadWorker(Worker):
         return [c for c in found if local[image_files.image_id(c.image, c.build.id or "")]]
 
     def _try(self, config: Config, candidate: Candidate) -> Result:
-        claims, backoff = self._state.upload_claims, self._state.upload_backoff
-        if not claims.take(candidate.pair, candidate.build.id or ""):
-            return Result.SKIPPED
-        self.current = candidate.pair
-        try:
-            job = UploadJob(self, self._state, config, candidate, backoff.attempts(candidate.pair, subject(candidate)) + 1)
-            try:
-                result = job.run()
-            except KazooException as error:
-                self.log.warning("Upload of %s to %s: ZooKeeper: %r", *candidate.pair, error)
+        with self._state.upload_claims.claim(candidate.pair, candidate.build.id or "") as ours:
+            if not ours:
                 return Result.SKIPPED
-            except Exception as error:
-                self.log.exception("Error uploading %s to %s:", *candidate.pair)
-                job.reason = repr(error)
-                result = Result.FAILED
-            if result is Result.FAILED:
-                job.publish_failure(backoff.failed(candidate.pair, subject(candidate)))
-            elif result is Result.DONE:
-                backoff.succeeded(candidate.pair)
-            return result
-        finally:
-            self.current = None
-            claims.release(candidate.pair)
+            self.current = candidate.pair
+            try:
+                return self._upload(config, candidate)
+            finally:
+                self.current = None
+
+    def _upload(self, config: Config, candidate: Candidate) -> Result:
+        backoff = self._state.upload_backoff
+        job = UploadJob(self, self._state, config, candidate, backoff.attempts(candidate.pair, subject(candidate)) + 1)
+        try:
+            result = job.run()
+        except KazooException as error:
+            self.log.warning("Upload of %s to %s: ZooKeeper: %r", *candidate.pair, error)
+            return Result.SKIPPED
+        except Exception as error:
+            self.log.exception("Error uploading %s to %s:", *candidate.pair)
+            job.reason = repr(error)
+            result = Result.FAILED
+        if result is Result.FAILED:
+            job.publish_failure(backoff.failed(candidate.pair, subject(candidate)))
+        elif result is Result.DONE:
+            backoff.succeeded(candidate.pair)
+        return result

@@ -224,9 +224,10 @@ def test_image_that_another_builder_builds_is_not_built(
 
 def test_two_workers_of_a_builder_never_deal_with_one_image() -> None:
     state = BuilderState(lambda: None)
-    with state.claim_build(IMAGE) as first, state.claim_build(IMAGE) as second, state.claim_build("other") as third:
+    claim = state.build_claims.claim
+    with claim(IMAGE) as first, claim(IMAGE) as second, claim("other") as third:
         assert (first, second, third) == (True, False, True)
-    with state.claim_build(IMAGE) as again:
+    with claim(IMAGE) as again:
         assert again
 
 
@@ -273,7 +274,9 @@ def test_build_that_is_being_deleted_is_not_uploaded(zk: ZooKeeper) -> None:
 
 def test_two_workers_of_a_builder_never_upload_one_image_to_one_provider() -> None:
     claims = UploadClaims()
-    assert claims.take((IMAGE, PROVIDER), "1") and claims.take((IMAGE, "other"), "1")
-    assert not claims.take((IMAGE, PROVIDER), "2")
-    claims.release((IMAGE, PROVIDER))
-    assert claims.take((IMAGE, PROVIDER), "2")
+    with claims.claim((IMAGE, PROVIDER), "1") as first, claims.claim((IMAGE, "other"), "1") as other:
+        with claims.claim((IMAGE, PROVIDER), "2") as second:
+            assert (first, other, second) == (True, True, False)
+        assert claims.running() == {(IMAGE, "1", PROVIDER), (IMAGE, "1", "other")}
+    with claims.claim((IMAGE, PROVIDER), "2") as again:
+        assert again
