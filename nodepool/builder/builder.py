@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from typing import Any
+from typing import IO
 
 from kazoo.protocol.states import KazooState
 
@@ -76,7 +76,7 @@ class NodePoolBuilder:
         self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None
         self._start_cancelled = threading.Event()
-        self._images_lock: Any = None
+        self._images_lock: IO[bytes] | None = None
         #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()
         self._config_lock = threading.Lock()
@@ -334,4 +334,4 @@ class NodePoolBuilder:
     def _release_images_dir(self) -> None:
         lock, self._images_lock, self.state.owns_images_dir = self._images_lock, None, False
         if lock is not None:
-            lock.release()
+            lock.close()

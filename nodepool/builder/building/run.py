@@ -129,7 +129,7 @@ class BuildRun:
         if reason is not None and ending is not None:
             record.formats = []
         if reason is None:
-            image_files.make_private(self._config.images_dir, self._base)
+            image_files.make_private(self._config.images_dir, *self.key)
         why_not = self._store(record, READY if reason is None else FAILED)
         reason = reason or why_not
         if reason is not None:
@@ -218,7 +218,7 @@ class BuildRun:
         progress.phase = self._tracker.phase
         progress.last_line = self._tracker.last_line
         if changed:
-            image_files.make_private(self._config.images_dir, self._base)
+            image_files.make_private(self._config.images_dir, *self.key)
             self._publish()
         else:
             self._state.publisher.detail(("build", self.build_id), self._write_progress)

@@ -15,9 +15,8 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from nodepool.base.boot import boot_id
 from nodepool.base.files import lock_file, replace_file, sync_directory
@@ -212,21 +211,6 @@ class BuildJournal:
                         os.replace(path, f"{path}.broken")
         return found
 
-    def clean_abandoned(self, log: Logger = log, timeout: float = CLEAN_TIMEOUT) -> list[tuple[str, str]]:
-        """Clean up after every build that does not run in this process; ``timeout`` seconds each.
-
-        Return the builds found; failures are logged and remain recorded.
-        """
-        found = []
-        for entry in self.entries(log):
-            if entry.path in _running:
-                continue
-            found.append((entry.image, entry.build_id))
-            log.warning("Build %s of %s was interrupted; cleaning up", entry.build_id, entry.image)
-            for problem in entry.end(log, time.monotonic() + timeout):
-                log.error("Leftovers of build %s of %s remain: %s", entry.build_id, entry.image, problem)
-        return found
-
 
 def _list(directory: str) -> list[str]:
     try:
@@ -335,16 +319,15 @@ def _unclaimed(entry: BuildEntry, log: Logger) -> list[str]:
             state = os.lstat(path)
             if state.st_uid == os.geteuid() and state.st_ctime >= entry.began - 1:
                 found.append(path)
-    if found and (other := _other_builds(())):
+    if found and (other := _other_build()):
         log.info("Keeping %s: it may belong to process %s, which also builds an image", ", ".join(found), other)
         return []
     return found
 
 
-def _other_builds(known: Iterable[int]) -> int | None:
+def _other_build() -> int | None:
+    """Return a process that builds an image here; those of this build have ended."""
     for process in processes.processes():
-        if process.pid in known:
-            continue
         with contextlib.suppress(OSError), open(f"/proc/{process.pid}/cmdline", "rb") as file:
             words = file.read(4096).split(b"\0")[:3]
             if any(os.path.basename(os.fsdecode(word)) == _DIB_PROGRAM for word in words):
@@ -353,15 +336,19 @@ def _other_builds(known: Iterable[int]) -> int | None:
 
 
 def clean_all(images_dir: str, log: Logger) -> list[tuple[str, str]]:
-    """Clean up after every build of an earlier builder; return these (image, build id).
+    """Clean up after builds that do not run in this process; return (image, build id).
 
-    Nothing is changed while another builder holds the directory.
+    The caller holds the directory: other builders have no builds in it. Failures are logged and remain recorded.
     """
-    holder = _holder(os.path.join(os.path.realpath(images_dir), JOURNAL, LOCK))
-    if holder is not None and holder != os.getpid():
-        log.warning("Builder process %s uses %s; its builds are not cleaned up", holder, images_dir)
-        return []
-    return BuildJournal(images_dir).clean_abandoned(log)
+    found = []
+    for entry in BuildJournal(images_dir).entries(log):
+        if entry.path in _running:
+            continue
+        found.append((entry.image, entry.build_id))
+        log.warning("Build %s of %s was interrupted; cleaning up", entry.build_id, entry.image)
+        for problem in entry.end(log):
+            log.error("Leftovers of build %s of %s remain: %s", entry.build_id, entry.image, problem)
+    return found
 
 
 # One builder per directory
@@ -378,20 +365,10 @@ class ImagesDirInUse(ConfigurationError):
         self.by_this_process = holder == str(os.getpid())
 
 
-class ImagesDirLock:
-    """A lock held for the lifetime of the builder; the kernel releases it in any case."""
+def acquire_images_dir(images_dir: str) -> IO[bytes]:
+    """Lock the directory for this process until the returned file is closed.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def release(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def acquire_images_dir(images_dir: str) -> ImagesDirLock:
-    """Lock the directory for this process.
+    The kernel releases the lock in any case.
 
     :raises ImagesDirInUse: another builder has it.
     :raises ConfigurationError: it cannot be written, or its file system does not support locks.
@@ -412,20 +389,4 @@ def acquire_images_dir(images_dir: str) -> ImagesDirLock:
         if not isinstance(error, BlockingIOError):
             raise ConfigurationError(f"images-dir {images_dir} cannot be locked: {error.strerror}") from error
         raise ImagesDirInUse(images_dir, holder) from None
-    return ImagesDirLock(fd)
-
-
-def _holder(path: str) -> int | None:
-    """Return the process that holds the lock file; None if there is none."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        lock_file(fd)
-        return None
-    except BlockingIOError:
-        text = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
-        return int(text) if text.isdecimal() else 0
-    finally:
-        os.close(fd)
+    return open(fd, "rb", buffering=0)

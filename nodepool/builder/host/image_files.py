@@ -15,7 +15,6 @@ import struct
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 from nodepool.base.files import NEW, replace_file
@@ -43,17 +42,6 @@ _EXTENSION = re.compile(r"\w+", re.ASCII)
 def image_id(image: str, build_id: str) -> str:
     """Return the base name of all files of a build."""
     return f"{image}-{build_id}"
-
-
-def split_image_id(text: str) -> tuple[str, str]:
-    """Return image and build id; image names may contain dashes, ids never do.
-
-    :raises ValueError: there is no dash, or one part is empty.
-    """
-    image, _, build_id = text.rpartition("-")
-    if not image or not build_id:
-        raise ValueError(f"{text!r} is not <image>-<build id>; take it from the output of 'nodepool dib-image-list'")
-    return image, build_id
 
 
 class DibImageFile:
@@ -252,9 +240,8 @@ def close_to_others(directory: str) -> None:
     os.setxattr(directory, _DEFAULT_ACL, wanted)
 
 
-def make_private(images_dir: str, image_id: str) -> None:
+def make_private(images_dir: str, image: str, build_id: str) -> None:
     """Revoke others' access to the files of a build; images and manifests may hold secrets."""
-    image, build_id = split_image_id(image_id)
     for name in _names(images_dir, image, build_id):
         path = os.path.join(images_dir, name)
         try:
@@ -426,7 +413,7 @@ def check_space(images_dir: str, tmp_dir: str, needed_bytes: int) -> str | None:
     A file system that holds both directories is checked once.
     """
     seen: set[int] = set()
-    for option, path in _distinct((("images-dir", images_dir), ("temporary directory", tmp_dir))):
+    for option, path in (("images-dir", images_dir), ("temporary directory", tmp_dir)):
         device = os.stat(_existing(path)).st_dev
         if device in seen:
             continue
@@ -439,7 +426,3 @@ def check_space(images_dir: str, tmp_dir: str, needed_bytes: int) -> str | None:
                 f"free disk space there, {remedy}"
             )
     return None
-
-
-def _distinct(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [pair for pair in pairs if pair[1]]

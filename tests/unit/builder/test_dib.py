@@ -99,7 +99,7 @@ class Build:
         assert mounts.mount_points([str(self.tmp_base)]) == []
         assert mounts.loop_devices(lambda path: path.startswith(str(self.tmp_base))) == []
         left = os.listdir(self.tmp_base)
-        if build_journal._other_builds(()):
+        if build_journal._other_build():
             # Its owner cannot be told as long as somebody else builds on this machine; it holds two small files.
             left = [name for name in left if not name.startswith("profiledir.")]
         assert left == []

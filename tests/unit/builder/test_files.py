@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nodepool.base.files import NEW
 from nodepool.builder.host import image_files
@@ -95,33 +93,6 @@ def test_checksum_files_are_read_if_they_exist(tmp_path: pathlib.Path) -> None:
     assert image_file.sha256
 
 
-@pytest.mark.spec("BLD: split a file name or a dib-image id at the last dash")
-def test_image_id_is_split_at_the_last_dash() -> None:
-    assert image_files.split_image_id("ubuntu-jammy-0000000001") == ("ubuntu-jammy", "0000000001")
-    for text in ("ubuntu", "-1", "ubuntu-", ""):
-        with pytest.raises(ValueError, match="is not <image>-<build id>"):
-            image_files.split_image_id(text)
-
-
-@given(st.text(min_size=1), st.text("0123456789abcdef", min_size=1))
-def test_split_undoes_join(image: str, build_id: str) -> None:
-    assert image_files.split_image_id(image_files.image_id(image, build_id)) == (image, build_id)
-
-
-@pytest.mark.spec("BLD: each distinct <image>-<id> among the entries that match <anything>-<hex digits>.<word>")
-def test_local_builds_are_found_by_their_file_names(tmp_path: pathlib.Path) -> None:
-    touch(
-        tmp_path, "builder_id.txt", "ubuntu-jammy-0000000001.raw", f"debian.12-{HEX}.qcow2.sha256", f"a-{HEX}.vhd-intermediate",
-        f"b-{HEX}.qcow2-new", f"c-{HEX}.vhd-intermediate.bak", "notes.txt", "ubuntu-xyz.raw", "plain", f"d-{HEX}", ".hidden",
-    )  # fmt: skip
-    (tmp_path / "gone-00ff.d").mkdir()
-    (tmp_path / ".builds").mkdir()
-    assert image_files.local_builds(str(tmp_path)) == {
-        ("ubuntu-jammy", "0000000001"), ("debian.12", HEX), ("a", HEX), ("b", HEX), ("c", HEX), ("gone", "00ff")
-    }  # fmt: skip
-    assert image_files.local_builds(str(tmp_path / "missing")) == set()
-
-
 @pytest.mark.spec("BLD: deleting local files: images, checksums, then the manifest directory in every case; idempotent")
 def test_delete_local_build(tmp_path: pathlib.Path) -> None:
     mine = [f"i-{HEX}.{rest}" for rest in
@@ -177,13 +148,13 @@ def test_make_private_revokes_access_of_others(tmp_path: pathlib.Path) -> None:
     for path in (tmp_path / "i-1.raw", tmp_path / "i-2.raw", inner / "dib_environment"):
         path.chmod(0o666)
     before = mode("/etc/passwd")
-    image_files.make_private(str(tmp_path), "i-1")
+    image_files.make_private(str(tmp_path), "i", "1")
     assert mode(tmp_path / "i-1.raw") == 0o660
     assert mode(inner / "dib_environment") == 0o660
     assert mode(tmp_path / "i-1.raw.md5") & 0o007 == mode(tmp_path / "i-1.d") & 0o007 == mode(inner) & 0o007 == 0
     assert mode(tmp_path / "i-2.raw") == 0o666
     assert mode("/etc/passwd") == before
-    image_files.make_private(str(tmp_path / "missing"), "i-1")
+    image_files.make_private(str(tmp_path / "missing"), "i", "1")
 
 
 @pytest.mark.spec("issue 10, F11: a default access control list of the operator is kept but for its right of others")
