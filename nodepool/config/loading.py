@@ -12,18 +12,10 @@ from nodepool.config.errors import ConfigError
 from nodepool.config.live.watch import modification_time
 from nodepool.config.location import find_line, readable_path
 from nodepool.config.model import Config
+from nodepool.config.schema import top_level_schema
 from nodepool.config.source import Source
 
 log = logging.getLogger("nodepool.config")
-
-TOP_LEVEL_KEYS = frozenset(
-    {
-        "webapp", "elements-dir", "images-dir", "build-log-dir", "build-log-retention", "failed-build-retention",
-        "build-min-free", "zookeeper-servers",
-        "zookeeper-tls", "zookeeper-timeout", "zookeeper-insecure", "labels", "max-hold-age", "diskimages",
-        "providers", "tenant-resource-limits", "drivers-path",
-    }
-)  # fmt: skip
 
 
 def driver_directories(value: object, config_path: str) -> list[str]:
@@ -58,7 +50,7 @@ def loadConfig(config_path: str, env: Mapping[str, str] = os.environ) -> Config:
     """
     source = Source(config_path, env)
     if isinstance(source.data, dict):
-        for key in source.data.keys() - TOP_LEVEL_KEYS:
+        for key in source.data.keys() - top_level_schema().keys():
             log.warning("%s: unknown option %r is ignored", config_path, key)
     return load_main(source)
 

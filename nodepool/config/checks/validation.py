@@ -17,7 +17,7 @@ import voluptuous as v
 
 from nodepool.base.schema import advice
 from nodepool.config.checks.crosschecks import Offer, backing_labels, nobody_offers, numbers
-from nodepool.config.checks.likely import likely_mistakes, missing_elements
+from nodepool.config.checks.likely import entries, likely_mistakes, missing_elements
 from nodepool.config.diskimages import lineage
 from nodepool.config.drivers import drivers
 from nodepool.config.errors import ConfigError, DriverLoadError, ProviderUnavailable, UnknownDriver
@@ -50,14 +50,6 @@ class Problem:
     def format(self, file: str) -> str:
         place = f"{file}:{self.line}" if self.line else file
         return f"{place}: {self.path}: {self.text}" if self.path else f"{place}: {self.text}"
-
-
-def dicts(items: object) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the dictionaries of a list with their positions."""
-    if isinstance(items, list):
-        for index, item in enumerate(items):
-            if isinstance(item, dict):
-                yield index, item
 
 
 class Validation:
@@ -135,11 +127,11 @@ class Validation:
         self._schema(schema, self.data, (), lambda error: harmful(error, self.data, None))
 
     def _names(self, key: str) -> set[Any]:
-        return {item.get("name") for _, item in dicts(self.data.get(key)) if isinstance(item.get("name"), str)}
+        return {item.get("name") for _, item in entries(self.data.get(key)) if isinstance(item.get("name"), str)}
 
     def _duplicates(self, key: str, kind: str, error: bool = False) -> None:
         seen: Counter[str] = Counter()
-        for index, item in dicts(self.data.get(key)):
+        for index, item in entries(self.data.get(key)):
             name = item.get("name")
             if not isinstance(name, str):
                 continue
@@ -186,26 +178,21 @@ class Validation:
 
     def _diskimages(self) -> None:
         self._duplicates("diskimages", "diskimage", error=True)
-        entries = {
-            item["name"]: (index, item) for index, item in dicts(self.data.get("diskimages")) if isinstance(item.get("name"), str)
-        }
+        images = entries(self.data.get("diskimages"))
+        known = {item["name"]: (index, item) for index, item in images if isinstance(item.get("name"), str)}
         said: set[tuple[Any, ...]] = set()
-        for name in entries:
+        for name in known:
             try:
-                lineage(entries, name)
+                lineage(known, name)
             except ConfigError as exc:
-                place = exc.where
+                place = subject = exc.where
                 if "cycle" in exc.message:
-                    place = ("diskimages", entries[name][0], "parent")
-                    members = tuple(sorted(set(exc.message.partition(": ")[2].split(" -> "))))
-                    if members in said:
-                        continue
-                    said.add(members)
-                elif place in said:
-                    continue
-                said.add(place)
-                self.note(exc.message, place)
-        for name, (index, item) in entries.items():
+                    place = ("diskimages", known[name][0], "parent")
+                    subject = tuple(sorted(set(exc.message.partition(": ")[2].split(" -> "))))
+                if subject not in said:
+                    said.add(subject)
+                    self.note(exc.message, place)
+        for name, (index, item) in known.items():
             variables = item.get("env-vars")
             for key, value in variables.items() if isinstance(variables, dict) else ():
                 if isinstance(value, bool):
@@ -232,7 +219,7 @@ class Validation:
 
     def _crosschecks(self) -> None:
         offers = []
-        for index, item in dicts(self.data.get("providers")):
+        for index, item in entries(self.data.get("providers")):
             for place, label, options in self._labels(item):
                 backing = options.get("backing-label") or item.get("backing-label")
                 where = ("providers", index, *place)
@@ -308,11 +295,11 @@ class Validation:
     def _references(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         """Check that images and labels are defined."""
         name, images, labels = item["name"], self._names("diskimages"), self._names("labels")
-        for index, image in dicts(item.get("diskimages")):
+        for index, image in entries(item.get("diskimages")):
             if isinstance(image.get("name"), str) and image["name"] not in images:
                 text = f"diskimage {image['name']} in provider {name} is not defined in the main diskimages list"
                 self.note(text, (*where, "diskimages", index))
-        cloud_images = {image.get("name") for _, image in dicts(item.get("cloud-images"))}
+        cloud_images = {image.get("name") for _, image in entries(item.get("cloud-images"))}
         for place, label, options in self._labels(item):
             here = (*where, *place)
             if label not in labels:
@@ -328,7 +315,7 @@ class Validation:
 
     def _labels(self, item: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, dict[str, Any]]]:
         """Check position, name and options of each label that a provider offers."""
-        for index, pool in dicts(item.get("pools")):
+        for index, pool in entries(item.get("pools")):
             offered = pool.get("labels")
             for number, label in enumerate(offered if isinstance(offered, list) else ()):
                 place = ("pools", index, "labels", number)
@@ -336,7 +323,7 @@ class Validation:
                     yield place, label, {}
                 elif isinstance(label, dict) and isinstance(label.get("name"), str):
                     yield place, label["name"], label
-            for number, node in dicts(pool.get("nodes")):
+            for number, node in entries(pool.get("nodes")):
                 names = node.get("labels")
                 for label in names.split() if isinstance(names, str) else names if isinstance(names, list) else ():
                     if isinstance(label, str):
@@ -344,12 +331,12 @@ class Validation:
 
     def _pools(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         seen: set[Any] = set()
-        for index, pool in dicts(item.get("pools")):
+        for index, pool in entries(item.get("pools")):
             name = pool.get("name")
             if isinstance(name, str) and name in seen:
                 self.note(f"pool {name} already defined; the later wins", (*where, "pools", index), error=False)
             seen.add(name if isinstance(name, str) else None)
-            for number, node in dicts(pool.get("nodes")):
+            for number, node in entries(pool.get("nodes")):
                 if "ssh-port" in node:
                     here = (*where, "pools", index, "nodes", number, "ssh-port")
                     self.note("ssh-port is the old name of connection-port", here, error=False)
