@@ -34,130 +34,7 @@ from nodepool.zk.records.base import (
     text_of,
     texts_of,
 )
-
-
-class ImageBuild(BaseModel):
-    """A build; ``formats`` is a list here and a comma-separated text in ZooKeeper."""
-
-    VALID_STATES = frozenset({BUILDING, READY, DELETING, FAILED})
-    KEYS = BaseModel.KEYS | {"builder", "builder_id", "formats", "username", "python_path", "shell_type"}
-
-    def __init__(self, image_name: str | None = None, build_id: str | None = None) -> None:
-        super().__init__(build_id)
-        self.image_name = image_name
-        self.builder: str | None = None
-        self.builder_id: str | None = None
-        self.formats: list[str] = []
-        self.username: str | None = None
-        self.python_path: str | None = None
-        self.shell_type: str | None = None
-
-    def toDict(self) -> dict[str, Any]:
-        result = super().toDict()
-        if self.builder is not None:
-            result["builder"] = self.builder
-        if self.builder_id is not None:
-            result["builder_id"] = self.builder_id
-        if self.formats:
-            result["formats"] = ",".join(sorted(self.formats))
-        result["username"] = self.username
-        result["python_path"] = self.python_path
-        result["shell_type"] = self.shell_type
-        return result
-
-    @staticmethod
-    def fromDict(d: Mapping[str, Any], image_name: str | None = None, o_id: str | None = None) -> ImageBuild:
-        build = ImageBuild(image_name, o_id)
-        build.updateFromDict(d)
-        return build
-
-    def updateFromDict(self, d: Mapping[str, Any]) -> None:
-        super().updateFromDict(d)
-        self.builder = d.get("builder")
-        self.builder_id = d.get("builder_id")
-        formats = d.get("formats")
-        self.formats = sorted(formats.split(",")) if isinstance(formats, str) and formats else []
-        self.username = d.get("username", "zuul")
-        self.python_path = d.get("python_path", "/usr/bin/python2")
-        self.shell_type = d.get("shell_type")
-
-
-class ImageUpload(BaseModel):
-    """An uploaded image; image, build, provider and number come from the path."""
-
-    VALID_STATES = frozenset({UPLOADING, READY, DELETING, FAILED})
-    KEYS = BaseModel.KEYS | {"external_id", "external_name", "format", "username", "python_path", "shell_type"}
-
-    def __init__(
-        self,
-        build_id: str | None = None,
-        provider_name: str | None = None,
-        image_name: str | None = None,
-        upload_id: str | None = None,
-        username: str | None = None,
-        python_path: str | None = None,
-        shell_type: str | None = None,
-    ) -> None:
-        super().__init__(upload_id)
-        self.build_id = build_id
-        self.provider_name = provider_name
-        self.image_name = image_name
-        self.format: str | None = None
-        self.username = username
-        self.python_path = python_path
-        self.shell_type = shell_type
-        self.external_id: str | None = None
-        self.external_name: str | None = None
-
-    def toDict(self) -> dict[str, Any]:
-        result = super().toDict()
-        result["external_id"] = self.external_id
-        result["external_name"] = self.external_name
-        result["format"] = self.format
-        result["username"] = self.username
-        result["python_path"] = self.python_path
-        result["shell_type"] = self.shell_type
-        return result
-
-    def _comparable(self) -> dict[str, Any]:
-        return {**self.toDict(), "image": self.image_name, "build": self.build_id, "provider": self.provider_name}
-
-    @staticmethod
-    def fromDict(
-        d: Mapping[str, Any],
-        build_id: str | None = None,
-        provider_name: str | None = None,
-        image_name: str | None = None,
-        upload_id: str | None = None,
-    ) -> ImageUpload:
-        upload = ImageUpload(build_id, provider_name, image_name, upload_id)
-        upload.updateFromDict(d)
-        return upload
-
-    def updateFromDict(self, d: Mapping[str, Any]) -> None:
-        super().updateFromDict(d)
-        self.external_id = d.get("external_id")
-        self.external_name = d.get("external_name")
-        self.format = d.get("format")
-        self.username = d.get("username", "zuul")
-        self.python_path = d.get("python_path", "/usr/bin/python2")
-        self.shell_type = d.get("shell_type")
-
-
-class ImageBuildRequest:
-    """A manual request to build an image; ``stat.ctime`` is its creation time."""
-
-    def __init__(self, image_name: str, pending: bool, stat: ZnodeStat | None = None) -> None:
-        self.image_name = image_name
-        self.pending = pending
-        self.stat = stat
-
-    @property
-    def state_time(self) -> float | None:
-        return self.stat.ctime / 1000 if self.stat else None
-
-    def __repr__(self) -> str:
-        return f"<ImageBuildRequest {self.image_name} pending={self.pending}>"
+from nodepool.zk.records.images import ImageBuild, ImageBuildRequest, ImageUpload
 
 
 class NodeRequest(BaseModel):
@@ -495,9 +372,9 @@ class Node(BaseModel):
 class NodeRequestLockStats:
     """The lock directory of a request and its znode stat."""
 
-    def __init__(self, lock_id: str | None = None) -> None:
+    def __init__(self, lock_id: str | None = None, stat: ZnodeStat | None = None) -> None:
         self.lock_id = lock_id
-        self.stat: ZnodeStat | None = None
+        self.stat = stat
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NodeRequestLockStats) and self.lock_id == other.lock_id

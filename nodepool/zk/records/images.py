@@ -1,0 +1,127 @@
+"""Records of images: builds, uploads and build requests (ZK-11)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from kazoo.protocol.states import ZnodeStat
+
+from nodepool.zk.records.base import BUILDING, DELETING, FAILED, READY, UPLOADING, BaseModel
+
+#: Values of fields that a record lacks; others are null then.
+_ABSENT = {"username": "zuul", "python_path": "/usr/bin/python2"}
+
+
+class _ImageRecord(BaseModel):
+    """A build or an upload, with the login of nodes."""
+
+    #: Stored fields in their order.
+    FIELDS: ClassVar[tuple[str, ...]]
+    username: str | None
+    python_path: str | None
+    shell_type: str | None
+
+    def __init__(self, o_id: str | None = None) -> None:
+        super().__init__(o_id)
+        for name in self.FIELDS:
+            setattr(self, name, None)
+
+    def toDict(self) -> dict[str, Any]:
+        return {**super().toDict(), **{name: getattr(self, name) for name in self.FIELDS}}
+
+    def updateFromDict(self, d: Mapping[str, Any]) -> None:
+        super().updateFromDict(d)
+        for name in self.FIELDS:
+            setattr(self, name, d.get(name, _ABSENT.get(name)))
+
+
+class ImageBuild(_ImageRecord):
+    """A build; ``formats`` is a list here and a comma-separated text in ZooKeeper."""
+
+    VALID_STATES = frozenset({BUILDING, READY, DELETING, FAILED})
+    FIELDS = ("builder", "builder_id", "formats", "username", "python_path", "shell_type")
+    KEYS = BaseModel.KEYS | {*FIELDS}
+    builder: str | None
+    builder_id: str | None
+
+    def __init__(self, image_name: str | None = None, build_id: str | None = None) -> None:
+        super().__init__(build_id)
+        self.image_name = image_name
+        self.formats: list[str] = []
+
+    def toDict(self) -> dict[str, Any]:
+        result = super().toDict()
+        result["formats"] = ",".join(sorted(self.formats)) or None
+        return {name: value for name, value in result.items() if value is not None or name not in self.FIELDS[:3]}
+
+    def updateFromDict(self, d: Mapping[str, Any]) -> None:
+        super().updateFromDict(d)
+        formats = d.get("formats")
+        self.formats = sorted(formats.split(",")) if isinstance(formats, str) and formats else []
+
+    @staticmethod
+    def fromDict(d: Mapping[str, Any], image_name: str | None = None, o_id: str | None = None) -> ImageBuild:
+        build = ImageBuild(image_name, o_id)
+        build.updateFromDict(d)
+        return build
+
+
+class ImageUpload(_ImageRecord):
+    """An uploaded image; image, build, provider and number come from the path."""
+
+    VALID_STATES = frozenset({UPLOADING, READY, DELETING, FAILED})
+    FIELDS = ("external_id", "external_name", "format", "username", "python_path", "shell_type")
+    KEYS = BaseModel.KEYS | {*FIELDS}
+    external_id: str | None
+    external_name: str | None
+    format: str | None
+
+    def __init__(
+        self,
+        build_id: str | None = None,
+        provider_name: str | None = None,
+        image_name: str | None = None,
+        upload_id: str | None = None,
+        username: str | None = None,
+        python_path: str | None = None,
+        shell_type: str | None = None,
+    ) -> None:
+        super().__init__(upload_id)
+        self.build_id = build_id
+        self.provider_name = provider_name
+        self.image_name = image_name
+        self.username = username
+        self.python_path = python_path
+        self.shell_type = shell_type
+
+    def _comparable(self) -> dict[str, Any]:
+        return {**self.toDict(), "image": self.image_name, "build": self.build_id, "provider": self.provider_name}
+
+    @staticmethod
+    def fromDict(
+        d: Mapping[str, Any],
+        build_id: str | None = None,
+        provider_name: str | None = None,
+        image_name: str | None = None,
+        upload_id: str | None = None,
+    ) -> ImageUpload:
+        upload = ImageUpload(build_id, provider_name, image_name, upload_id)
+        upload.updateFromDict(d)
+        return upload
+
+
+class ImageBuildRequest:
+    """A manual request to build an image; ``stat.ctime`` is its creation time."""
+
+    def __init__(self, image_name: str, pending: bool, stat: ZnodeStat | None = None) -> None:
+        self.image_name = image_name
+        self.pending = pending
+        self.stat = stat
+
+    @property
+    def state_time(self) -> float | None:
+        return self.stat.ctime / 1000 if self.stat else None
+
+    def __repr__(self) -> str:
+        return f"<ImageBuildRequest {self.image_name} pending={self.pending}>"
