@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -85,6 +86,18 @@ class FacadeBase:
 
     def _children_many(self, wanted: Iterable[str]) -> Iterator[tuple[str, tuple[list[str], ZnodeStat]]]:
         return answers(functools.partial(self.kazoo_client.get_children_async, include_data=True), wanted)
+
+    def _remove(self, path: str, recursive: bool = False) -> None:
+        """Delete a znode, if it exists."""
+        with contextlib.suppress(NoNodeError):
+            self.kazoo_client.delete(path, recursive=recursive)
+
+    def _write(self, path: str, data: bytes) -> None:
+        """Write a znode, or create it with its parents."""
+        try:
+            self.kazoo_client.set(path, data)
+        except NoNodeError:
+            self.kazoo_client.create(path, data, makepath=True)
 
     # -- records
 

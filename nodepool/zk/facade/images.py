@@ -81,11 +81,7 @@ class ImageMethods(FacadeBase):
             build_id = uuid.uuid4().hex
             self.kazoo_client.create(paths.build(image, build_id), build_data.serialize(), makepath=True)
         else:
-            path = paths.build(image, build_id)
-            try:
-                self.kazoo_client.set(path, build_data.serialize())
-            except NoNodeError:
-                self.kazoo_client.create(path, build_data.serialize(), makepath=True)
+            self._write(paths.build(image, build_id), build_data.serialize())
         build_data.id = build_id
         return build_id
 
@@ -160,8 +156,7 @@ class ImageMethods(FacadeBase):
         return ImageBuildRequest(image, pending, stat)
 
     def removeBuildRequest(self, image: str) -> None:
-        with contextlib.suppress(NoNodeError):
-            self.kazoo_client.delete(f"{paths.image(image)}/request-build")
+        self._remove(f"{paths.image(image)}/request-build")
 
     # -- uploads
 
@@ -234,11 +229,7 @@ class ImageMethods(FacadeBase):
             )
             upload_number = str(path).rsplit("/", 1)[1]
         else:
-            path = paths.upload(image, build_id, provider, upload_number)
-            try:
-                self.kazoo_client.set(path, image_data.serialize())
-            except NoNodeError:
-                self.kazoo_client.create(path, image_data.serialize(), makepath=True)
+            self._write(paths.upload(image, build_id, provider, upload_number), image_data.serialize())
         image_data.id = upload_number
         return upload_number
 

@@ -290,10 +290,7 @@ class NodeMethods(FacadeBase):
             txn.delete(f"{directory}/{names[0]}")
             self.writer.run(txn)
         elif names:
-            try:
-                self.kazoo_client.delete(f"{directory}/{names[0]}")
-            except NoNodeError:
-                pass
+            self._remove(f"{directory}/{names[0]}")
 
     def getNodeLockContenders(self, node: Node) -> list[str]:
         """Return the identifiers of the lock's contenders, holder first."""

@@ -6,8 +6,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
-
 from nodepool.exceptions import ZKException
 from nodepool.zk import declines, paths, reports
 from nodepool.zk.components import RegisteredPool, read_kind, read_pools
@@ -66,12 +64,8 @@ class RequestMethods(FacadeBase):
         self._refresh(request, paths.request(request.id or ""))
 
     def deleteNodeRequest(self, request: NodeRequest) -> None:
-        if request.id is None:
-            return
-        try:
-            self.kazoo_client.delete(paths.request(request.id))
-        except NoNodeError:
-            pass
+        if request.id is not None:
+            self._remove(paths.request(request.id))
 
     def lockNodeRequest(self, request: NodeRequest, blocking: bool = True, timeout: float | None = None) -> None:
         """Lock the request and read it again.
@@ -99,24 +93,15 @@ class RequestMethods(FacadeBase):
 
     def getNodeRequestLockStats(self, lock_id: str) -> NodeRequestLockStats | None:
         stat = self.kazoo_client.exists(paths.request_lock(lock_id))
-        if stat is None:
-            return None
-        result = NodeRequestLockStats(lock_id)
-        result.stat = stat
-        return result
+        return None if stat is None else NodeRequestLockStats(lock_id, stat)
 
     def nodeRequestLockStatsIterator(self) -> Iterator[NodeRequestLockStats]:
         for path, (_data, stat) in self._get_many(map(paths.request_lock, self.getNodeRequestLockIDs())):
-            result = NodeRequestLockStats(path.rsplit("/", 1)[1])
-            result.stat = stat
-            yield result
+            yield NodeRequestLockStats(path.rsplit("/", 1)[1], stat)
 
     def deleteNodeRequestLock(self, lock_id: str) -> None:
         """Delete a lock directory with everything below it."""
-        try:
-            self.kazoo_client.delete(paths.request_lock(lock_id), recursive=True)
-        except NoNodeError:
-            pass
+        self._remove(paths.request_lock(lock_id), recursive=True)
 
     # -- watching
 

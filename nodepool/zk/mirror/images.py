@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.mirror.tree import Tree, put
 from nodepool.zk.records import READY, ImageBuild, ImageUpload
 
 K = TypeVar("K")
@@ -56,14 +55,6 @@ def _keep(records: dict[K, V], empty: set[K], key: K, record: V | None) -> None:
         empty.discard(key)
 
 
-def _discard(groups: dict[K, set[str]], key: K, name: str) -> None:
-    """Remove a name from a group, and the group with its last name."""
-    group = groups.get(key, set())
-    group.discard(name)
-    if not group:
-        groups.pop(key, None)
-
-
 class ImageTree(Tree[Any]):
     """Images with their builds, uploads and flags."""
 
@@ -72,13 +63,13 @@ class ImageTree(Tree[Any]):
         self.names: set[str] = set()
         self.builds: dict[tuple[str, str], ImageBuild] = {}
         self.uploads: dict[UploadKey, ImageUpload] = {}
-        self.providers: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self.providers: dict[tuple[str, str], set[str]] = {}
         self.paused: set[str] = set()
         self.requests: dict[str, float] = {}
         self.build_lock_time: dict[str, float] = {}
-        self.build_contenders: dict[str, set[str]] = defaultdict(set)
+        self.build_contenders: dict[str, set[str]] = {}
         #: (image, build, provider) -> contenders for the upload lock.
-        self.upload_contenders: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+        self.upload_contenders: dict[tuple[str, str, str], set[str]] = {}
         #: Znodes without data that should contain a record; they count as missing (BLD-4).
         self.empty_builds: set[tuple[str, str]] = set()
         self.empty_uploads: set[UploadKey] = set()
@@ -165,11 +156,11 @@ class ImageTree(Tree[Any]):
             if kind == "image":
                 self.names.add(parts[0])
             elif kind == "provider":
-                self.providers[(parts[0], parts[2])].add(parts[4])
+                put(self.providers, (parts[0], parts[2]), parts[4], True)
             elif kind == "build-contender":
-                self.build_contenders[parts[0]].add(parts[3])
+                put(self.build_contenders, parts[0], parts[3], True)
             elif kind == "upload-contender":
-                self.upload_contenders[(parts[0], parts[2], parts[4])].add(parts[7])
+                put(self.upload_contenders, (parts[0], parts[2], parts[4]), parts[7], True)
             else:
                 return
         self._notify(parts[0])
@@ -189,15 +180,15 @@ class ImageTree(Tree[Any]):
             elif kind == "build-lock":
                 self.build_lock_time.pop(name, None)
             elif kind == "build-contender":
-                _discard(self.build_contenders, name, parts[3])
+                put(self.build_contenders, name, parts[3], False)
             elif kind == "upload-contender":
-                _discard(self.upload_contenders, (name, parts[2], parts[4]), parts[7])
+                put(self.upload_contenders, (name, parts[2], parts[4]), parts[7], False)
             elif kind == "build":
                 self.empty_builds.discard((name, parts[2]))
                 # Its providers are kept: each one is deleted before it, or only the record is damaged.
                 self.builds.pop((name, parts[2]), None)
             elif kind == "provider":
-                _discard(self.providers, (name, parts[2]), parts[4])
+                put(self.providers, (name, parts[2]), parts[4], False)
             elif kind == "upload":
                 self.uploads.pop((name, parts[2], parts[4], parts[6]), None)
                 self.empty_uploads.discard((name, parts[2], parts[4], parts[6]))

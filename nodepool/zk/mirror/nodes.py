@@ -14,7 +14,7 @@ from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.mirror.reservations import Reservations
-from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.mirror.tree import Tree, put
 from nodepool.zk.records import BUILDING, DELETING, LARGEST, READY, Node, RecordError
 
 #: listener(node id, record before or None, record now or None); on the connection thread.
@@ -66,10 +66,10 @@ class NodeTree(Tree[Node]):
         #: ids of znodes without data, left behind by a client that locked a deleted node.
         self.empty: set[str] = set()
         #: node ids by the request they are allocated to.
-        self.by_request: dict[str, set[str]] = defaultdict(set)
+        self.by_request: dict[str, set[str]] = {}
         #: ids of nodes that were created for min-ready and are still allocated.
         self.min_ready: set[str] = set()
-        self.by_provider: dict[str, set[str]] = defaultdict(set)
+        self.by_provider: dict[str, set[str]] = {}
         #: (provider, pool) -> label -> {node id: None} of ready, unallocated, unlocked nodes, oldest first.
         self.free: dict[PoolKey, dict[str, dict[str, None]]] = {}
         #: Ready, unallocated nodes that no request gets, because their records are invalid.
@@ -218,24 +218,14 @@ class NodeTree(Tree[Node]):
                 self.ready_count[label] += sign
         node_id = node._id or ""
         if node.allocated_to:
-            ids = self.by_request[node.allocated_to]
-            if sign > 0:
-                ids.add(node_id)
-            else:
-                ids.discard(node_id)
-                if not ids:
-                    del self.by_request[node.allocated_to]
+            put(self.by_request, node.allocated_to, node_id, sign > 0)
             if node.requestor == MIN_READY and state in (READY, BUILDING):
                 (self.min_ready.add if sign > 0 else self.min_ready.discard)(node_id)
         if provider is None:
             return
         self.provider_state_count[provider][state] += sign
         self.pool_count[provider, node.pool] += sign
-        ids = self.by_provider[provider]
-        if sign > 0:
-            ids.add(node_id)
-        else:
-            ids.discard(node_id)
+        put(self.by_provider, provider, node_id, sign > 0)
         pool = (provider, node.pool)
         if state == DELETING:
             if sign > 0:

@@ -72,10 +72,8 @@ class RequestTree(Tree[NodeRequest]):
                 self._count(old, -1)
             if request is not None:
                 self._count(request, 1)
-                if request._state == PENDING:
-                    self.pending.add(request_id)
-                else:
-                    self.pending.discard(request_id)
+            if request is not None and request._state == PENDING:
+                self.pending.add(request_id)
             else:
                 self.pending.discard(request_id)
         self.announce(self.listeners, request_id, old, request)

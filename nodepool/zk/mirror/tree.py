@@ -21,9 +21,20 @@ from nodepool.zk.connection.protocol import BROKEN, CHANGED, CREATED, DELETED, C
 from nodepool.zk.connection.reply import Reply
 
 R = TypeVar("R")
+K = TypeVar("K")
 
 #: Seconds until a tree that could not be read is read again; not used for broken connections.
 READ_AGAIN = 5.0
+
+
+def put(groups: dict[K, set[str]], key: K, name: str, present: bool) -> None:
+    """Add a name to a group, or remove it, and the group with its last name."""
+    if present:
+        groups.setdefault(key, set()).add(name)
+    elif key in groups:
+        groups[key].discard(name)
+        if not groups[key]:
+            del groups[key]
 
 
 class Tree(Generic[R]):
