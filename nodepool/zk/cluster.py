@@ -194,7 +194,7 @@ class ClusterHistory:
                 # The time is taken before the counter is read. Ids from the counter on are thus
                 # given later than that time, whatever other launchers do in between.
                 cluster = self.change(lambda known: known)
-                time = self._stat().mtime
+                time = self._kazoo().get_async(paths.CLUSTER).get(timeout=TIMEOUT)[1].mtime
                 counter = self.counter()
                 cluster = self.change(lambda known: known.with_point(counter, time))
                 self._noted = connection
@@ -274,9 +274,6 @@ class ClusterHistory:
                 continue
             return cluster
         raise RecordError(f"{paths.CLUSTER}: other processes keep changing it")
-
-    def _stat(self) -> Any:
-        return self._kazoo().get_async(paths.CLUSTER).get(timeout=TIMEOUT)[1]
 
     def counter(self) -> int:
         """Return the next node id that the tree will assign."""

@@ -148,7 +148,7 @@ class ImageTree(Tree[Any]):
                 upload = ImageUpload.read(data, stat, build_id, provider, image, number)
                 _keep(self.uploads, self.empty_uploads, (image, build_id, provider, number), upload)
                 self._choose(image, provider)
-        self._notify(parts[0])
+        self.announce(self.listeners, parts[0])
 
     def appeared(self, parts: list[str], path: str) -> None:
         kind = self._kind(parts)
@@ -163,7 +163,7 @@ class ImageTree(Tree[Any]):
                 put(self.upload_contenders, (parts[0], parts[2], parts[4]), parts[7], True)
             else:
                 return
-        self._notify(parts[0])
+        self.announce(self.listeners, parts[0])
 
     def vanished(self, parts: list[str], path: str) -> None:
         kind = self._kind(parts)
@@ -195,7 +195,7 @@ class ImageTree(Tree[Any]):
                 self._choose(name, parts[4])
             else:
                 return
-        self._notify(name)
+        self.announce(self.listeners, name)
 
     def _choose(self, image: str, provider: str) -> None:
         ready = [u for (i, _b, p, _n), u in self.uploads.items() if i == image and p == provider and u.state == READY]
@@ -203,9 +203,6 @@ class ImageTree(Tree[Any]):
             self._newest[(image, provider)] = max(ready, key=lambda u: u.state_time or 0)
         else:
             self._newest.pop((image, provider), None)
-
-    def _notify(self, image: str) -> None:
-        self.announce(self.listeners, image)
 
     def newest_ready(self, image: str, provider: str) -> ImageUpload | None:
         return self._newest.get((image, provider))

@@ -217,7 +217,7 @@ class ProgressTree(Tree[Any]):
                 self.uploads[record.key] = record
             else:
                 self.failures[record.key] = record
-        self._notify(record.image)
+        self.announce(self.listeners, record.image)
 
     def vanished(self, parts: list[str], path: str) -> None:
         if not self.wants_data(parts):
@@ -241,10 +241,7 @@ class ProgressTree(Tree[Any]):
             del records[key]
             if parts[0] == "builds":
                 self.created.pop(key, None)
-        self._notify(gone.image)
-
-    def _notify(self, image: str) -> None:
-        self.announce(self.listeners, image)
+        self.announce(self.listeners, gone.image)
 
     def data(self) -> ProgressData:
         with self.lock:
