@@ -53,7 +53,7 @@ class LostRequests:
             changed, self._changed = self._changed, set()
         with facade.request_tree.lock:
             pending = facade.request_tree.pending
-            candidates = [i for i in (pending if everything else pending & changed) if not self.state.is_handled(i)]
+            candidates = [i for i in (pending if everything else pending & changed) if i not in self.state.handlers]
         if not candidates:
             return
         kazoo = facade.kazoo_client

@@ -83,7 +83,7 @@ class LauncherEvents:
     def _state_changed(self, state: str) -> None:
         if state == KazooState.LOST:
             self._session_was_lost = True
-            for worker in self._state.pool_workers():
+            for worker in list(self._state.pool_threads.values()):
                 worker.session_lost()
             self._min_ready.session_lost()
             self._statistics.session_lost()
@@ -117,7 +117,7 @@ class LauncherEvents:
         if old is None or old._state != state or old.allocated_to != new.allocated_to:
             self._min_ready_label(new)
             if new.allocated_to and state in (READY, FAILED, ABORTED):
-                handler = self._state.handler_of(new.allocated_to)
+                handler = self._state.handlers.get(new.allocated_to)
                 if handler is not None and handler.BLOCKING:
                     handler.pw.progress(handler)
 
@@ -157,7 +157,7 @@ class LauncherEvents:
         if self._min_ready.owns(request_id) or (new is None and old is not None and old.requestor == MIN_READY):
             self._min_ready.wake()  # also when an entry of a dead launcher is deleted
         if new is None and self._state.zk is not None:
-            handler = self._state.handler_of(request_id)
+            handler = self._state.handlers.get(request_id)
             if handler is not None:
                 handler.pw.progress(handler)
             for node_id in list(self._state.zk.node_tree.by_request.get(request_id, ())):

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kazoo.exceptions import KazooException
@@ -21,7 +21,6 @@ from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, Starts, call, is_stopping, provider_problems
 from nodepool.driver.provider import Provider
-from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
@@ -188,17 +187,6 @@ class NodePool(threading.Thread):
     def getPoolWorkers(self, provider_name: str) -> list[Pool]:
         return self.state.getPoolWorkers(provider_name)
 
-    def workers_by_id(self) -> Mapping[str, Pool]:
-        """Return running pools by launcher id."""
-        return self.state.workers_by_id()
-
-    def pool_workers(self) -> list[Pool]:
-        return self.state.pool_workers()
-
-    def handler_of(self, request_id: str) -> RequestHandler | None:
-        """Return the handler of the request in this launcher, or None."""
-        return self.state.handler_of(request_id)
-
     def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
         """Return (request, labels, state, reasons) of each request that this launcher processes."""
         rows = [(i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()]
@@ -207,7 +195,7 @@ class NodePool(threading.Thread):
                 reason = because(Code.PAUSED, why=handler.shortage or "no quota")
             else:  # a handler that only checks is about to return its request, or to launch
                 reason = because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)
-            reason = reason.at(f"{handler.pw.provider_name}-{handler.pw.pool_name}")
+            reason = reason.at(handler.pw.label)
             rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state), (reason,)))
         return sorted(rows, key=lambda row: row[0])
 

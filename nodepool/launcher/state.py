@@ -44,8 +44,9 @@ class LauncherState:
         self.declines = Declines(lambda: self.zk, self.statsd)
         #: The configured pools by provider and pool.
         self.pool_threads: Mapping[tuple[str, str], Pool] = {}
-        #: The same by launcher id; replaced as a whole.
+        #: The running ones by launcher id; replaced as a whole.
         self.workers: Mapping[str, Pool] = {}
+        #: The handlers of this launcher by the id of their request.
         self.handlers: dict[str, RequestHandler] = {}
         #: Called with the id of a request that remains unchanged in ZooKeeper, for the clean-up.
         self.request_dropped: Callable[[str], object] = lambda _request_id: None
@@ -57,30 +58,13 @@ class LauncherState:
         """
         if error is not None:
             self.declines.driver_failed(pool, request, error)
-        self.declines.note(request, pool.launcher_id, f"{pool.provider_name}-{pool.pool_name}", reasons)
+        self.declines.note(request, pool.launcher_id, pool.label, reasons)
         # Our pools that are just being registered count, too.
-        pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.workers_by_id().keys()
+        pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.workers.keys()
         return self.declines.known(request) if pools <= set(request.declined_by) else None
 
     def getPoolWorkers(self, provider_name: str) -> list[Pool]:
-        return [w for w in self.pool_workers() if w.provider_name == provider_name]
-
-    def workers_by_id(self) -> Mapping[str, Pool]:
-        """Return running pools by launcher id."""
-        return self.workers
-
-    def pool_workers(self) -> list[Pool]:
-        return list(self.pool_threads.values())
-
-    def is_handled(self, request_id: str) -> bool:
-        return request_id in self.handlers
-
-    def handler_of(self, request_id: str) -> RequestHandler | None:
-        """Return the handler of the request in this launcher, or None."""
-        return self.handlers.get(request_id)
-
-    def handler_started(self, handler: RequestHandler) -> None:
-        self.handlers[handler.request.id or ""] = handler
+        return [w for w in list(self.pool_threads.values()) if w.provider_name == provider_name]
 
     def request_fulfilled(self, request: NodeRequest, accepted: float | None = None, trace: str | None = None) -> None:
         """Record the waiting time of a fulfilled request.

@@ -229,7 +229,7 @@ class LauncherBench:
 
     def wait_ready(self, pool: Any) -> None:
         wait_for(lambda: pool.ready, what="launcher ready")
-        wait_for(lambda: pool.workers_by_id().keys() <= {p.id for p in pool.zk.getRegisteredPools()}, what="all pools registered")
+        wait_for(lambda: pool.state.workers.keys() <= {p.id for p in pool.zk.getRegisteredPools()}, what="all pools registered")
 
     def stop(self, pool: Any) -> None:
         self.pools.remove(pool)

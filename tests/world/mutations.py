@@ -234,7 +234,7 @@ MUTATIONS: dict[str, Mutation] = {
     # -- what a dead launcher left
     "lost-requests-are-not-looked-for": Mutation(_CLEANUP, "        if not candidates:\n", "        if True:\n", 5),
     "recycle-handled-requests": Mutation(
-        _CLEANUP, "if not self.state.is_handled(i)]", "]", f"{_GUARDS}test_zookeeper_is_not_asked_who_holds_our_own_requests"
+        _CLEANUP, "if i not in self.state.handlers]", "]", f"{_GUARDS}test_zookeeper_is_not_asked_who_holds_our_own_requests"
     ),
     "recycle-ignores-request-lock": Mutation(
         _CLEANUP,
@@ -837,7 +837,7 @@ MUTATIONS: dict[str, Mutation] = {
     # -- what seeds have shown
     "requests-return-to-the-pool-they-left": Mutation(
         _ASSIGNMENT,
-        "worker = self.state.workers_by_id().get(hand_to) if hand_to is not None else None",
+        "worker = self.state.workers.get(hand_to) if hand_to is not None else None",
         "worker = None",
         "tests/world/directed/test_hoarding.py::test_a_request_with_nodes_moves_to_the_best_pool_with_room[names0]",
     ),

@@ -86,6 +86,12 @@ class Capacity(Protocol):
     def end_creation(self, handler: RequestHandler) -> None:
         """Let the next handler create nodes: those of this one are recorded, or will not be."""
 
+    def promise(self, handler: RequestHandler) -> bool:
+        """Promise the nodes of the request to its tenant; return False without limits for it.
+
+        :raises End: the limits of the tenant are not sufficient now.
+        """
+
     def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
         """Record that its nodes are in the mirror, except those of the labels *missing*."""
 
@@ -102,6 +108,8 @@ class RequestHost(Protocol):
     launcher_id: str
     provider_name: str
     pool_name: str
+    #: "provider-pool".
+    label: str
 
     @property
     def capacity(self) -> Capacity:
@@ -153,12 +161,15 @@ class Events(Protocol):
     """The life of a request, for events."""
 
     state: State
+    #: Another pool is open, which is to get the request when this one has no capacity.
+    gives_way: bool
+    #: The nodes are promised to the tenant, whose limits are sufficient.
+    promised: bool
+    #: The request was returned to the queue already while launches of it were still running.
+    released: bool
 
     def happen(self, event: Event, end: End | None = None) -> None:
         """Handle an event, and the end that it brings."""
-
-    def fail(self, error: BaseException) -> None:
-        """Handle an error, or an end, while nothing is written."""
 
 
 class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
@@ -206,12 +217,6 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         self.paused_since = 0.0
         #: UNIX seconds.
         self.accepted_time: float | None = None
-        #: Another pool is open, which is to get the request when this one has no capacity.
-        self.gives_way = False
-        #: The request was returned to the queue already while launches of it were still running.
-        self.released = False
-        #: The tenant's limits are sufficient for it; the nodes are booked.
-        self.promised = False
         #: When other pools may be asked again whether they could serve it (monotonic seconds).
         self.ask_after = -math.inf
         #: Launcher ids of those that have not answered yet.
@@ -410,7 +415,7 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
     def make_way(self) -> None:
         """Let a more urgent request overtake this one, unless it has nodes by now."""
         if self.holds_nothing:
-            self.log.info("Returning the request: pool %s-%s has a more urgent one", self.pw.provider_name, self.pw.pool_name)
+            self.log.info("Returning the request: pool %s has a more urgent one", self.pw.label)
             self.move()
 
     def drop(self) -> None:

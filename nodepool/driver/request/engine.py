@@ -55,11 +55,6 @@ class Engine(abc.ABC):
         elif admission is Admission.ACT:
             self._resume(*((self._life.send, event) if end is None else (self._life.throw, end)))
 
-    def fail(self, error: BaseException) -> None:
-        """Let the life handle an error of the pool, or an end, where it waits for an event."""
-        if self.state is not State.ENDED:
-            self._resume(self._life.throw, error)
-
     def _resume(self, resume: Callable[[Any], Txn | BaseException | None], value: object) -> None:
         """Run the next step, start its write, and handle the events that waited."""
         try:

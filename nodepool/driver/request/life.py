@@ -38,6 +38,7 @@ class Life(Engine):
 
     def __init__(self, handler: RequestHandler, labels: LabelRecorder) -> None:
         self.labels = labels
+        self.gives_way = self.promised = self.released = False
         self._conflicts = 0
         #: Lock directories of which ZooKeeper has reported whether they exist.
         self._known: dict[str, bool] = {}
@@ -66,7 +67,7 @@ class Life(Engine):
         try:
             try:
                 event = yield problem
-                filled = event is Event.POLL or (yield from self._accept_and_launch())
+                filled = event is Event.POLL or (yield from self._accept_and_launch(event))
             except LimitsPending as pending:
                 filled = self._limits_pending(pending)
             if filled:
@@ -79,15 +80,19 @@ class Life(Engine):
             raise self._trouble(error) from error
         return None
 
-    def _accept_and_launch(self) -> Steps[bool]:
+    def _accept_and_launch(self, event: Event) -> Steps[bool]:
         """Accept the request, choose nodes for its missing labels, and launch the new ones.
 
         Return False if this continues with the next RUN.
         """
         handler, host = self.handler, self.handler.pw
+        self.promised = self.promised or (not handler.accepted and host.capacity.promise(handler))
         handler.refresh()
         if reasons := handler.decline_reasons():
             raise handler.declined(reasons)
+        # In its first step only: later the pool may be paused for this request itself.
+        if event is Event.CHECK or (host.capacity.paused and self.state is State.OFFERED):
+            raise End(Outcome(How.WITHDRAWN, checked=True))
         step = Step(handler, self.labels)
         try:
             if not self._fill(step):
@@ -153,7 +158,7 @@ class Life(Engine):
             raise End(Outcome(How.DECLINED), [reason])
         if not handler.manager.PAUSE_AT_QUOTA:
             raise End(Outcome(How.RETURNED))
-        if handler.gives_way and not handler.accepted:
+        if self.gives_way and not handler.accepted:
             handler.pw.capacity.note_full([short], reason)
             raise End(Outcome(How.RETURNED, wait_for=reason))
         # Immediately: the pool accepts nothing more from now on, not only when this has been written.
@@ -484,6 +489,7 @@ class Life(Engine):
         """Let others have the request while running launches still hold nodes."""
         handler = self.handler
         self.to(State.FREEING)
+        self.released = True
         handler.pw.ended(handler, outcome)  # others may serve it
         while handler.nodeset and not handler.launchesComplete():
             yield None

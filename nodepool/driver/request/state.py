@@ -37,6 +37,8 @@ class Event(enum.Enum):
 
     #: Accept the request, or continue to fill its node set.
     RUN = "run"
+    #: Only check whether this pool can ever serve it: the pool is paused.
+    CHECK = "check"
     #: Check whether the nodes are complete.
     POLL = "poll"
     #: This pool cannot serve it.
@@ -59,20 +61,20 @@ class Admission(enum.Enum):
 
 
 ACT, LATER, IGNORE = Admission.ACT, Admission.LATER, Admission.IGNORE
-_EVENTS = (Event.RUN, Event.POLL, Event.DECLINE, Event.HAND_BACK, Event.MOVE, Event.DROP)
+_EVENTS = (Event.RUN, Event.CHECK, Event.POLL, Event.DECLINE, Event.HAND_BACK, Event.MOVE, Event.DROP)
 #: Event by event, as in ``_EVENTS``.
 ADMISSION: Mapping[State, Mapping[Event, Admission]] = {
     state: dict(zip(_EVENTS, row, strict=True)) for state, row in {
-        #                  RUN     POLL    DECLINE HAND_BACK MOVE  DROP
-        State.OFFERED:    (ACT,    IGNORE, ACT,    ACT,    IGNORE, ACT),
-        State.WRITING:    (IGNORE, LATER,  LATER,  LATER,  IGNORE, ACT),
-        State.FILLING:    (ACT,    IGNORE, ACT,    ACT,    IGNORE, ACT),
-        State.LAUNCHING:  (ACT,    ACT,    ACT,    ACT,    IGNORE, ACT),
-        State.WAITING:    (ACT,    ACT,    ACT,    ACT,    ACT,    ACT),
-        State.FULFILLING: (IGNORE, LATER,  LATER,  IGNORE, IGNORE, ACT),
-        State.LEAVING:    (IGNORE, LATER,  IGNORE, IGNORE, IGNORE, ACT),
-        State.FREEING:    (IGNORE, ACT,    IGNORE, IGNORE, IGNORE, ACT),
-        State.ENDED:      (IGNORE, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE),
+        #                  RUN     CHECK   POLL    DECLINE HAND_BACK MOVE  DROP
+        State.OFFERED:    (ACT,    ACT,    IGNORE, ACT,    ACT,    IGNORE, ACT),
+        State.WRITING:    (IGNORE, IGNORE, LATER,  LATER,  LATER,  IGNORE, ACT),
+        State.FILLING:    (ACT,    IGNORE, IGNORE, ACT,    ACT,    IGNORE, ACT),
+        State.LAUNCHING:  (ACT,    IGNORE, ACT,    ACT,    ACT,    IGNORE, ACT),
+        State.WAITING:    (ACT,    IGNORE, ACT,    ACT,    ACT,    ACT,    ACT),
+        State.FULFILLING: (IGNORE, IGNORE, LATER,  LATER,  IGNORE, IGNORE, ACT),
+        State.LEAVING:    (IGNORE, IGNORE, LATER,  IGNORE, IGNORE, IGNORE, ACT),
+        State.FREEING:    (IGNORE, IGNORE, ACT,    IGNORE, IGNORE, IGNORE, ACT),
+        State.ENDED:      (IGNORE, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE),
     }.items()}  # fmt: skip
 #: Events that waited for an answer are handled in this order; the first one that acts ends the others.
 CATCH_UP = (Event.DECLINE, Event.HAND_BACK, Event.POLL)

@@ -7,7 +7,9 @@ import threading
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
+from nodepool.driver.request.state import End, How, Outcome
 from nodepool.launcher.pools.room import PoolRoom
+from nodepool.launcher.requests.tenants import tenant_shortage
 from nodepool.reasons import Code, Reason
 
 
@@ -71,6 +73,23 @@ class PoolCapacity:
         self._pool.note_full(labels, reason)
 
     # -- quota
+
+    def promise(self, handler: RequestHandler) -> bool:
+        """Promise the nodes of the request to its tenant; return False without limits for it.
+
+        :raises End: the limits of the tenant are not sufficient now.
+        """
+        request, state = handler.request, self._pool.nodepool
+        limits = state.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
+        pool, manager = self._pool.getPoolConfig(), self._pool.getProviderManager()
+        if not limits or pool is None or not isinstance(manager, QuotaSupport):
+            return False
+        if any(label not in pool.labels for label in request.node_types):
+            return False
+        shortage = tenant_shortage(state, request, limits, pool, manager, handler)
+        if shortage is not None:
+            raise End(Outcome(How.WITHDRAWN, wait_for=shortage))
+        return True
 
     def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
         """Reduce the tenant's promise to the missing labels; the other nodes are in the mirror."""

@@ -15,6 +15,7 @@ from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.fullness import Fullness
+from nodepool.launcher.pools.steps import PoolSteps
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
@@ -22,24 +23,32 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 #: Requests handed to a pool that it has not considered yet; more wait in serving order.
 BACKLOG = 48
+#: Seconds during which changes of ``paused`` are collected before they are published.
+PUBLISH_DELAY = 0.05
 
 
-class PoolRoom:
+class PoolRoom(PoolSteps):
     """The part of :class:`~nodepool.launcher.pools.worker.PoolWorker` for the assignment."""
 
-    #: Drivers use this name.
-    nodepool: LauncherState
-    assignment: Requests
-    provider_name: str
-    pool_name: str
-    label: str
-    log: logging.Logger
-    running: bool
-    paused_handlers: set[RequestHandler]
-    request_handlers: list[RequestHandler]
-    _offered: set[str]
-    _full: Fullness
-    _logged: set[str]
+    def __init__(self, state: LauncherState, assignment: Requests, provider_name: str, pool_name: str) -> None:
+        self.provider_name = provider_name
+        self.pool_name = pool_name
+        super().__init__(f"{provider_name}-{pool_name}")
+        self.log = logging.getLogger(f"nodepool.PoolWorker.{self.label}")
+        #: Drivers use this name.
+        self.nodepool = state
+        self.clock = state.clock
+        self.assignment = assignment
+        self.running = False
+        self.paused_handlers: set[RequestHandler] = set()
+        self.request_handlers: list[RequestHandler] = []
+        #: Requests that were handed to us and not considered yet.
+        self._offered: set[str] = set()
+        self._full = Fullness()
+        self._retry_queued = False
+        self._publishing = False
+        self._publish_at: float | None = None
+        self._logged: set[str] = set()
 
     # -- what drivers use
 
@@ -80,7 +89,7 @@ class PoolRoom:
 
     def has(self, request_id: str) -> bool:
         """Return whether this pool processes the request."""
-        return request_id in self._offered or getattr(self.nodepool.handler_of(request_id), "pw", None) is self
+        return request_id in self._offered or getattr(self.nodepool.handlers.get(request_id), "pw", None) is self
 
     def view(self, cls: RequestClass) -> PoolView:
         """Return the current state of the pool for requests of this class."""
@@ -181,15 +190,27 @@ class PoolRoom:
 
     def publish_soon(self) -> None:
         """Publish to other launchers whether we accept requests."""
-        raise NotImplementedError
+        if not self._publishing:
+            self._publishing = True
+            self._tasks.put((self._plan_publication, ()))
 
-    def post(self, handler: RequestHandler, function: Callable[..., object], *args: object) -> None:
-        """Run the next step of a handler; steps of one handler never overlap."""
-        raise NotImplementedError
+    def _plan_publication(self) -> None:
+        self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
 
     def capacity_changed(self) -> None:
         """Retry paused handlers in request order, because quota may have become free."""
-        raise NotImplementedError
+        self._room()
+        self._retry()
+
+    def _retry(self) -> None:
+        if self.paused_handlers and not self._retry_queued:
+            self._retry_queued = True
+            self._tasks.put((self._retry_paused, ()))
+
+    def _retry_paused(self) -> None:
+        self._retry_queued = False
+        for handler in self._paused_for():
+            self.post(handler, handler.run)
 
     def active_launches(self) -> int:
         return self.backlog + sum(self._launches(handler) for handler in list(self.request_handlers))

@@ -2,98 +2,54 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 import queue
 import threading
 import uuid
-from collections.abc import Callable
-from typing import Any
 
-from nodepool.base import hostnames, threads
-from nodepool.driver.provider import Provider
+from nodepool.base import hostnames
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.base import RequestHandler
-from nodepool.driver.request.state import End, How, Outcome
+from nodepool.driver.request.state import Event, How, Outcome
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Pool, Requests
 from nodepool.launcher.pools.capacity import PoolCapacity
-from nodepool.launcher.pools.fullness import FORGET, Fullness
-from nodepool.launcher.pools.mailbox import Mailbox, Task
+from nodepool.launcher.pools.fullness import FORGET
 from nodepool.launcher.pools.room import BACKLOG, PoolRoom
 from nodepool.launcher.requests import moves
-from nodepool.launcher.requests.tenants import tenant_shortage
 from nodepool.launcher.state import LauncherState
 from nodepool.metrics import tracing
-from nodepool.reasons import Code, Reason, because
+from nodepool.reasons import Code, because
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.records import REQUESTED
 
 #: Seconds between two checks for changes that no event announces.
 TICK = 1.0
-#: Threads for the steps of drivers that may block.
-HELPERS = 8
-#: Seconds during which changes of ``paused`` are collected before they are published.
-PUBLISH_DELAY = 0.05
 
 
 class PoolWorker(threading.Thread, PoolRoom):
     """The thread of one pool. Drivers know it as ``pw`` (DRV-5.1)."""
 
     def __init__(self, state: LauncherState, assignment: Requests, provider_name: str, pool_name: str) -> None:
-        super().__init__(name=f"PoolWorker.{provider_name}-{pool_name}", daemon=True)
-        self.nodepool = state
-        self.clock = state.clock
-        self.assignment = assignment
-        self.provider_name = provider_name
-        self.pool_name = pool_name
-        self.label = f"{provider_name}-{pool_name}"
-        self.log = logging.getLogger(f"nodepool.{self.name}")
+        PoolRoom.__init__(self, state, assignment, provider_name, pool_name)
+        threading.Thread.__init__(self, name=f"PoolWorker.{self.label}", daemon=True)
         self.launcher_id = f"{hostnames.fqdn()}-{self.name}-{uuid.uuid4().hex}"
-        self.running = False
-        self.paused_handlers: set[RequestHandler] = set()
-        self.request_handlers: list[RequestHandler] = []
         self.component: PoolComponent | None = None
-        #: Requests that were handed to us and not considered yet.
-        self._offered: set[str] = set()
         self._door = threading.Lock()
         self._closed = False
-        self._full = Fullness()
         self.capacity = PoolCapacity(self)
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._helpers = threads.shared().lane(f"{self.name}_helper", HELPERS)
-        self._retry_queued = False
-        self._publishing = False
-        self._publish_at: float | None = None
-        self._logged: set[str] = set()
         self._leaving = False
 
     # -- what handlers use
-
-    def post(self, handler: RequestHandler, function: Callable[..., Any], *args: object) -> None:
-        """Run the next step of a handler; steps of one handler never overlap."""
-        if not handler.BLOCKING:
-            self._tasks.put((function, args))
-            return
-        # It is stored in the handler and deleted with it; steps may follow the end of the handler.
-        handler.__dict__.setdefault("_mailbox", Mailbox(self)).put((function, args))
 
     def progress(self, handler: RequestHandler) -> None:
         """Let the handler check its launches, because one has ended."""
         self.post(handler, handler.poll)
         self._launches_ended()
 
-    def publish_soon(self) -> None:
-        if not self._publishing:
-            self._publishing = True
-            self._tasks.put((self._plan_publication, ()))
-
-    def _plan_publication(self) -> None:
-        self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
-
     def ended(self, handler: RequestHandler, outcome: Outcome) -> None:
         """Clean up after a handler; the outcome decides what happens to the request."""
         if not handler.done:  # its launches still run
-            handler.released = True
             self.assignment.release(handler.request.id or "", hand_to=outcome.hand_to)
             return
         self.capacity.end_creation(handler)
@@ -110,13 +66,13 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._release_claim(handler, outcome)
         if outcome.retry_after or outcome.how in (How.WITHDRAWN, How.REFUSED):
             self._launches_ended()
-        if handler.promised:
+        if handler.life.promised:
             # Other requests of the tenant may wait for the quota promised to this one.
             self.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
 
     def _release_claim(self, handler: RequestHandler, outcome: Outcome) -> None:
         request_id, reason = handler.request.id or "", outcome.wait_for
-        if handler.released:
+        if handler.life.released:
             self.assignment.wake()  # another pool may have the request by now: its claim remains
         elif outcome.how is How.WITHDRAWN:
             checked_by = self.launcher_id if outcome.checked else None
@@ -127,7 +83,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             if reason is None:
                 told = self._counts_labels(self.getProviderManager())
                 reason = because(Code.NOTHING_FREE if told else Code.NOTHING_FREE_NO_EVENT)
-            self.assignment.release(request_id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
+            self.assignment.release(request_id, wait_for=reason, refused_by=self.launcher_id, full=handler.life.gives_way)
         else:
             self.assignment.release(request_id, retry_after=outcome.retry_after, hand_to=outcome.hand_to)
             if not outcome.retry_after:
@@ -180,37 +136,15 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.assignment.release(request_id, retry_after=30.0)
             self._launches_ended()
             return
-        handler.gives_way = gives_way
-        self.nodepool.handler_started(handler)
+        handler.life.gives_way = gives_way
+        self.nodepool.handlers[request_id] = handler
         self.request_handlers.append(handler)
         self._offered.discard(request_id)
+        begin = functools.partial(handler.life.happen, Event.CHECK) if check_only else handler.run
         if handler.BLOCKING:
-            self.post(handler, self._begin, handler, manager, check_only)
+            self.post(handler, begin)
         else:  # this is its thread
-            self._begin(handler, manager, check_only)
-
-    def _begin(self, handler: RequestHandler, manager: Provider, check_only: bool) -> None:
-        """Run the first step of a handler: only check while the pool is paused, else serve."""
-        try:
-            if isinstance(manager, QuotaSupport) and (shortage := self._tenant_shortage(handler, manager)) is not None:
-                raise End(Outcome(How.WITHDRAWN, wait_for=shortage))
-            if check_only or self.paused:
-                reasons = handler.decline_reasons()
-                raise handler.declined(reasons) if reasons else End(Outcome(How.WITHDRAWN, checked=True))
-        except FOREIGN as error:
-            handler.life.fail(error)
-        else:
-            handler.run()
-
-    def _tenant_shortage(self, handler: RequestHandler, manager: QuotaSupport) -> Reason | None:
-        request = handler.request
-        limits = self.nodepool.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
-        pool = self.getPoolConfig()
-        if not limits or pool is None or any(label not in pool.labels for label in request.node_types):
-            return None
-        shortage = tenant_shortage(self.nodepool, request, limits, pool, manager, handler)
-        handler.promised = shortage is None
-        return shortage
+            begin()
 
     def make_way(self) -> None:
         """Return the requests we are paused for to the queue: a more urgent one is coming."""
@@ -255,26 +189,11 @@ class PoolWorker(threading.Thread, PoolRoom):
 
     # -- events
 
-    def capacity_changed(self) -> None:
-        """Retry paused handlers in request order, because quota may have become free."""
-        self._room()
-        self._retry()
-
-    def _retry(self) -> None:
-        if self.paused_handlers and not self._retry_queued:
-            self._retry_queued = True
-            self._tasks.put((self._retry_paused, ()))
-
     def _look_at_limits(self) -> None:
         """Poll the limits: no event announces that they grow."""
         manager = self.getProviderManager()
         if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider is not False for h in list(self.paused_handlers)):
             manager.limits_are_waited_for(self.capacity.limits_known)
-
-    def _retry_paused(self) -> None:
-        self._retry_queued = False
-        for handler in sorted(self.paused_handlers, key=lambda h: h.request.priority):
-            self.post(handler, handler.run)
 
     def session_lost(self) -> None:
         """Drop every handler, because our locks are lost; this or another launcher restarts them."""
@@ -356,19 +275,6 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.post(handler, handler.poll)
         if polled:
             self._launches_ended()  # launches in threads of the driver
-
-    def guard(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Run a step; its exceptions affect only that step."""
-        try:
-            function(*args)
-        except FOREIGN:
-            self.log.exception("Error in pool %s:", self.label)
-
-    def help(self, function: Callable[[], None]) -> None:
-        try:
-            self._helpers.submit(function)
-        except RuntimeError:
-            self.log.debug("Not running a step: the pool has stopped")
 
     def _register(self) -> None:
         provider, pool = self.getProviderConfig(), self.getPoolConfig()

@@ -99,7 +99,7 @@ class Assignment(threading.Thread):
                 self.version += 1
             if not self._wake_all:
                 self._wake_all = self._look_at_moves = True
-                if self._where or any(worker.paused for worker in self.state.workers_by_id().values()):
+                if self._where or any(worker.paused for worker in self.state.workers.values()):
                     self._condition.notify()  # else the next event triggers it
 
     def recheck(self, code: Code, **parameters: object) -> None:
@@ -139,7 +139,7 @@ class Assignment(threading.Thread):
         :param full: the pool has no capacity: another one may serve it, also of worse priority.
         :param hand_to: launcher id of our pool that has requested it and considers it next.
         """
-        worker = self.state.workers_by_id().get(hand_to) if hand_to is not None else None
+        worker = self.state.workers.get(hand_to) if hand_to is not None else None
         with self._condition:
             self._claimed.pop(request_id, None)
             claimed_at = self._claimed_at.pop(request_id, self._events)
@@ -343,7 +343,7 @@ class Assignment(threading.Thread):
             return
         heapq.heapify(heads)
         pools = self.state.zk.getRegisteredPools()
-        workers = self.state.workers_by_id()
+        workers = self.state.workers
         for _ in range(ROUND):
             if not heads:
                 return

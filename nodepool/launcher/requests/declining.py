@@ -34,7 +34,7 @@ def decline_for_all(state: LauncherState, request_id: str, launcher_ids: tuple[s
         release(request_id)
         return
     request = seen.copy()
-    registered, workers = {pool.id: pool for pool in zk.getRegisteredPools()}, state.workers_by_id()
+    registered, workers = {pool.id: pool for pool in zk.getRegisteredPools()}, state.workers
     for launcher_id in launcher_ids:
         if launcher_id not in request.declined_by:
             request.declined_by.append(launcher_id)

@@ -41,7 +41,7 @@ class Moves:
 
     def look(self) -> None:
         self.due = math.inf
-        workers = self._state.workers_by_id()
+        workers = self._state.workers
         paused = [h for worker in workers.values() for h in list(worker.paused_handlers)]
         if not paused:
             return
@@ -141,7 +141,7 @@ def _stuck_elsewhere(state: LauncherState, worker: RequestHost, worst: RequestHa
             request is None
             or request.state != PENDING
             or request.priority >= worst.request.priority
-            or state.is_handled(request_id)
+            or request_id in state.handlers
         ):
             continue
         nodes = [node for node in map(tree.get, node_ids) if node is not None]

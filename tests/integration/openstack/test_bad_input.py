@@ -332,7 +332,7 @@ def test_servers_of_others_are_counted_and_left_alone(
         start(bench, openstack_cloud)
         request_id, _ = one(bench)
         assert manager(bench).unmanagedQuotaUsed().get_resources()["instances"] == 3
-        (worker,) = bench.pools[0].workers_by_id().values()
+        (worker,) = bench.pools[0].state.workers.values()
         second = bench.submit("small")
         wait_for(lambda: worker.paused_handlers, 60, "no room for another")
         use_up(bench, request_id)

@@ -149,7 +149,7 @@ def test_changed_zones_fail_one_request_only(zone: Zone, bench: LauncherBench, o
     failed(bench)
     request_id, node = one(bench)
     assert node.az == "zone-2"
-    (worker,) = pool.workers_by_id().values()
+    (worker,) = pool.state.workers.values()
     wait_for(lambda: not worker.request_handlers, 60, "no handler left over")
     use_up(bench, request_id)
 

@@ -40,7 +40,7 @@ def count_invalidations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def two_then_two(bench: LauncherBench, cloud: OpenStackCloud) -> None:
     """Two nodes fit: the second request for two waits, and gets its nodes one by one."""
-    (worker,) = bench.pools[0].workers_by_id().values()
+    (worker,) = bench.pools[0].state.workers.values()
     first = bench.submit("small", "small")
     bench.wait_request(first, "fulfilled", timeout=90)
     second = bench.submit("small", "small")
@@ -164,7 +164,7 @@ def test_creation_that_fails_for_quota_pauses_the_pool(
     invalidated = count_invalidations(monkeypatch)
     start(bench, openstack_cloud, provider(launch_retries=1))
     openstack_cloud.compute.fail(is_call("GET /servers/{id}"), in_error(message), times=float("inf"))
-    (worker,) = bench.pools[0].workers_by_id().values()
+    (worker,) = bench.pools[0].state.workers.values()
     request_id = bench.submit("small")
     statsd.wait_any("nodepool.launch.provider.cloud-1.error.quota", 60)
     wait_for(lambda: worker.paused_handlers, 60, "the pool is paused")
@@ -189,7 +189,7 @@ def test_creation_that_fails_for_quota_pauses_the_pool(
 def test_failing_creations_fail_one_request_only(bench: LauncherBench, openstack_cloud: OpenStackCloud, fault: Any) -> None:
     pool = start(bench, openstack_cloud, provider(launch_retries=2))
     refused = openstack_cloud.compute.fail(is_call("POST /servers"), fault, times=2)
-    assert failed(bench)["declined_by"] == list(pool.workers_by_id())
+    assert failed(bench)["declined_by"] == list(pool.state.workers)
     assert (refused.used, openstack_cloud.servers()) == (2, [])
     bench.wait_nodes(0, timeout=60)
     one(bench)

@@ -23,7 +23,7 @@ def fresh_quota(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_paused(bench: LauncherBench) -> None:
-    (worker,) = bench.pools[0].workers_by_id().values()
+    (worker,) = bench.pools[0].state.workers.values()
     wait_for(lambda: worker.paused_handlers, 20, "the pool is paused")
 
 

@@ -183,9 +183,6 @@ class Launcher:
         self.zk = Zk(tree, [pool("one", "a b c")])
         self.workers = {"one": worker}
 
-    def workers_by_id(self) -> dict[str, Any]:
-        return self.workers
-
 
 def make(tree: Tree, worker: Any) -> Assignment:
     return Assignment(Launcher(tree, worker))  # type: ignore[arg-type]

@@ -42,8 +42,8 @@ class Parts:
         self.handler: Any = None
         config = SimpleNamespace(labels={"kept": SimpleNamespace(min_ready=1), "other": SimpleNamespace(min_ready=0)})
         state: Any = SimpleNamespace(
-            zk=self.zk, config=config, pool_workers=lambda: [part.worker], getPoolWorkers=lambda _provider: [part.worker],
-            handler_of=lambda _id: self.handler, declines=part.declines,
+            zk=self.zk, config=config, pool_threads={("p", "main"): part.worker}, getPoolWorkers=lambda _provider: [part.worker],
+            handlers=SimpleNamespace(get=lambda _id: self.handler), declines=part.declines,
         )  # fmt: skip
         part.worker.pool_name = "main"
         part.min_ready.owns = lambda request_id: request_id == "100-own"

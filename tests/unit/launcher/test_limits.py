@@ -75,7 +75,7 @@ class Standstill:
             clock=self.clock,
             zk=SimpleNamespace(node_tree=tree, request_tree=self.requests),
             getPoolWorkers=lambda _name: [self.pool, elsewhere],
-            is_handled=self.handled.__contains__,
+            handlers=self.handled,
         )
 
     def _handler(self, name: str, priority: int, pool: Any, nodes: list[Node]) -> Any:

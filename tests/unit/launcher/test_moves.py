@@ -26,7 +26,7 @@ class Bench:
         for worker in self.workers.values():
             worker.view.return_value = view
         pools = [SimpleNamespace(id=name, priority=int(name), labels={"a"}, provider_name=f"p{name}") for name in "321"]
-        state: Any = Mock(workers_by_id=lambda: self.workers)
+        state: Any = Mock(workers=self.workers)
         state.zk.getRegisteredPools.return_value = pools
         state.clock.monotonic = lambda: self.now
         self.moves = moves.Moves(state, lambda _request_id: 0, Mock())

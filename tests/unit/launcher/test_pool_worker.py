@@ -43,7 +43,8 @@ def pool() -> Pool:
 
 
 def handler(**values: Any) -> Any:
-    made = Mock(released=False, destination=None, promised=False, gives_way=False, paused=False, BLOCKING=False)
+    made = Mock(paused=False, BLOCKING=False)
+    made.life = Mock(released=False, promised=False, gives_way=False)
     made.request.id = "200-1"
     for name, value in values.items():
         setattr(made, name, value)
@@ -105,7 +106,7 @@ def test_a_driver_that_makes_no_handler_holds_up_no_other_pool(pool: Pool, monke
 
 
 def test_claim_that_another_pool_may_have_stays(pool: Pool) -> None:
-    pool.ended(handler(released=True), Outcome(How.RETURNED))
+    pool.ended(handler(life=Mock(released=True, promised=False)), Outcome(How.RETURNED))
     assert pool.assignment.wake.called and not pool.assignment.release.called  # type: ignore[attr-defined]
 
 
@@ -141,7 +142,7 @@ def test_requests_are_looked_at_when_the_limits_are_known(pool: Pool) -> None:
 
 @pytest.mark.parametrize("promised", [True, False])
 def test_what_a_request_was_promised_and_its_turn_go_to_others_when_it_ends(pool: Pool, promised: bool) -> None:
-    first, second = handler(promised=promised), handler()
+    first, second = handler(life=Mock(released=False, promised=promised)), handler()
     assert pool.capacity.begin_creation(first) and not pool.capacity.begin_creation(second)
     pool.ended(first, Outcome(How.FULFILLED))
     pool.run_tasks()

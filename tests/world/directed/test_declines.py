@@ -20,7 +20,7 @@ from tests.support.launcher import LauncherBench, config, provider
 def test_an_unknown_label_fails(bench: LauncherBench) -> None:
     pool = bench.start(config(provider("fake-one"), provider("fake-two", labels=["other"])))
     record = bench.wait_request(bench.submit("fake-label", "zorky-zuul"), "failed")
-    assert set(record["declined_by"]) == set(pool.workers_by_id())
+    assert set(record["declined_by"]) == set(pool.state.workers)
     bench.wait_nodes(0)
 
 
@@ -47,7 +47,7 @@ def test_a_disabled_pool_declines(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 0})))
     request_id = bench.submit("fake-label")
     [launcher_id] = bench.wait_request(request_id, "failed")["declined_by"]
-    assert [launcher_id] == list(pool.workers_by_id())
+    assert [launcher_id] == list(pool.state.workers)
     noted = json.loads(bench.zuul.client.get(declines.path(request_id, launcher_id))[0])
     assert noted == {"pool": "fake-provider-main", "reason": "pool is disabled by max_servers", "codes": ["pool-disabled"],
                      "help": "raise `max-servers` of the pool, which is 0"}  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_vanished_pool_does_not_leave_requests_hanging(bench: LauncherBench) -
     )
     pool = bench.start(config(provider(pool={"max-servers": 0})))
     ids = [bench.submit("fake-label"), bench.submit("x"), bench.submit("unknown")]
-    own = list(pool.workers_by_id())
+    own = list(pool.state.workers)
     wait_for(lambda: bench.zuul.request(ids[0]).get("declined_by") == own)
     assert [bench.zuul.request(i)["state"] for i in ids[:2]] == ["requested"] * 2
     bench.zuul.client.delete(path)

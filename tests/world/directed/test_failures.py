@@ -26,7 +26,7 @@ def test_request_fails_after_launch_retries(
     calls = count_calls(adapter, "_createServer", monkeypatch)
     adapter.createServer_fails = 2
     request_id = bench.submit("fake-label")
-    assert bench.wait_request(request_id, "failed")["declined_by"] == list(pool.workers_by_id())
+    assert bench.wait_request(request_id, "failed")["declined_by"] == list(pool.state.workers)
     assert len(calls) == 2 and adapter.createServer_fails == 0
     bench.wait_nodes(0)
     statsd.wait("nodepool.launch.error.unknown", "1|c")

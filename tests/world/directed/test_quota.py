@@ -194,7 +194,7 @@ def test_provider_quota_is_obeyed(bench: LauncherBench) -> None:
     bench.quota(cores=0)
     pool = bench.start(config(provider()))
     request_id = bench.submit("fake-label")
-    assert bench.wait_request(request_id, "failed")["declined_by"] == list(pool.workers_by_id())
+    assert bench.wait_request(request_id, "failed")["declined_by"] == list(pool.state.workers)
 
 
 @pytest.mark.spec("LAU-21.84; DRV-14.17")
@@ -259,7 +259,7 @@ def test_pool_goes_on_while_zookeeper_does_not_answer_that_a_node_makes_room(
     bench.submit("fake-label2")
     assert held.wait(10)
     goes_on = threading.Event()
-    (worker,) = pool.pool_workers()
+    (worker,) = pool.state.pool_threads.values()
     worker._tasks.put((goes_on.set, ()))
     assert goes_on.wait(10), "the thread of the pool waits for the answer"
 

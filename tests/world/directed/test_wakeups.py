@@ -40,7 +40,7 @@ def test_one_of_several_launches_ends(bench: LauncherBench) -> None:
     second = bench.submit("fake-label")
     wait_for(lambda: "max-concurrency reached: 2 launches" in (pool.assignment.reason_for(second) or ""))
     slow.finish(0)
-    wait_for(lambda: pool.state.is_handled(second), 10, "taken when one launch has ended")
+    wait_for(lambda: second in pool.state.handlers, 10, "taken when one launch has ended")
     assert bench.zuul.request(first)["state"] == "pending"
     slow.stop()
     for request_id in (first, second):
@@ -120,7 +120,7 @@ def test_a_lost_wake_up_is_told(
 def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]}))
     slow = Slow(bench)
-    (worker,) = pool.pool_workers()
+    (worker,) = pool.state.pool_threads.values()
     recorded, held = worker.capacity.recorded, []  # type: ignore[var-annotated]
     monkeypatch.setattr(worker.capacity, "recorded", lambda *args: recorded(*args) if held else held.append(args))
     first = bench.submit("fake-label", tenant_name="t")
@@ -129,7 +129,7 @@ def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest
     second = bench.submit("fake-label", tenant_name="t")
     wait_for(lambda: "tenant t is limited" in (pool.assignment.reason_for(second) or ""))
     worker._tasks.put((recorded, held[0]))
-    wait_for(lambda: pool.state.is_handled(second), 10, "taken although the first launch goes on")
+    wait_for(lambda: second in pool.state.handlers, 10, "taken although the first launch goes on")
     slow.stop()
     bench.wait_request(second, "fulfilled")
     bench.wait_request(first, "fulfilled")

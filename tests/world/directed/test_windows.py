@@ -13,6 +13,7 @@ from kazoo.exceptions import BadVersionError, SessionExpiredError
 
 from nodepool.driver.request.life import Life
 from nodepool.driver.request.state import Event
+from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import LoopEnded
 from nodepool.zk import paths
@@ -75,7 +76,7 @@ def test_end_of_old_launches_leaves_the_claim_of_the_next_pool(bench: LauncherBe
     request_id = bench.submit("fake-label")
     wait_for(lambda: launchers)
     monkeypatch.setattr(StateMachineNodeLauncher, "launch", launch)
-    handler = pool.handler_of(request_id)
+    handler = pool.state.handlers.get(request_id)
     old.running = False  # closed, as when it goes away
     old.post(handler, handler.hand_back)
     wait_for(lambda: offers, what="the offer to the next pool")
@@ -128,14 +129,15 @@ def test_the_first_look_during_a_rename(bench: LauncherBench, monkeypatch: pytes
     limits = {"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 5}]}
     pool = bench.start(config(provider("fake-a"), **limits))
     (worker,) = pool.getPoolWorkers("fake-a")
-    looking, begin = threading.Event(), worker._begin
+    looking, run = threading.Event(), StateMachineHandler.run
 
-    def slow(*args: Any) -> None:
-        looking.set()
-        wait_for(lambda: "fake-a" not in pool.config.providers)
-        begin(*args)
+    def slow(handler: StateMachineHandler) -> None:
+        if handler.pw is worker:
+            looking.set()
+            wait_for(lambda: "fake-a" not in pool.config.providers)
+        run(handler)
 
-    monkeypatch.setattr(worker, "_begin", slow)
+    monkeypatch.setattr(StateMachineHandler, "run", slow)
     request_id = bench.submit("fake-label", tenant_name=tenant)
     assert looking.wait(10)
     rename(bench, monkeypatch, lambda _pool: wait_for(lambda: not worker.request_handlers))
@@ -244,9 +246,9 @@ def dropped_with_an_answer_to_come(bench: LauncherBench, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(pool.zk.writer, "submit", lambda *args: held.append(args))
         request_id = bench.submit("test-label")
-        handler = wait_for(lambda: pool.handler_of(request_id) if held else None)
+        handler = wait_for(lambda: pool.state.handlers.get(request_id) if held else None)
         expire_session(pool)
-        wait_for(lambda: not pool.state.is_handled(request_id))
+        wait_for(lambda: request_id not in pool.state.handlers)
     ((_txn, answered),) = held
     return handler, request_id, answered
 
@@ -271,7 +273,7 @@ def test_a_late_answer(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) ->
     handler, request_id, answered = dropped_with_an_answer_to_come(bench, monkeypatch)
     finished: list[Any] = []
     bench.wait_request(request_id, "fulfilled")
-    wait_for(lambda: not bench.pools[0].state.is_handled(request_id), what="the end of the handler that has served it")
+    wait_for(lambda: request_id not in bench.pools[0].state.handlers, what="the end of the handler that has served it")
     monkeypatch.setattr(handler.pw, "ended", lambda *args, **_options: finished.append(args))
     answered(None, TransactionFailed(0, BadVersionError(), paths.request(request_id)))
     passed = threading.Event()

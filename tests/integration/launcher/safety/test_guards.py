@@ -14,7 +14,7 @@ from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 
 from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.life import CONFLICT_RETRIES, Life
-from nodepool.driver.request.state import End, How, LabelRecorder, Outcome, State
+from nodepool.driver.request.state import End, Event, How, LabelRecorder, Outcome, State
 from nodepool.driver.test.handler import TestHandler
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.requests.moves import Moves
@@ -83,7 +83,7 @@ def test_request_that_another_launcher_has_fulfilled_is_not_declined(
     late = other.before(sets(REQUESTS, state="failed"), lambda path: other.write(path, state="fulfilled", nodes=["0000009999"]))
     request_id = bench.submit(*labels)
     assert late.refused() == REQUESTS + request_id
-    wait_for(lambda: not pool.state.is_handled(request_id))
+    wait_for(lambda: request_id not in pool.state.handlers)
     bench.fulfilled("fake-label")  # the launcher has dealt with what came after it
     record = bench.zuul.request(request_id)
     assert (record["state"], record["nodes"], record.get("declined_by", [])) == ("fulfilled", ["0000009999"], [])
@@ -143,10 +143,10 @@ def test_request_that_waits_for_its_turn_is_withdrawn_when_the_pool_pauses_meanw
     wait_for(lambda: pool.getPoolWorkers("tp")[0].capacity.queue, what="the second request waits for its turn")
     may_look.set()
     bench.wait_request(first, "pending")
-    wait_for(lambda: not pool.state.is_handled(second), what="the second request is given up")
+    wait_for(lambda: second not in pool.state.handlers, what="the second request is given up")
     assert bench.zuul.request(second)["state"] == "requested"
     room["nodes"] = 9
-    for worker in pool.pool_workers():
+    for worker in pool.state.pool_threads.values():
         worker.capacity_changed()
     bench.wait_request(first, "fulfilled")
     bench.wait_request(second, "fulfilled")
@@ -157,7 +157,7 @@ def test_request_that_the_pool_declines_is_not_moved_to_it(bench: LauncherBench,
     bench.fulfilled("fake-label", "fake-label")
     waiting = bench.submit("fake-label", "fake-label")
     bench.wait_request(waiting, "pending")
-    handler = wait_for(lambda: pool.handler_of(waiting))
+    handler = wait_for(lambda: pool.state.handlers.get(waiting))
     bench.zuul.cancel(waiting)
     wait_for(lambda: handler.done)
     for node in bench.nodes():
@@ -178,8 +178,7 @@ def test_only_accepted_requests_are_overtaken(accepted: bool) -> None:
 def test_only_accepted_requests_are_moved(monkeypatch: pytest.MonkeyPatch, accepted: bool, done: bool) -> None:
     handler = SimpleNamespace(accepted=accepted, done=done, request=SimpleNamespace(priority=(0, 0)))
     state: Any = SimpleNamespace(
-        workers_by_id=lambda: {"p": SimpleNamespace(paused_handlers={1: handler}.values())},
-        zk=SimpleNamespace(getRegisteredPools=list),
+        workers={"p": SimpleNamespace(paused_handlers={1: handler}.values())}, zk=SimpleNamespace(getRegisteredPools=list)
     )
     moves = Moves(state, lambda _id: 0, lambda _id: None)
     looked: list[Any] = []
@@ -198,10 +197,12 @@ def life(state: State = State.OFFERED) -> Any:
 
 def test_trouble_with_zookeeper_declines_nothing() -> None:
     without_zookeeper, wrong = life(), life()
-    without_zookeeper.fail(ConnectionLoss())
+    without_zookeeper.handler.refresh.side_effect = ConnectionLoss()
+    without_zookeeper.happen(Event.RUN)
     (_handler, outcome), _options = without_zookeeper.handler.pw.ended.call_args
     assert outcome.how is How.DROPPED and not without_zookeeper.handler.pw.nodepool.decline.called
-    wrong.fail(RuntimeError("the driver is wrong"))
+    wrong.handler.refresh.side_effect = RuntimeError("the driver is wrong")
+    wrong.happen(Event.RUN)
     assert wrong.handler.pw.nodepool.decline.called and not wrong.handler.pw.ended.called
 
 
@@ -224,7 +225,7 @@ def test_request_is_declined_only_in_states_that_admit_it(admitted: bool) -> Non
 
 def test_turn_goes_to_the_next_request_at_once_when_one_is_given_back() -> None:
     returned = life()
-    returned.fail(End(Outcome(How.RETURNED)))
+    returned.happen(Event.HAND_BACK, End(Outcome(How.RETURNED)))
     assert returned.handler.pw.capacity.end_creation.called
 
 

@@ -115,7 +115,7 @@ def test_requests_wait_when_no_more_backing_nodes_may_be_had(bench: LauncherBenc
     node = get(bench)
     wait_for(lambda: adapter.getQuotaLimits().get_resources()["instances"] == 1)
     request = bench.zuul.submit("small")
-    wait_for(lambda: any(w.paused for w in pool.workers_by_id().values()), what="the pool to pause")
+    wait_for(lambda: any(w.paused for w in pool.state.workers.values()), what="the pool to pause")
     assert len(backing(bench)) == 1
     bench.zuul.give_back(node["id"])
     bench.wait_request(request, "fulfilled", timeout=40)

@@ -309,7 +309,7 @@ def test_limits_of_the_pool(bench: LauncherBench, nm: NmDaemon, limit: dict[str,
     pool = bench.start(settings)
     (node,) = launch(bench)
     second_request = bench.zuul.submit("small")
-    wait_for(lambda: pool.workers_by_id() and any(w.paused for w in pool.workers_by_id().values()), what="the pool to pause")
+    wait_for(lambda: pool.state.workers and any(w.paused for w in pool.state.workers.values()), what="the pool to pause")
     assert names(nm) == [node["external_id"]["sliver"]]
     bench.zuul.give_back(node["id"])
     bench.wait_request(second_request, "fulfilled", timeout=30)

@@ -87,6 +87,9 @@ class Pool:
     def end_creation(self, handler: Any) -> None:
         self.creators.discard(id(handler))
 
+    def promise(self, _handler: Any) -> bool:
+        return False
+
     def recorded(self, _handler: Any, _missing: list[str]) -> None: ...
 
     def pause_changed(self, _handler: Any) -> None: ...
@@ -315,9 +318,29 @@ def test_request_that_cannot_be_checked_yet_is_withdrawn_until_the_limits_are_kn
     pool: Any = World(9, 0).pool
     woken, pending = Mock(), LimitsPending("p")
     pool.getProviderManager = lambda: Mock(spec=QuotaSupport, when_limits_known=woken)
-    pool.world.handler.life.fail(pending)
+    pool.world.handler.decline_reasons = Mock(side_effect=pending)
+    pool.world.handler.run()
     assert [(outcome.how, outcome.wait_for) for outcome in pool.outcomes] == [(How.WITHDRAWN, pending.reason)]
     woken.assert_called_once_with(pool.limits_known)
+
+
+@pytest.mark.parametrize("event", [Event.RUN, Event.CHECK])
+def test_request_is_not_accepted_while_another_one_waits_for_capacity(event: Event) -> None:
+    world = World(9, 2)
+    world.pool.paused = event is Event.RUN
+    world.handler.life.happen(event)
+    assert world.pool.outcomes == [Outcome(How.WITHDRAWN, checked=True)] and not world.sent
+
+
+def test_request_that_has_paused_its_pool_is_accepted_after_a_conflict() -> None:
+    world = World(0, 0)
+    pool: Any = world.pool
+    pool.pause_changed = lambda handler: setattr(pool, "paused", handler.paused)
+    happen(world, "run")
+    happen(world, "exists")
+    assert pool.paused and world.sent and not pool.outcomes
+    happen(world, "ok")
+    assert world.handler.accepted and world.handler.state is State.WAITING
 
 
 def test_a_wrong_step_harms_this_request_only(caplog: pytest.LogCaptureFixture) -> None:
