@@ -7,7 +7,9 @@ large affects only the users of its driver.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.machinery
@@ -18,10 +20,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from nodepool.config.drivers import BUILTIN_NAMES
 from nodepool.config.errors import DriverLoadError, UnknownDriver
 from nodepool.driver.provider import Driver
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 BUILTIN_DIRECTORY = os.path.dirname(os.path.abspath(__file__))
 ENTRY_POINT_GROUP = "nodepool.drivers"
@@ -96,35 +102,30 @@ def _meant(name: str) -> str:
 class _Registry(Mapping[str, Driver]):
     """Driver name -> instance, created at first access. Broken drivers are omitted."""
 
-    def __init__(self) -> None:
-        self.instances: dict[str, Driver] = {}
+    def __init__(self, instances: Mapping[str, Driver] | None = None) -> None:
+        self.instances = dict(instances or {})
+        #: Where each of the others is, and how to create its instance.
         self.pending: dict[str, tuple[str, Callable[[], Driver]]] = {}
         self.failures: dict[str, DriverLoadError] = {}
         self._entry_points_read = False
+
+    def add(self, name: str, where: str, make: Callable[[], Driver]) -> bool:
+        """Add a driver; return False if there is one of that name."""
+        if name in self.instances or name in self.pending or name in self.failures:
+            return False
+        self.pending[name] = (where, make)
+        return True
 
     def read_entry_points(self) -> None:
         if self._entry_points_read:
             return
         self._entry_points_read = True
         # Scans all installed distributions, hence only when no directory has the name.
-        from importlib.metadata import EntryPoint, entry_points
-
-        def loader(point: EntryPoint) -> Callable[[], Driver]:
-            def load() -> Driver:
-                found = point.load()
-                if isinstance(found, ModuleType):
-                    found = _driver_class(found, point.value)
-                if not (isinstance(found, type) and issubclass(found, Driver)):
-                    raise DriverLoadError(f"entry point {point.value} is not a subclass of nodepool.driver.Driver")
-                return found()
-
-            return load
+        from importlib.metadata import entry_points
 
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            if point.name in self.instances or point.name in self.pending or point.name in self.failures:
+            if not self.add(point.name, f"entry point {point.value}", functools.partial(_of_entry_point, point)):
                 Drivers.log.warning("Driver %s of entry point %s is hidden by another one", point.name, point.value)
-            else:
-                self.pending[point.name] = (f"entry point {point.value}", loader(point))
 
     def load_one(self, name: str) -> Driver:
         """Return the instance; KeyError for an unknown name, DriverLoadError for a broken driver."""
@@ -134,18 +135,14 @@ class _Registry(Mapping[str, Driver]):
             raise self.failures[name]
         if name not in self.pending:
             self.read_entry_points()
-        where, make = self.pending[name]
+        where, make = self.pending.pop(name)
         try:
-            instance = make()
+            instance = self.instances[name] = make()
         except Exception as exc:
-            error = _describe_failure(name, where, exc)
-            error.__cause__ = exc
-            self.failures[name] = error
-            del self.pending[name]
+            error = self.failures[name] = _describe_failure(name, where, exc)
             Drivers.log.error("%s", error)
-            raise error
-        self.instances[name] = instance
-        del self.pending[name]
+            Drivers.log.debug("Driver that cannot be loaded:", exc_info=exc)
+            raise error from exc
         return instance
 
     def __getitem__(self, name: str) -> Driver:
@@ -160,10 +157,8 @@ class _Registry(Mapping[str, Driver]):
         with Drivers._lock:
             self.read_entry_points()
             for name in list(self.pending):
-                try:
+                with contextlib.suppress(DriverLoadError):
                     self.load_one(name)
-                except DriverLoadError:
-                    continue
             return iter(sorted(self.instances))
 
     def __len__(self) -> int:
@@ -171,6 +166,23 @@ class _Registry(Mapping[str, Driver]):
 
     def __bool__(self) -> bool:
         return bool(self.instances or self.pending or self.failures)
+
+
+def _of_entry_point(point: EntryPoint) -> Driver:
+    found = point.load()
+    if isinstance(found, ModuleType):
+        found = _driver_class(found, point.value)
+    if not (isinstance(found, type) and issubclass(found, Driver)):
+        raise DriverLoadError(f"entry point {point.value} is not a subclass of nodepool.driver.Driver")
+    return found()
+
+
+def _of_directory(name: str, path: str) -> Driver:
+    return _driver_class(_exec_directory(name, path), path)()
+
+
+def _builtin(name: str, path: str) -> Driver:
+    return _driver_class(importlib.import_module(f"nodepool.driver.{name}"), path)()
 
 
 class Drivers:
@@ -194,22 +206,12 @@ class Drivers:
                     Drivers._load_directory(registry, directory)
             for name in BUILTIN_NAMES:
                 path = os.path.join(BUILTIN_DIRECTORY, name)
-                if not os.path.isfile(os.path.join(path, "__init__.py")):
-                    continue
-                if name in registry.instances or name in registry.failures:
+                if os.path.isfile(os.path.join(path, "__init__.py")) and not registry.add(
+                    name, path, functools.partial(_builtin, name, path)
+                ):
                     Drivers.log.warning("Built-in driver %s is replaced by one of %s", name, paths)
-                    continue
-                registry.pending[name] = (path, Drivers._builtin(name))
             Drivers.drivers = registry
             Drivers.drivers_paths = paths
-
-    @staticmethod
-    def _builtin(name: str) -> Callable[[], Driver]:
-        def load() -> Driver:
-            module = importlib.import_module(f"nodepool.driver.{name}")
-            return _driver_class(module, os.path.join(BUILTIN_DIRECTORY, name))()
-
-        return load
 
     @staticmethod
     def _load_directory(registry: _Registry, directory: str) -> None:
@@ -222,42 +224,29 @@ class Drivers:
             path = os.path.join(directory, name)
             if not os.path.isfile(os.path.join(path, "__init__.py")):
                 continue
-            if name in registry.instances or name in registry.failures:
+            if not registry.add(name, path, functools.partial(_of_directory, name, path)):
                 Drivers.log.warning("Driver %s in %s is ignored: an earlier directory has one", name, path)
                 continue
             try:
-                cls = _driver_class(_exec_directory(name, path), path)
-            except DriverLoadError as exc:
-                Drivers.log.error("%s", exc)
-                continue
-            except Exception as exc:
-                registry.failures[name] = _describe_failure(name, path, exc)
-                registry.failures[name].__cause__ = exc
-                Drivers._tell_failure(registry.failures[name])
-                continue
-            try:
-                registry.instances[name] = cls()
-            except Exception as exc:
-                registry.failures[name] = _describe_failure(name, path, exc)
-                registry.failures[name].__cause__ = exc
-                Drivers._tell_failure(registry.failures[name])
+                registry.load_one(name)
+            except DriverLoadError as error:
+                if isinstance(error.__cause__, DriverLoadError):
+                    del registry.failures[name]  # it has no driver: a later one of that name is used
 
     @staticmethod
-    def _tell_failure(error: DriverLoadError) -> None:
-        Drivers.log.error("%s", error)
-        Drivers.log.debug("Driver that cannot be loaded:", exc_info=error.__cause__)
+    def _registry() -> _Registry:
+        """Return the registry, which outside code may replace by any mapping (lock held)."""
+        if not Drivers.drivers:
+            Drivers.load(Drivers.drivers_paths or ())
+        registry = Drivers.drivers
+        return registry if isinstance(registry, _Registry) else _Registry(registry)
 
     @staticmethod
     def get(name: str) -> Driver:
         """Return the driver. UnknownDriver (a RuntimeError) or DriverLoadError: not usable."""
         with Drivers._lock:
-            if not Drivers.drivers:
-                Drivers.load(Drivers.drivers_paths or ())
-            registry = Drivers.drivers
             try:
-                if isinstance(registry, _Registry):
-                    return registry.load_one(name)
-                return registry[name]
+                return Drivers._registry().load_one(name)
             except KeyError:
                 raise UnknownDriver(f"{name}: unknown driver{_meant(name)}") from None
 
@@ -265,17 +254,12 @@ class Drivers:
     def loaded() -> list[Driver]:
         """Return the instances that exist already."""
         with Drivers._lock:
-            registry = Drivers.drivers
-            return list((registry.instances if isinstance(registry, _Registry) else registry).values())
+            return list(Drivers._registry().instances.values())
 
     @staticmethod
     def known() -> list[str]:
         """Return the names that :meth:`get` accepts, without broken ones; imports nothing."""
         with Drivers._lock:
-            if not Drivers.drivers:
-                Drivers.load(Drivers.drivers_paths or ())
-            registry = Drivers.drivers
-            if not isinstance(registry, _Registry):
-                return sorted(registry)
+            registry = Drivers._registry()
             registry.read_entry_points()
             return sorted(registry.instances.keys() | registry.pending.keys())
