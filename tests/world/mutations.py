@@ -221,8 +221,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "end-of-orphaned-machines-does-not-wake": Mutation(
         _LAUNCHER,
-        "                self.handler.pw.progress(self.handler)  # its request has waited for this\n",
-        "                pass\n",
+        "            self.handler.pw.progress(self.handler)  # its request has waited for this\n",
+        "            pass\n",
         f"{_CAS}test_machine_is_not_recorded_and_its_request_is_served_again_if_the_lock_of_the_node_is_lost",
     ),
     "declines-do-not-wait-for-registrations": Mutation(

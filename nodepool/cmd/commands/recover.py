@@ -212,7 +212,7 @@ def _create_record(context: Context, action: str, lost: Lost, instance: Instance
 
     :raises CommandError: the machine cannot be a node.
     """
-    from nodepool.driver.statemachine.launcher import copy_image, copy_instance
+    from nodepool.driver.statemachine.node_fields import copy_image, copy_instance
 
     provider, metadata = lost.manager.provider, lost.metadata
     node = Node(f"{lost.number:010}")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from kazoo.exceptions import KazooException
 
 from nodepool import exceptions
-from nodepool.base.clock import Clock
-from nodepool.base.problems import DELETION, LabelProblems
+from nodepool.base.problems import DELETION
 from nodepool.cloud import CallsStopped
-from nodepool.config.model import ProviderConfig
-from nodepool.driver.statemachine.loop import MachineLoop, PollInterval, follow_future
-from nodepool.driver.statemachine.model import Adapter, StateMachine
+from nodepool.driver.statemachine.loop import PollInterval, follow_future
+from nodepool.driver.statemachine.model import StateMachine
+from nodepool.driver.statemachine.stage import LaunchProvider
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
@@ -25,28 +23,13 @@ from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import ZooKeeper
 
 
-class Deleting(Protocol):
-    """Interface of the provider for deletions."""
-
-    provider: ProviderConfig
-    adapter: Adapter
-    delete_loop: MachineLoop
-    MAXIMUM_SLEEP: float
-    clock: Clock
-    label_problems: LabelProblems
-
-    def start_executor(self, function: Callable[[], Any]) -> Any: ...
-
-    def nodeDeletedNotification(self, node: zk.Node) -> None: ...
-
-
 class StateMachineNodeDeleter:
     """Runs on the provider's delete loop; the node is locked by the caller."""
 
     #: Seconds after which the deletion is abandoned for now.
     DELETE_TIMEOUT = 600
 
-    def __init__(self, zk_conn: ZooKeeper, provider_manager: Deleting, node: zk.Node) -> None:
+    def __init__(self, zk_conn: ZooKeeper, provider_manager: LaunchProvider, node: zk.Node) -> None:
         self.zk = zk_conn
         self.manager = provider_manager
         self.node = node

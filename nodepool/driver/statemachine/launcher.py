@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeAlias, TypeVar
 
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
@@ -13,10 +15,11 @@ from nodepool import exceptions, metrics
 from nodepool.base.backoff import Backoff
 from nodepool.base.problems import one_line
 from nodepool.cloud import CallsStopped
-from nodepool.config.model import ConfigPool, ImageAccess, ProviderConfig, disk_image
+from nodepool.config.model import ProviderConfig, disk_image
 from nodepool.driver.statemachine.loop import PollInterval, follow_future
-from nodepool.driver.statemachine.model import Instance, StateMachine
-from nodepool.driver.statemachine.stage import Serving, Stage
+from nodepool.driver.statemachine.model import ExternalId, Instance, StateMachine
+from nodepool.driver.statemachine.node_fields import copy_image, copy_instance
+from nodepool.driver.statemachine.stage import Serving
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.metrics import tracing
 from nodepool.metrics.launches import StatsReporter
@@ -26,27 +29,16 @@ from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn
 
-#: Copied from the instance to the node if the instance has them.
-IMAGE_OVERRIDES = ("username", "python_path", "shell_type", "connection_port", "connection_type", "host_keys")
 CONSOLE_LINES, CONSOLE_LENGTH = 50, 4000
 """Lines and characters of the end of a console that are stored in the node's history."""
 DELETE_LIMIT = 600.0
 """Seconds after which an orphan that cannot be deleted is left to the leak cleanup."""
 DELETE_BACKOFF = Backoff(0.1, 10.0)
 """Pauses after failed deletions."""
-INSTANCE_FIELDS = (
-    "external_id",
-    "public_ipv4",
-    "private_ipv4",
-    "public_ipv6",
-    "host_id",
-    "cloud",
-    "region",
-    "az",
-    "driver_data",
-    "slot",
-    "node_properties",
-)
+
+T = TypeVar("T")
+Passes: TypeAlias = Generator[float, None, T]
+"""Yields the seconds until the next pass at most."""
 
 
 class StateMachineNodeLauncher(StatsReporter):
@@ -69,15 +61,12 @@ class StateMachineNodeLauncher(StatsReporter):
         self.retries: int = provider_config.launch_retries
         self.state_machine: StateMachine | None = None
         self.delete_state_machine: StateMachine | None = None
-        self._deleted_id: object = None
         self.nodescan_request: NodescanRequest | None = None
         self.start_time = self.manager.clock.monotonic()
         self.launch_start_time = self.start_time
-        self.future: Future[Any] | None = None
         self._prepared = False
         self._prepare_error: BaseException | None = None
         self._image_external_id: object = None
-        self.stage = Stage.QUEUED
         self._pace = PollInterval()
         self._followed: Future[Any] | None = None
         #: The stored record, and the last one that was sent.
@@ -85,18 +74,18 @@ class StateMachineNodeLauncher(StatsReporter):
         self._sent_external_id: object = node.external_id
         #: The lock on the record is lost; detected in the next pass.
         self._lost = False
-        self._delete_failures = 0
-        self._orphan_since = 0.0
-        self._runs_since = self.start_time
+        #: The record is not ours any more, and does not contain what is being deleted here.
+        self._orphaned = False
         #: Why the launch is stalled, as last logged.
         self._trouble: str | None = None
+        self._passes = self._serve()
 
     def __repr__(self) -> str:
-        return f"launch of node {self.node.id} ({self.stage.value})"
+        return f"launch of node {self.node.id} (attempt {self.attempts})"
 
     @property
     def complete(self) -> bool:
-        return self.node.state != zk.BUILDING and self.stage is not Stage.ORPHANED
+        return self.node.state != zk.BUILDING and not self._orphaned
 
     @property
     def label(self) -> Any:
@@ -138,22 +127,14 @@ class StateMachineNodeLauncher(StatsReporter):
             node.external_id = self._saved_external_id = self._sent_external_id = planned
 
     def launch(self) -> None:
-        """Start the launch; slow create machines are created on the provider's start threads.
+        """Start the launch.
 
         :raises LoopEnded: the provider accepts no new work any more.
         """
         self.start_time = self.manager.clock.monotonic()
         with self.manager.create_loop.hold_open():
-            if not self.manager.starts_quickly:
-                self._start_elsewhere()
             self.manager.launchers.append(self)
             self.manager.create_loop.add(self)
-
-    def _start_elsewhere(self) -> None:
-        """Start on a start thread: the adapter may query the cloud, and the loop must not wait."""
-        self.future = self.manager.start_executor(self._timed_start)
-        self.stage = Stage.STARTING
-        self.future.add_done_callback(lambda _future: self.wake())
 
     def _timed_start(self) -> None:
         started = self.manager.clock.monotonic()
@@ -168,10 +149,7 @@ class StateMachineNodeLauncher(StatsReporter):
     def _start(self) -> None:
         if not self._prepared:
             self.prepare()
-            if isinstance(self.node.lock, LockHandle):
-                self._save_later()  # an unavailable ZooKeeper is not a failed attempt
-            else:
-                self._save()
+            self._save_later()  # an unavailable ZooKeeper is not a failed attempt
         if self._prepare_error is not None:
             raise self._prepare_error
         node = self.node
@@ -207,73 +185,159 @@ class StateMachineNodeLauncher(StatsReporter):
         """Run one pass on the create loop; return seconds to the next one, None at the end."""
         if self.complete:
             return None
-        if self.stage is Stage.ORPHANED:
-            again = self._pass_delete()
-            if self.complete:
-                self.handler.pw.progress(self.handler)  # its request has waited for this
-            return again
         try:
-            again = self._pass()
+            return next(self._passes)
+        except StopIteration:
+            return None
+        except exceptions.FOREIGN:
+            if self.node.state == zk.BUILDING:
+                self._end(zk.FAILED, "error.unknown", save=True)
+            raise
+
+    def _serve(self) -> Passes[None]:
+        """Launch the node, until it is ready or given up."""
+        try:
+            yield from self._make_attempts()
         except (SessionExpiredError, _LockLost):
-            self._lose()
-            again = 0.0
+            yield from self._lose()
         except exceptions.QuotaException:
             self.log.info("Aborting node %s due to quota failure", self.node.id)
             self.manager.invalidateQuotaCache()
             self.manager.refusals.failed(self.node.type[0], together=True)
             self.node.external_id = self._external_id()
             self._end(zk.ABORTED, "error.quota", save=True)
-            again = None
-        except exceptions.FOREIGN as error:
-            again = self._failed(error)
-        if self.complete:
-            return None
-        return again
 
-    def _pass(self) -> float | None:
-        if self._lost:
+    def _make_attempts(self) -> Passes[None]:
+        """Make attempts until one succeeds; each first deletes the remains of the last one."""
+        remains: ExternalId = None
+        while True:
+            try:
+                if remains is not None:
+                    yield from self._remove(remains)
+                yield from self._start_machine()
+                instance = yield from self._create()
+                yield from self._scan(instance)
+                break
+            except (SessionExpiredError, _LockLost, exceptions.QuotaException):
+                raise
+            except exceptions.FOREIGN as error:
+                yield from self._report_failure(error)
+            self.node.external_id = remains = self._external_id()
+            self._abandon_machine()
+            if self.attempts >= self.retries:
+                # Also store that nothing was created after all: an object with the planned name may belong to others.
+                self._end(zk.FAILED, None, save=remains is not None or self._sent_external_id is not None)
+                return
+            self.attempts += 1
+            self.state_machine, self._prepared = None, False
+            self.start_time = self.manager.clock.monotonic()
+        self.log.info("Node %s is ready", self.node.id)
+        self.manager.label_problems.clear(self.node.type[0], "launch")
+        self.manager.refusals.succeeded(self.node.type[0])
+        self._end(zk.READY, "ready", save=True)
+
+    def _pause(self, seconds: float) -> Passes[None]:
+        """Wait for the next pass; raise if the lock on the record is lost."""
+        yield seconds
+        if self._lost and not self._orphaned:
             raise _LockLost
-        if self.stage in (Stage.STARTING, Stage.REPORTING):
-            assert self.future is not None
-            if not self.future.done():
-                return float(self.manager.MAXIMUM_SLEEP)
-            future, self.future = self.future, None
-            if self.stage is Stage.REPORTING:
-                return self._attempt_ended()
-            self.stage = Stage.CREATING
-            future.result()
-        scan = self.nodescan_request
-        if self.stage is Stage.SCANNING and scan is not None and scan.complete:
-            self._scanned(scan)
-            return 0.0
-        left: float = self._timeout() - (self.manager.clock.monotonic() - self.start_time)
+
+    def _left(self) -> float:
+        """Return the seconds until the next pass at most.
+
+        :raises ServerCreateTimeoutException: the attempt takes too long.
+        """
+        left: float = (self.provider_config.launch_timeout or 3600) - (self.manager.clock.monotonic() - self.start_time)
         if left <= 0:
             raise exceptions.ServerCreateTimeoutException("Timeout waiting for instance creation")
-        bound = min(float(self.manager.MAXIMUM_SLEEP), left)
-        if self.stage is Stage.CLEANING:
-            return min(bound, self._pass_delete() or 0.0)
-        if self.stage is Stage.SCANNING:
-            return bound
-        if self.stage is Stage.AGAIN:
-            self._start_elsewhere()
-            return bound
-        if self.stage is Stage.QUEUED:
-            self.stage = Stage.CREATING
+        return min(float(self.manager.MAXIMUM_SLEEP), left)
+
+    def _elsewhere(self, function: Callable[[], None]) -> Passes[None]:
+        """Run what may block on a start thread: the loop must not wait."""
+        future = self.manager.start_executor(function)
+        future.add_done_callback(lambda _future: self.wake())
+        while not future.done():
+            yield from self._pause(float(self.manager.MAXIMUM_SLEEP))
+        future.result()
+
+    def _start_machine(self) -> Passes[None]:
+        """Create the create machine: the adapter may query the cloud."""
+        if self._lost:
+            raise _LockLost
+        if self.attempts == 1 and self.manager.starts_quickly:
             self._timed_start()
+        else:
+            yield from self._elsewhere(self._timed_start)
+
+    def _create(self) -> Passes[Instance]:
+        """Advance the create machine until the machine runs."""
         machine = self.state_machine
         assert machine is not None
-        before = machine.state
-        instance = machine.advance()
-        self._followed = follow_future(machine, self._followed, self.wake)
-        if machine.complete and instance is not None:
-            self._note("node-step", step="server is running; reading its host keys")
-            self._step_ended("create", self.start_time)
-            return 0.0 if self._created(instance).complete else bound
-        self._tell_trouble(machine.trouble)
-        if machine.external_id != self._sent_external_id:
-            self.node.external_id = machine.external_id
+        while True:
+            bound, before = self._left(), machine.state
+            instance: Instance | None = machine.advance()
+            self._followed = follow_future(machine, self._followed, self.wake)
+            if machine.complete and instance is not None:
+                return instance
+            self._tell_trouble(machine.trouble)
+            if machine.external_id != self._sent_external_id:
+                self.node.external_id = machine.external_id
+                self._save_later()
+            yield from self._pause(self._pace.next(machine, machine.state != before, bound))
+
+    def _scan(self, instance: Instance) -> Passes[None]:
+        """Store the data of the running machine, then read its keys."""
+        self._note("node-step", step="server is running; reading its host keys")
+        self._step_ended("create", self.start_time)
+        runs_since = self.manager.clock.monotonic()
+        copy_instance(self.node, instance, self.handler.pool)
+        boot_timeout = self.provider_config.boot_timeout or 60
+        request = NodescanRequest(self.node, self.label.host_key_checking, boot_timeout, self.log)
+        request.on_complete = lambda _request: self.wake()
+        self.nodescan_request = request
+        self.manager.nodescan_worker.addRequest(request)
+        if not request.complete:
+            # After a crash the machine can be reached and deleted with this record.
             self._save_later()
-        return self._pace.next(machine, machine.state != before, bound)
+        while not request.complete:
+            yield from self._pause(self._left())
+        keys = request.result()
+        if keys:
+            self.node.host_keys = keys
+        self._step_ended("scan", runs_since)
+
+    def _remove(self, external_id: ExternalId) -> Passes[None]:
+        """Delete the remains of a failed attempt, with growing pauses after errors.
+
+        An orphan is tried only for a while, as its provider may have to end.
+        """
+        failures, began, self.delete_state_machine = 0, self.manager.clock.monotonic(), None
+        while True:
+            try:
+                machine = self.delete_state_machine
+                if machine is None:
+                    machine = self.delete_state_machine = self.manager.adapter.getDeleteStateMachine(external_id, self.log)
+                    machine.wake = self.wake
+                before = machine.state
+                machine.advance()
+                self._followed = follow_future(machine, self._followed, self.wake)
+                if machine.complete:
+                    break
+                wait = self._pace.next(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
+            except exceptions.NotFound:
+                break
+            except exceptions.FOREIGN as error:
+                self.delete_state_machine = None
+                if self._orphaned and self.manager.clock.monotonic() - began > DELETE_LIMIT:
+                    self.log.error("Cannot delete %s, leaving it to the leak cleanup: %s", external_id, error)
+                    return
+                level = self.log.warning if failures else self.log.exception
+                level("Error deleting %s after a failed launch; retrying: %s", external_id, error)
+                failures += 1
+                wait = DELETE_BACKOFF.pause(failures)
+            yield from self._pause(wait if self._orphaned else min(wait, self._left()))
+        self.delete_state_machine = self.node.external_id = None
+        self._saved_external_id = self._sent_external_id = None
 
     def _tell_trouble(self, trouble: str | None) -> None:
         if trouble is not None and trouble != self._trouble:
@@ -281,37 +345,8 @@ class StateMachineNodeLauncher(StatsReporter):
             self.manager.label_problems.note(self.node.type[0], "launch", trouble)
         self._trouble = trouble
 
-    def _timeout(self) -> float:
-        return float(self.provider_config.launch_timeout or 3600)
-
     def _external_id(self) -> Any:
         return self.state_machine.external_id if self.state_machine is not None else self.node.external_id
-
-    def _created(self, instance: Instance) -> NodescanRequest:
-        """Store the data of the running machine, then scan its keys."""
-        self.stage = Stage.SCANNING
-        self._runs_since = self.manager.clock.monotonic()
-        copy_instance(self.node, instance, self.handler.pool)
-        label = self.label
-        boot_timeout = self.provider_config.boot_timeout or 60
-        request = NodescanRequest(self.node, label.host_key_checking, boot_timeout, self.log)
-        request.on_complete = lambda _request: self.wake()
-        self.nodescan_request = request
-        self.manager.nodescan_worker.addRequest(request)
-        if not request.complete:
-            # After a crash the machine can be reached and deleted with this record.
-            self._save_later()
-        return request
-
-    def _scanned(self, scan: NodescanRequest) -> None:
-        keys = scan.result()
-        if keys:
-            self.node.host_keys = keys
-        self._step_ended("scan", self._runs_since)
-        self.log.info("Node %s is ready", self.node.id)
-        self.manager.label_problems.clear(self.node.type[0], "launch")
-        self.manager.refusals.succeeded(self.node.type[0])
-        self._end(zk.READY, "ready", save=True)
 
     def _step_ended(self, step: str, began: float) -> None:
         if self._statsd is not None:
@@ -328,9 +363,8 @@ class StateMachineNodeLauncher(StatsReporter):
 
     # -- failures
 
-    def _failed(self, error: BaseException) -> float | None:
-        timed_out = isinstance(error, (exceptions.TimeoutException, exceptions.LaunchKeyscanException))
-        if timed_out:
+    def _report_failure(self, error: BaseException) -> Passes[None]:
+        if isinstance(error, (exceptions.TimeoutException, exceptions.LaunchKeyscanException)):
             self.log.warning("Launch attempt %s/%s failed: %s", self.attempts, self.retries, error)
         else:
             self.log.exception("Launch attempt %s/%s failed:", self.attempts, self.retries)
@@ -338,33 +372,11 @@ class StateMachineNodeLauncher(StatsReporter):
         self._record(getattr(error, "statsd_key", "error.unknown"))
         if not isinstance(error, (KazooException, CallsStopped)):
             self.manager.label_problems.note(self.node.type[0], "launch", str(error) or repr(error))
-        self.manager.nodescan_worker.removeRequest(self.nodescan_request)
-        scanned = self.stage is Stage.SCANNING
-        self.nodescan_request = self.future = None
-        if scanned and self._report_scan_failure():
-            return float(self.manager.MAXIMUM_SLEEP)
-        return self._attempt_ended()
-
-    def _attempt_ended(self) -> float | None:
-        """Start the next attempt, if any, after deleting the remains of this one."""
-        external_id = self._external_id()
-        self._abandon_machine()
-        if external_id is not None:
-            self.node.external_id = external_id
-        if self.attempts >= self.retries:
-            self.node.external_id = external_id
-            # Also store that nothing was created after all: an object with the planned name may belong to others.
-            self._end(zk.FAILED, None, save=external_id is not None or self._sent_external_id is not None)
-            return None
-        self.attempts += 1
-        self.stage = Stage.AGAIN
-        self.state_machine = None
-        self._prepared = False
-        self.start_time = self.manager.clock.monotonic()
-        if external_id is not None:
-            self.delete_state_machine = self._delete_machine(external_id)
-            self.stage = Stage.CLEANING
-        return 0.0
+        scan, self.nodescan_request = self.nodescan_request, None
+        self.manager.nodescan_worker.removeRequest(scan)
+        if scan is not None:
+            with contextlib.suppress(RuntimeError, CancelledError):  # the provider has stopped
+                yield from self._elsewhere(self._scan_failed)
 
     def _abandon_machine(self) -> None:
         """Abandon the machine: it removes what a call in progress may still create."""
@@ -374,28 +386,18 @@ class StateMachineNodeLauncher(StatsReporter):
             except Exception:
                 self.log.exception("Error giving up the launch of node %s:", self.node.id)
 
-    def _report_scan_failure(self) -> bool:
-        """Report a failed scan on another thread: adapters query the cloud for the console."""
-        try:
-            self.future = self.manager.start_executor(self._scan_failed)
-        except RuntimeError:
-            return False  # the provider has stopped
-        self.stage = Stage.REPORTING
-        self.future.add_done_callback(lambda _future: self.wake())
-        return True
-
     def _scan_failed(self) -> None:
         """Report keys that could not be read to the adapter, and log the console."""
         adapter, label, external_id = self.manager.adapter, self.label, self.node.external_id
         try:
             adapter.notifyNodescanFailure(label, external_id)
-        except Exception:
+        except exceptions.FOREIGN:
             self.log.exception("Unable to report the scan failure of %s:", external_id)
         try:
             console = adapter.getConsoleLog(label, external_id)
         except NotImplementedError:
             return
-        except Exception:
+        except exceptions.FOREIGN:
             self.log.exception("Unable to get the console log of %s:", external_id)
             return
         lines = (console or "").splitlines()
@@ -404,65 +406,23 @@ class StateMachineNodeLauncher(StatsReporter):
         if lines:
             self._note("console-log", tail="\n".join(one_line(line) for line in lines[-CONSOLE_LINES:])[-CONSOLE_LENGTH:])
 
-    def _delete_machine(self, external_id: object) -> StateMachine:
-        machine = self.manager.adapter.getDeleteStateMachine(external_id, self.log)
-        machine.wake = self.wake
-        self._deleted_id = external_id
-        return machine
-
-    def _pass_delete(self) -> float | None:
-        """Advance the cleanup of a failed attempt."""
-        machine = self.delete_state_machine
-        assert machine is not None
-        before = machine.state
-        try:
-            machine.advance()
-        except exceptions.NotFound:
-            machine.complete = True
-        except exceptions.FOREIGN as error:
-            return self._delete_failed(error)
-        self._followed = follow_future(machine, self._followed, self.wake)
-        if machine.complete:
-            self._delete_failures = 0
-            self.delete_state_machine = None
-            self.node.external_id = None
-            self._saved_external_id = self._sent_external_id = None
-            if self.stage is Stage.ORPHANED:
-                self.stage = Stage.ENDED
-                return None
-            self.stage = Stage.AGAIN
-            return 0.0
-        return self._pace.next(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
-
-    def _delete_failed(self, error: BaseException) -> float | None:
-        """Retry with growing pauses; an orphan only for a while, as its provider may have to end."""
-        if self.stage is Stage.ORPHANED and self.manager.clock.monotonic() - self._orphan_since > DELETE_LIMIT:
-            self.log.error("Cannot delete %s, leaving it to the leak cleanup: %s", self._deleted_id, error)
-            self.delete_state_machine = None
-            self.stage = Stage.ENDED
-            return None
-        level = self.log.exception if self._delete_failures == 0 else self.log.warning
-        level("Error deleting %s after a failed launch; retrying: %s", self._deleted_id, error)
-        self._delete_failures += 1
-        self.delete_state_machine = self._delete_machine(self._deleted_id)
-        return DELETE_BACKOFF.pause(self._delete_failures)
-
     def lock_lost(self) -> None:
         """Record, from any thread, that the record belongs to another launcher now."""
         self._lost = True
         self.wake()
 
-    def _lose(self) -> None:
+    def _lose(self) -> Passes[None]:
         """Stop without writing after losing the lock; remove what the record does not contain."""
         self.log.warning("Lost the lock of node %s; giving up the launch", self.node.id)
         external_id = self._external_id()
         self._abandon_machine()
         self.manager.nodescan_worker.removeRequest(self.nodescan_request)
-        if external_id is not None and external_id != self._saved_external_id:
-            self.stage = Stage.ORPHANED
-            self._orphan_since = self.manager.clock.monotonic()
-            self.delete_state_machine = self._delete_machine(external_id)
+        self._orphaned = external_id is not None and external_id != self._saved_external_id
         self._end(zk.FAILED, "error.zksession", save=False)
+        if self._orphaned:
+            yield from self._remove(external_id)
+            self._orphaned = False
+            self.handler.pw.progress(self.handler)  # its request has waited for this
 
     def _end(self, state: str, key: str | None, save: bool) -> None:
         """End the launch; the handler writes node and request together when it can."""
@@ -473,8 +433,6 @@ class StateMachineNodeLauncher(StatsReporter):
             # Before the state: the pool may check at any moment, because another node of the request has ended.
             node.unsaved = True
         node.state = state
-        if self.stage is not Stage.ORPHANED:
-            self.stage = Stage.ENDED
         if key is not None:
             self._record(key)
         if state == zk.ABORTED or (state == zk.READY and not self.handler.launchesComplete()):
@@ -488,10 +446,6 @@ class StateMachineNodeLauncher(StatsReporter):
             self.log.exception("Unable to report launch stats:")
 
     # -- writing
-
-    def _save(self) -> None:
-        self.zk.storeNode(self.node)
-        self._saved_external_id = self._sent_external_id = self.node.external_id
 
     def _save_later(self) -> None:
         """Write the record without waiting, as long as our lock stands."""
@@ -522,34 +476,3 @@ class StateMachineNodeLauncher(StatsReporter):
 
 class _LockLost(Exception):
     """Our lock on the node's record is lost."""
-
-
-def copy_image(node: zk.Node, image: ImageAccess) -> None:
-    """Copy how to log in from the configured image to the record."""
-    node.username = image.username
-    node.python_path = image.python_path
-    node.shell_type = image.shell_type
-    node.connection_port = image.connection_port
-    node.connection_type = image.connection_type
-
-
-def copy_instance(node: zk.Node, instance: Instance, pool: ConfigPool) -> None:
-    """Copy what the cloud reports about the machine to the record."""
-    for name in INSTANCE_FIELDS:
-        setattr(node, name, getattr(instance, name, None))
-    if node.node_properties is None:
-        node.node_properties = {}
-    node.interface_ip = getattr(instance, "interface_ip", None)
-    if pool.use_internal_ip:
-        private = getattr(instance, "private_ipv4", None) or getattr(instance, "private_ipv6", None)
-        node.interface_ip = private or node.interface_ip
-    for name in IMAGE_OVERRIDES:
-        if hasattr(instance, name):
-            setattr(node, name, getattr(instance, name))
-    node.host_keys = node.host_keys or []
-    if instance.node_attributes:
-        node.attributes = {**instance.node_attributes, **(pool.node_attributes or {})}
-    try:
-        node.resources = dict(instance.getQuotaInformation().get_resources())
-    except NotImplementedError:
-        pass

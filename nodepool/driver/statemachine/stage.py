@@ -1,9 +1,8 @@
-"""Stages of a node's launch, and its interface to provider and request handler."""
+"""Interface of a node's launch to provider and request handler."""
 
 from __future__ import annotations
 
 import abc
-import enum
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -30,6 +29,7 @@ class LaunchProvider(Provider, QuotaSupport, abc.ABC):
     #: Labels that the cloud has refused for quota although its figures are sufficient for them.
     refusals: KeyedBackoff
     create_loop: MachineLoop
+    delete_loop: MachineLoop
     launchers: list[Any]
     nodescan_worker: NodescanWorker
 
@@ -51,25 +51,3 @@ class Serving(RequestHandler, abc.ABC):
     """The handler of the request that the node is launched for."""
 
     manager: LaunchProvider
-
-
-class Stage(enum.Enum):
-    """Stage of a node's launch."""
-
-    #: To be started by the create loop itself, as starts are quick.
-    QUEUED = "queued"
-    #: To be started on a start thread: a further attempt.
-    AGAIN = "again"
-    #: A start thread creates the create machine.
-    STARTING = "starting"
-    #: The create machine is advanced.
-    CREATING = "creating"
-    #: The machine is up, its host keys are being read.
-    SCANNING = "scanning"
-    #: A failed scan is reported to the adapter, on a start thread.
-    REPORTING = "reporting"
-    #: The remains of a failed attempt are deleted before the next attempt.
-    CLEANING = "cleaning"
-    #: The record is not ours any more, and does not contain what is being deleted here.
-    ORPHANED = "orphaned"
-    ENDED = "ended"
