@@ -8,13 +8,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, wait
 from typing import Any
 
+from nodepool.base import threads
 from nodepool.exceptions import FOREIGN
 
 #: Seconds for which an answer is valid.
 FRESH = 4.5
 
+Key = tuple[str, str]
 Answer = tuple[float, Any, "bool | Exception"]
 
 
@@ -28,9 +31,10 @@ class LabelCheck:
         self._answered = answered
         self._now = now
         self._lock = threading.Lock()
-        self._answers: dict[tuple[str, str], Answer] = {}
-        self._questions: dict[str, dict[str, tuple[Any, Callable[[], Any]]]] = {}
-        self._threads: dict[str, threading.Thread] = {}
+        self._answers: dict[Key, Answer] = {}
+        self._lanes: dict[str, Executor] = {}
+        #: Questions without an answer.
+        self._asked: dict[Key, Future[None]] = {}
         self._stopped = False
 
     def ready(self, provider: str, label: str, what: object, ask: Callable[[], Any]) -> bool:
@@ -39,48 +43,38 @@ class LabelCheck:
         :param what: the object of the question; answers about an earlier one are ignored.
         :raises Exception: raised by ``ask``.
         """
+        key = (provider, label)
         with self._lock:
-            found = self._answers.get((provider, label))
+            found = self._answers.get(key)
             if found is None or found[1] is not what or self._now() - found[0] >= FRESH:
-                self._questions.setdefault(provider, {})[label] = (what, ask)
-                if provider not in self._threads and not self._stopped:
-                    thread = threading.Thread(
-                        target=self._run, args=(provider,), name=f"PoolWorker-min-ready-{provider}", daemon=True
-                    )
-                    self._threads[provider] = thread
-                    thread.start()
+                if key not in self._asked and not self._stopped:
+                    lane = self._lanes.setdefault(provider, threads.shared().lane(f"PoolWorker-min-ready-{provider}", 1))
+                    self._asked[key] = lane.submit(self._ask, key, what, ask)
                 return False
         if isinstance(found[2], Exception):
             raise found[2]
         return found[2]
 
-    def _run(self, provider: str) -> None:
-        while True:
-            with self._lock:
-                questions = self._questions.get(provider)
-                if not questions or self._stopped:
-                    self._questions.pop(provider, None)
-                    del self._threads[provider]
-                    return
-                label = next(iter(questions))
-                what, ask = questions.pop(label)
-            answer: bool | Exception
-            try:
-                answer = bool(ask())
-            except FOREIGN as error:  # shown in the list of problems
-                answer = error if isinstance(error, Exception) else RuntimeError(repr(error))
-            with self._lock:
-                self._answers[provider, label] = (self._now(), what, answer)
-            self._answered()
+    def _ask(self, key: Key, what: object, ask: Callable[[], Any]) -> None:
+        answer: bool | Exception
+        try:
+            answer = bool(ask())
+        except FOREIGN as error:  # shown in the list of problems
+            answer = error if isinstance(error, Exception) else RuntimeError(repr(error))
+        with self._lock:
+            self._answers[key] = (self._now(), what, answer)
+            del self._asked[key]
+        self._answered()
 
     def stop(self) -> None:
         """Ask no more questions."""
-        self._stopped = True
+        with self._lock:
+            self._stopped = True
+        for lane in self._lanes.values():
+            lane.shutdown(wait=False, cancel_futures=True)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait up to ``timeout`` seconds in total for running calls to clouds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            threads = list(self._threads.values())
-        for thread in threads:
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            running = [future for future in self._asked.values() if not future.done()]
+        wait(running, timeout)

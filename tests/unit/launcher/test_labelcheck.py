@@ -69,4 +69,4 @@ def test_one_thread_per_provider() -> None:
     asked.check.stop()
     go_on.set()
     asked.wait(2)  # of those of the slow one only that which was under way
-    wait_for(lambda: threading.active_count() == before)
+    wait_for(lambda: threading.active_count() <= before)  # a shared thread may have ended meanwhile
