@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
 from nodepool.driver.backing.slots import Action, BackingSlots, Occupant, wake
 from nodepool.zk import paths
 from nodepool.zk.writer import TransactionFailed, Txn
-from nodepool.zk.zookeeper import FAILED, FULFILLED, IN_USE, READY, Node, NodeRequest
+from nodepool.zk.zookeeper import FAILED, FULFILLED, IN_USE, READY, NodeRequest
 
 TAKE_OVER_TIMEOUT = 30.0
 """Maximum seconds for locking a backing node that was assigned to us."""
@@ -50,10 +49,8 @@ class BackingRequests:
 
     def _requested(self, record: BackingNodeRecord, results: list[Any] | None, error: BaseException | None) -> None:
         if results is None:
-            actions: list[Action] = []
-            with self._slots.lock:
+            with self._slots.changing() as actions:
                 self.fail(record, f"The request for a backing node could not be stored: {error!r}", actions)
-            self._slots.do(actions)
             return
         request_id = str(results[0]).rsplit("/", 1)[1]
 
@@ -79,8 +76,7 @@ class BackingRequests:
             changed(request)
 
     def _request_changed(self, record: BackingNodeRecord, request_id: str, request: NodeRequest | None) -> None:
-        actions: list[Action] = []
-        with self._slots.lock:
+        with self._slots.changing() as actions:
             if request_id not in self.open or record.node_id is not None or record.taking:
                 return
             if request is None:
@@ -91,8 +87,7 @@ class BackingRequests:
                 node_id = request.nodes[0]
                 record.taking = True
                 self.taking[node_id] = record
-                actions.append(lambda: self._take_over(record, request_id, node_id))
-        self._slots.do(actions)
+                actions.append(lambda: self._slots.in_background(self._take_over, record, request_id, node_id))
 
     def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None:
         self.fail(record, f"Backing node failed: request {record.request_id} no longer exists", actions)
@@ -126,44 +121,10 @@ class BackingRequests:
         if error is not None and not (isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError)):
             self.log.warning("Cannot delete backing request %s: %r", request_id, error)
 
-    def _take_over(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
-        """Try to adopt the node with the mirror's data; never waits."""
-
-        def finished(error: BaseException | None) -> None:
-            if error is not None:
-                self._slots.in_background(self._take_over_slowly, record, request_id, node_id)
-
-        node = self._slots.zk.getCachedNode(node_id)
-        if node is not None and node.state == READY and node.allocated_to == request_id:
-            exists = node_id in self._slots.zk.node_tree.lock_dirs
-            self._send_take_over(record, request_id, node, exists, finished)
-        else:
-            finished(NoNodeError(node_id))
-
-    def _send_take_over(
-        self,
-        record: BackingNodeRecord,
-        request_id: str,
-        node: Node,
-        lock_exists: bool,
-        finished: Callable[[BaseException | None], Any],
-    ) -> None:
-        with self._slots.lock:
-            stored = record.allocations()
-            txn = transactions.take_over(self._slots.zk, node, request_id, record, self._slots.my_id, lock_exists)
-
-        def done(error: BaseException | None) -> None:
-            if error is None:
-                self._taken(record, request_id, node.id or "", stored)
-            finished(error)
-
-        self._slots.submit(txn, done)
-
     def _taken(self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]) -> None:
         """Register the adopted backing node, whose slots are stored."""
         self.log.info("Adopted backing node %s for label %s", node_id, record.label_name)
-        actions: list[Action] = []
-        with self._slots.lock:
+        with self._slots.changing() as actions:
             record.taking = False
             self.taking.pop(node_id, None)
             self._slots.book.set_backing_node(record, node_id)
@@ -174,69 +135,52 @@ class BackingRequests:
             if len(known) < len(machines):
                 self._slots.store(record, actions)
         self.forget(request_id, delete=False)
-        self._slots.do(actions)
 
-    def _take_over_slowly(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
-        """Adopt the node with waiting: its lock is held for a moment, or the mirror is behind."""
+    def _take_over(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
+        """Adopt the node; wait while its lock is held for a moment, or the mirror is behind."""
+        slots = self._slots
         deadline = time.monotonic() + TAKE_OVER_TIMEOUT
         reason = "no time"
         tries = 0
-        lock_exists = True
-        while not self._slots.stop_event.is_set() and time.monotonic() < deadline:
+        lock_exists = node_id in slots.zk.node_tree.lock_dirs
+        while not slots.stop_event.is_set() and time.monotonic() < deadline:
             tries += 1
             try:
-                node = self._slots.zk.getNode(node_id)
+                node = slots.zk.getNode(node_id)
                 if node is None or node.allocated_to != request_id:
                     reason = "it no longer exists or is not ours"
                     break
-                data = parse_user_data(node.user_data, self._slots.my_id)
+                data = parse_user_data(node.user_data, slots.my_id)
                 if node.state == IN_USE and data is not None:
                     # The connection broke after the write.
-                    if not self._slots.zk.getNodeLockContenders(node):
+                    if not slots.zk.getNodeLockContenders(node):
                         reason = "its lock no longer exists"
                         break
-                    if self._slots.live(node_id) is not None:
+                    if slots.live(node_id) is not None:
                         self._taken(record, request_id, node_id, data.allocations)
                         return
                     # The mirror is being reloaded; while it shows the node as free, the node would count as lost.
                     reason = "it is not assigned to us yet"
-                    self._slots.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
-                    continue
-                if node.state != READY:
+                elif node.state != READY:
                     reason = f"it is {node.state}"
                     break
-                error = self._take_over_and_wait(record, request_id, node, lock_exists)
-            except Exception as problem:
-                error = problem
-            if error is None:
-                return
-            cause = error.cause if isinstance(error, TransactionFailed) else error
-            reason = repr(cause)
-            if isinstance(error, TransactionFailed) and error.path == paths.request(request_id):
-                reason = "the request no longer exists"
-                break
-            # Whether the directory of the lock exists: the server knows better than the mirror.
-            lock_exists = not isinstance(cause, NoNodeError)
-            self._slots.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
-        actions: list[Action] = []
-        with self._slots.lock:
+                else:
+                    with slots.lock:
+                        stored = record.allocations()
+                        txn = transactions.take_over(slots.zk, node, request_id, record, slots.my_id, lock_exists)
+                    slots.zk.writer.run(txn)
+                    self._taken(record, request_id, node_id, stored)
+                    return
+            except Exception as error:
+                cause = error.cause if isinstance(error, TransactionFailed) else error
+                reason = repr(cause)
+                if isinstance(error, TransactionFailed) and error.path == paths.request(request_id):
+                    reason = "the request no longer exists"
+                    break
+                # Whether the directory of the lock exists: the server knows better than the mirror.
+                lock_exists = not isinstance(cause, NoNodeError)
+            slots.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
+        with slots.changing() as actions:
             record.taking = False
             self.taking.pop(node_id, None)
             self.fail(record, f"Backing node failed: cannot adopt node {node_id}: {reason}", actions)
-        self._slots.do(actions)
-
-    def _take_over_and_wait(
-        self, record: BackingNodeRecord, request_id: str, node: Node, lock_exists: bool
-    ) -> BaseException | None:
-        answered = threading.Event()
-        answer: list[BaseException | None] = [TimeoutError("no answer from ZooKeeper")]
-
-        def finished(error: BaseException | None) -> None:
-            answer[0] = error
-            answered.set()
-
-        self._send_take_over(record, request_id, node, lock_exists, finished)
-        deadline = time.monotonic() + TAKE_OVER_TIMEOUT
-        while not answered.wait(0.2) and not self._slots.stop_event.is_set() and time.monotonic() < deadline:
-            pass
-        return answer[0]

@@ -6,10 +6,11 @@ wait. Waiting work runs on a small executor.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any, Protocol
 
@@ -124,25 +125,21 @@ class BackingSlots:
 
     def scan_failed(self, node_id: str) -> None:
         """Put nothing more on the backing node of this slot; its jobs may finish."""
-        actions: list[Action] = []
-        with self.lock:
+        with self.changing() as actions:
             record = self.book.by_node.get(node_id)
             if record is not None:
                 self.log.warning("%s failed a scan and gets no more nodes", record)
                 record.failed = True
                 if record.node_id is not None:
                     self.store(record, actions)
-        self.do(actions)
 
     # Slots
 
     def allocate(self, machine: Occupant) -> None:
         """Find a slot for this machine, or ask for a backing node. It is woken when there is news."""
         self.initialize()
-        actions: list[Action] = []
-        with self.lock:
+        with self.changing() as actions:
             self.place(machine, actions)
-        self.do(actions)
 
     def place(self, machine: Occupant, actions: list[Action]) -> None:
         label = machine.label
@@ -178,9 +175,8 @@ class BackingSlots:
 
     def poll(self, machine: Occupant) -> Node | None:
         """Return the backing node once the slot is ours; raises when that has failed."""
-        actions: list[Action] = []
         backing_node = None
-        with self.lock:
+        with self.changing() as actions:
             record = machine.record
             if machine.problem is not None:
                 self._waiting.pop(machine.node_id, None)
@@ -197,13 +193,11 @@ class BackingSlots:
                 self.requests.gone(record, actions)
             if backing_node is not None:
                 self._waiting.pop(machine.node_id, None)
-        self.do(actions)
         return backing_node
 
     def free(self, node_id: str) -> None:
         """Free the slot of a node without writing: deleted nodes have no slot."""
-        actions: list[Action] = []
-        with self.lock:
+        with self.changing() as actions:
             self._waiting.pop(node_id, None)
             record = self.book.deallocate(node_id)
             if record is None:
@@ -212,7 +206,6 @@ class BackingSlots:
             if record.isEmpty() and record.lost:
                 self.book.drop(record)
             idle = [each for each in (record, left) if each is not None and each.isEmpty()]
-        self.do(actions)
         for each in idle:
             self.housekeeping.became_idle(each)
 
@@ -281,8 +274,7 @@ class BackingSlots:
     def _stored(
         self, record: BackingNodeRecord, machines: list[Occupant], stored: dict[int, str], error: BaseException | None
     ) -> None:
-        actions: list[Action] = []
-        with self.lock:
+        with self.changing() as actions:
             record.busy = False
             if error is None:
                 record.stored = stored
@@ -295,7 +287,6 @@ class BackingSlots:
                 actions.append(lambda: self.in_background(self._store_again, record))
             else:
                 self.log.warning("Cannot store the slots of %s: %r", record, error)
-        self.do(actions)
 
     def _store_again(self, record: BackingNodeRecord) -> None:
         try:
@@ -305,14 +296,12 @@ class BackingSlots:
             with self.lock:
                 record.busy = False  # waiting machines send it again
             return
-        actions: list[Action] = []
-        with self.lock:
+        with self.changing() as actions:
             record.busy = False
             if node is None or node.state != IN_USE:
                 self.backing_node_lost(record, actions)
             else:
                 self.store(record, actions, node)
-        self.do(actions)
 
     def grant(self, record: BackingNodeRecord, machines: list[Occupant], actions: list[Action]) -> None:
         for machine in machines:
@@ -387,8 +376,7 @@ class BackingSlots:
             self.log.exception("Error checking node %s:", node_id)
 
     def _backing_node_changed(self, node_id: str, node: Node | None) -> None:
-        actions: list[Action] = []
-        with self.lock:
+        with self.changing() as actions:
             record = self.book.by_backing_node.get(node_id)
             if record is None or record.lost:
                 return
@@ -396,7 +384,6 @@ class BackingSlots:
                 self.backing_node_lost(record, actions)
             elif not record.busy:
                 self._merge(record, parse_user_data(node.user_data, self.my_id), actions)
-        self.do(actions)
 
     def note_slot(self, node: Node) -> None:
         """Store the slot that a requested node names; 11.0.0 stores it nowhere else."""
@@ -417,11 +404,9 @@ class BackingSlots:
 
     def check_backing_node(self, record: BackingNodeRecord) -> None:
         """Check whether the backing node still exists, in case the event was missed."""
-        actions: list[Action] = []
-        with self.lock:
+        with self.changing() as actions:
             if self.live_node(record) is None:
                 self.backing_node_lost(record, actions)
-        self.do(actions)
 
     def adopt_soon(self, node_id: str) -> None:
         with self.lock:
@@ -439,7 +424,12 @@ class BackingSlots:
 
     # -- work outside the lock
 
-    def do(self, actions: list[Action]) -> None:
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[list[Action]]:
+        """Hold the lock; then do what is to be done without it."""
+        actions: list[Action] = []
+        with self.lock:
+            yield actions
         for action in actions:
             try:
                 action()

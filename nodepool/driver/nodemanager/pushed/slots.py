@@ -83,8 +83,7 @@ class BackingNodes(BackingSlots):
 
     def move_to_room(self, machine: Any) -> None:
         """Move a machine that waits for a new backing node to capacity that became free elsewhere."""
-        actions: list[Action] = []
-        with self.lock:
+        with self.changing() as actions:
             record = machine.record
             if record is None or record.node_id is not None or record.taking or machine.problem is not None:
                 return
@@ -94,7 +93,6 @@ class BackingNodes(BackingSlots):
                 return
             self.place(machine, actions)
             idle = record.isEmpty()
-        self.do(actions)
         if idle:
             self.housekeeping.became_idle(record)
 
@@ -166,14 +164,12 @@ class BackingNodes(BackingSlots):
 
     def give_up(self, record: BackingNodeRecord) -> None:
         """Abandon a backing node that does not answer: it is released when it is empty."""
-        actions: list[Action] = []
-        with self.lock:
+        with self.changing() as actions:
             if record.failed:
                 return
             record.failed = True
             if record.node_id is not None and not record.lost:
                 self.store(record, actions)
-        self.do(actions)
         self.in_background(self.retire, record)
 
     def retire(self, record: BackingNodeRecord) -> None:
