@@ -302,7 +302,7 @@ def test_an_orphan_that_cannot_be_deleted(bench: LauncherBench, aws: AwsCloud, m
         times=math.inf,
     )
     bench.submit("small")
-    wait_for(lambda: manager.launchers and manager.launchers[0].node.external_id, 10, "launch under way")
+    wait_for(lambda: manager.launchers and manager.launchers[0]._saved_external_id, 10, "launch under way")
     (launch,) = manager.launchers
     tries: list[float] = []
 
