@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
+from nodepool.base import threads
 from nodepool.base.problems import Problem, TellsTroubles, one_line
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver import Drivers, purpose
@@ -64,15 +65,15 @@ def is_silent(manager: Provider, since: float) -> bool:
     return manager.cloud_calls is not None and manager.cloud_calls.silent(since)
 
 
-def started(config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Any:
-    """Return a new, started provider, or the exception that it raised."""
+def started(config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Provider:
+    """Return a new, started provider; its exceptions are logged."""
     try:
         with purpose.making(only_images):
             manager = get_provider(config)
         manager.start(zk_conn)
-    except FOREIGN as error:
+    except FOREIGN:
         ProviderManager.log.exception("Error starting provider %s", config.name)
-        return error
+        raise
     return manager
 
 
@@ -93,7 +94,7 @@ class Starts:
     def __init__(self, started: Callable[[], Any] = lambda: None) -> None:
         self._started = started
         #: Starts that a reload did not wait for, by the provider's name.
-        self._slow: dict[str, tuple[ProviderConfig, Future[Any]]] = {}
+        self._slow: dict[str, tuple[ProviderConfig, Future[Provider]]] = {}
 
     def is_starting(self, name: str) -> bool:
         """Return whether the provider is still starting after a reload; the old one is idle."""
@@ -101,19 +102,20 @@ class Starts:
 
     def start(
         self, wanted: list[ProviderConfig], zk_conn: ZooKeeper, only_images: bool, grace: float | None
-    ) -> list[tuple[ProviderConfig, Any]]:
-        """Return each configuration with its provider, its exception, or None (still starting).
+    ) -> list[tuple[ProviderConfig, Future[Provider] | None]]:
+        """Return each configuration with its provider or exception, or None (still starting).
 
         One that is still starting is returned by the next call that has an equal configuration; a call without one stops it.
 
         :param grace: seconds to wait; None: until all have started.
         """
-        futures: list[tuple[ProviderConfig, Future[Any]]] = []
+        futures: list[tuple[ProviderConfig, Future[Provider]]] = []
         for config in wanted:
             slow = self._slow.pop(config.name, None)
             if slow is None or slow[0] != config:
                 self._drop(slow)
-                slow = config, self._begin(config, zk_conn, only_images)
+                lane = threads.shared().lane(f"start-provider-{config.name}", 1)
+                slow = config, lane.submit(started, config, zk_conn, only_images)
             futures.append(slow)
         self.stop()
         done, _starting = wait([future for _config, future in futures], grace)
@@ -121,7 +123,7 @@ class Starts:
             if future not in done:
                 self._slow[config.name] = config, future
                 future.add_done_callback(lambda _future: self._started())
-        return [(config, future.result() if future in done else None) for config, future in futures]
+        return [(config, future if future in done else None) for config, future in futures]
 
     def stop(self) -> None:
         """Stop slow providers of a reload as soon as they have started. From any thread."""
@@ -129,21 +131,12 @@ class Starts:
             self._drop(slow)
         self._slow.clear()
 
-    def _begin(self, config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def start() -> None:
-            future.set_result(started(config, zk_conn, only_images))
-
-        threading.Thread(target=start, daemon=True, name=f"start-provider-{config.name}").start()
-        return future
-
     @staticmethod
-    def _drop(slow: tuple[ProviderConfig, Future[Any]] | None) -> None:
+    def _drop(slow: tuple[ProviderConfig, Future[Provider]] | None) -> None:
         """Stop a provider that is no longer needed once it has started."""
 
-        def stop(future: Future[Any]) -> None:
-            if not isinstance(future.result(), FOREIGN):
+        def stop(future: Future[Provider]) -> None:
+            if future.exception() is None:
                 call(future.result(), "stop")
 
         if slow is not None:
@@ -194,8 +187,8 @@ class ProviderManager:
             if name not in new_config.providers:
                 cls.log.info("Provider %s is not configured any more; stopping it", name)
             call(manager, "idle")
-        for config, manager in starts.start(wanted, zk_conn, only_image_manager, grace):
-            cls._take(new_config, config.name, manager, running)
+        for config, future in starts.start(wanted, zk_conn, only_image_manager, grace):
+            cls._take(new_config, config.name, future, running)
         for manager in running.values():
             if retire is not None:
                 retire(manager)
@@ -203,12 +196,12 @@ class ProviderManager:
                 call(manager, "stop")
 
     @staticmethod
-    def _take(new_config: Config, name: str, manager: Provider | BaseException | None, running: dict[str, Provider]) -> None:
+    def _take(new_config: Config, name: str, future: Future[Provider] | None, running: dict[str, Provider]) -> None:
         """Record the result of a start; the old provider stays until its successor has started."""
-        if isinstance(manager, FOREIGN):
-            new_config.provider_failures[name] = one_line(manager) or type(manager).__name__
-        elif manager is not None:
-            new_config.provider_managers[name] = manager
+        if future is not None and (error := future.exception()) is not None:
+            new_config.provider_failures[name] = one_line(error) or type(error).__name__
+        elif future is not None:
+            new_config.provider_managers[name] = future.result()
         elif name in running:
             new_config.provider_managers[name] = running.pop(name)
             new_config.provider_errors[name] = STARTING

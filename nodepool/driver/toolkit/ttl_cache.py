@@ -26,38 +26,39 @@ class _CachedCall(Generic[T]):
         self._have_value = False
         self._value: Any = None
         self._fetched = 0.0
-        self._refresh: Future[T] | None = None
+        self._refreshing = False
         self._error: BaseException | None = None
         self._retry_at = 0.0
 
     def __call__(self, *args: object, **kw: object) -> T:
         cache = self._cache
         with self._lock:
-            if not self._have_value:
-                self._store(self._func(*args, **kw))
-            value: T = self._value
             now = cache.clock()
             age = now - self._fetched
             error = self._error if age > cache.max_age else None
-            if error is not None and self._refresh is None and now >= self._retry_at:
-                # The error is outdated, too.
-                return self._again(args, kw)
-            if age >= cache.ttl and self._refresh is None and now >= self._retry_at:
-                self._start_refresh(args, kw)
+            may_ask = not self._refreshing and now >= self._retry_at
+            if not self._have_value or (error is not None and may_ask):
+                # There is no usable answer, or the error is outdated, too: this call waits for an answer.
+                return self._fetch(args, kw)
             if error is not None:
                 raise error
+            value: T = self._value
+            if age >= cache.ttl and may_ask:
+                self._start_refresh(args, kw)
             return value
 
-    def _again(self, args: tuple[Any, ...], kw: dict[str, Any]) -> T:
-        """Wait like the first call; others get the raised error until the next attempt."""
+    def _fetch(self, args: tuple[Any, ...], kw: dict[str, Any]) -> T:
         try:
             value = self._func(*args, **kw)
         except Exception as error:
-            self._error = error
-            self._retry_at = self._cache.clock() + self._cache.ttl
+            self._failed(error)
             raise
         self._store(value)
         return value
+
+    def _failed(self, error: BaseException) -> None:
+        self._error = error
+        self._retry_at = self._cache.clock() + self._cache.ttl
 
     def _store(self, value: T) -> None:
         self._value, self._have_value = value, True
@@ -69,30 +70,24 @@ class _CachedCall(Generic[T]):
             future = self._cache.executor.submit(self._func, *args, **kw)
         except RuntimeError:
             return  # the provider is stopping: the last value has to do
-        self._refresh = future
+        self._refreshing = True
         future.add_done_callback(self._refreshed)
 
     def _refreshed(self, future: Future[T]) -> None:
         with self._lock:
-            if self._refresh is future:
-                self._take(future)
-
-    def _take(self, future: Future[T]) -> None:
-        self._refresh = None
-        if future.cancelled():
-            return
-        error = future.exception()
-        if error is None:
-            self._store(future.result())
-            return
-        first = self._error is None
-        self._error = error
-        self._retry_at = self._cache.clock() + self._cache.ttl
-        name = getattr(self._func, "__qualname__", repr(self._func))
-        if first:
-            LOG.warning("Refreshing %s failed, keeping the last answer: %s", name, error, exc_info=error)
-        else:
-            LOG.warning("Refreshing %s failed again: %s", name, error)
+            self._refreshing = False
+            if future.cancelled():
+                return
+            error, first = future.exception(), self._error is None
+            if error is None:
+                self._store(future.result())
+                return
+            self._failed(error)
+            name = getattr(self._func, "__qualname__", repr(self._func))
+            if first:
+                LOG.warning("Refreshing %s failed, keeping the last answer: %s", name, error, exc_info=error)
+            else:
+                LOG.warning("Refreshing %s failed again: %s", name, error)
 
 
 class LazyExecutorTTLCache:
