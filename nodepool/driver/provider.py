@@ -47,7 +47,6 @@ class ProviderNotifications:
 
     def nodeDeletedNotification(self, node: Node) -> None:
         """Handle the removal of the znode of *node*."""
-        return
 
 
 class Provider(ProviderNotifications):
@@ -69,19 +68,15 @@ class Provider(ProviderNotifications):
 
     def start(self, zk_conn: ZooKeeper | None) -> None:
         """Start background work; an exception means that the provider is not used."""
-        return
 
     def idle(self) -> None:
         """Stop anything that might fight with a successor of the same name."""
-        return
 
     def stop(self) -> None:
         """Accept no new work; must not block."""
-        return
 
     def join(self) -> None:
         """Return when all work is done."""
-        return
 
     def labelReady(self, name: str) -> bool:
         """Return True when the label could be served, apart from quota."""
@@ -97,11 +92,9 @@ class Provider(ProviderNotifications):
 
     def waitForNodeCleanup(self, node_id: object) -> None:
         """Return when the resource is deleted."""
-        return
 
     def cleanupLeakedResources(self) -> None:
         """Find and remove leaks; called every minute."""
-        return
 
     def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> RequestHandler:
         """Return a NodeRequestHandler; must be cheap."""
@@ -151,4 +144,3 @@ class Provider(ProviderNotifications):
 
     def removeUnfinishedUpload(self, name: str, since: float) -> None:
         """Remove the remains, except images, of an upload that started at *since* (Unix seconds)."""
-        return

@@ -56,11 +56,14 @@ class Asking(Protocol):
     taking: dict[str, BackingNodeRecord]
     doubtful: set[float]
 
-    def ask(self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]) -> None: ...
+    def ask(self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]) -> None:
+        """Request a backing node for the machine."""
 
-    def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None: ...
+    def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None:
+        """Fail the launches whose request no longer exists."""
 
-    def forget(self, request_id: str, delete: bool) -> None: ...
+    def forget(self, request_id: str, delete: bool) -> None:
+        """End our interest in a request, and the request itself."""
 
 
 class Keeping(Protocol):
@@ -68,15 +71,20 @@ class Keeping(Protocol):
 
     idle: Any
 
-    def recover(self) -> None: ...
+    def recover(self) -> None:
+        """Build the book from ZooKeeper."""
 
-    def run(self) -> None: ...
+    def run(self) -> None:
+        """Check all backing nodes; release idle ones."""
 
-    def adopt(self, node_id: str) -> None: ...
+    def adopt(self, node_id: str) -> None:
+        """Put a backing node into the book if it is really ours."""
 
-    def became_idle(self, record: BackingNodeRecord) -> None: ...
+    def became_idle(self, record: BackingNodeRecord) -> None:
+        """Check the backing node after its grace time."""
 
-    def release(self, record: BackingNodeRecord) -> None: ...
+    def release(self, record: BackingNodeRecord) -> None:
+        """Release a backing node without nodes."""
 
 
 class BackingSlots:

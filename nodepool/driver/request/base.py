@@ -27,7 +27,6 @@ class NodeRequestHandlerNotifications:
 
     def nodeReusedNotification(self, node: Node) -> None:
         """Handle the assignment of the ready *node* to the request."""
-        return
 
 
 class Claims:
