@@ -36,7 +36,7 @@ class Pool(Protocol):
     def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
         """Queue a request for this pool."""
 
-    def ask(self, waiting: RequestHandler, others: list[Pool]) -> None:
+    def ask(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
         """Request a move of what waits elsewhere if this pool has capacity; else ask the others."""
 
     def make_way(self) -> None:

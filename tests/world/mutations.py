@@ -843,8 +843,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "all-pools-are-asked-at-once": Mutation(
         "nodepool.launcher.requests.moves",
-        "                workers[0].ask(handler, workers[1:])\n",
-        "                for worker in workers:\n                    worker.ask(handler, [])\n",
+        "                workers[0].ask(handler, question.unanswered, workers[1:])\n",
+        "                for worker in workers:\n                    worker.ask(handler, question.unanswered, [])\n",
         "tests/unit/launcher/test_moves.py::test_the_best_pool_is_asked_first",
     ),
     "refused-nodes-of-waiting-requests-count": Mutation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import itertools
 import logging
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -216,10 +215,6 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         self.paused_since = 0.0
         #: UNIX seconds.
         self.accepted_time: float | None = None
-        #: When other pools may be asked again whether they could serve it (monotonic seconds).
-        self.ask_after = -math.inf
-        #: Launcher ids of those that have not answered yet.
-        self.unanswered: set[str] = set()
 
     # -- for drivers
 

@@ -151,41 +151,42 @@ class PoolWorker(threading.Thread, PoolRoom):
         for handler in list(self.paused_handlers):
             self.post(handler, handler.make_way)
 
-    def ask(self, waiting: RequestHandler, others: list[Pool]) -> None:
+    def ask(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
         """Request a move of what waits at another pool of ours if this pool has capacity for all.
 
+        :param unanswered: launcher ids of pools that have not answered; contains ours meanwhile.
         :param others: pools to ask next, in this order, if this one has none.
         """
-        waiting.unanswered.add(self.launcher_id)
-        self._tasks.put((self._asked, (waiting, others)))
+        unanswered.add(self.launcher_id)
+        self._tasks.put((self._asked, (waiting, unanswered, others)))
 
-    def _asked(self, waiting: RequestHandler, others: list[Pool]) -> None:
+    def _asked(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
         try:
             manager = self.getProviderManager()
             assert manager is not None
             handler = manager.getRequestHandler(self, waiting.request.copy())
         except FOREIGN as error:
             self._log_once("The driver cannot handle a request:", error)
-            self._say_no(waiting, others)
+            self._say_no(waiting, unanswered, others)
         else:
-            self.post(handler, self._answer, handler, waiting, others)
+            self.post(handler, self._answer, handler, waiting, unanswered, others)
 
-    def _say_no(self, waiting: RequestHandler, others: list[Pool]) -> None:
-        waiting.unanswered.discard(self.launcher_id)
+    def _say_no(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
+        unanswered.discard(self.launcher_id)
         if others:
-            others[0].ask(waiting, others[1:])
+            others[0].ask(waiting, unanswered, others[1:])
 
-    def _answer(self, handler: RequestHandler, waiting: RequestHandler, others: list[Pool]) -> None:
+    def _answer(self, handler: RequestHandler, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
         try:
             if not self.paused and self.running and handler.could_serve():
-                waiting.unanswered.discard(self.launcher_id)
+                unanswered.discard(self.launcher_id)
                 waiting.pw.post(waiting, waiting.move, 0.0, False, self.launcher_id)
                 return
         except LimitsPending as error:
             self.log.debug("Not requesting a move of request %s: %s", waiting.request.id, error)
         except FOREIGN as error:
             self._log_once("Cannot decide whether there is capacity for a request that waits at another pool:", error)
-        self._say_no(waiting, others)
+        self._say_no(waiting, unanswered, others)
 
     # -- events
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from nodepool.base.backoff import Backoff
 from nodepool.driver.request.base import RequestHandler, RequestHost
@@ -25,6 +27,16 @@ STANDSTILL = 5.0
 LONG_REST = 60.0
 
 
+@dataclass
+class Question:
+    """Whether other pools could serve a request that waits."""
+
+    #: When they may be asked again (monotonic seconds).
+    again_at: float = -math.inf
+    #: Launcher ids of those that have not answered yet.
+    unanswered: set[str] = field(default_factory=set)
+
+
 class Moves:
     """Finds another pool for paused requests; only for the assignment's thread.
 
@@ -38,6 +50,8 @@ class Moves:
         self._leave_to_others = leave_to_others
         #: When to check without an event (monotonic seconds).
         self.due = math.inf
+        #: About the requests that wait here.
+        self.questions: WeakKeyDictionary[RequestHandler, Question] = WeakKeyDictionary()
 
     def look(self) -> None:
         self.due = math.inf
@@ -80,13 +94,13 @@ class Moves:
 
     def _ask(self, workers: list[Pool], handler: RequestHandler) -> None:
         """Ask the first pool without a pending question; a pool that refuses asks the next one."""
-        now = self._state.clock.monotonic()
-        if now >= handler.ask_after:
-            handler.ask_after = now + ASK_AGAIN
-            workers = [worker for worker in workers if worker.launcher_id not in handler.unanswered]
+        now, question = self._state.clock.monotonic(), self.questions.setdefault(handler, Question())
+        if now >= question.again_at:
+            question.again_at = now + ASK_AGAIN
+            workers = [worker for worker in workers if worker.launcher_id not in question.unanswered]
             if workers:
-                workers[0].ask(handler, workers[1:])
-        self.due = min(self.due, handler.ask_after)
+                workers[0].ask(handler, question.unanswered, workers[1:])
+        self.due = min(self.due, question.again_at)
 
 
 def _is_open(worker: Pool, cls: RequestClass) -> bool:

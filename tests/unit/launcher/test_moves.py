@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
@@ -17,7 +16,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.handler = Mock(launcher_id="1", accepted=True, done=False, paused_since=0.0, unanswered=set(), ask_after=-math.inf)
+        self.handler = Mock(launcher_id="1", accepted=True, done=False, paused_since=0.0)
         request = {"id": "200-1", "priority": ("200", 0, "1"), "node_types": ["a"], "provider": None, "tenant_name": None}
         self.handler.request = SimpleNamespace(**request, declined_by=[])
         self.workers: dict[str, Any] = {name: Mock(launcher_id=name, paused_handlers=[]) for name in "123"}
@@ -30,6 +29,8 @@ class Bench:
         state.zk.getRegisteredPools.return_value = pools
         state.clock.monotonic = lambda: self.now
         self.moves = moves.Moves(state, lambda _request_id: 0, Mock())
+        question = self.moves.questions[self.handler] = moves.Question()
+        self.unanswered = question.unanswered
 
     def asked(self) -> list[str]:
         """Who is asked now, and who would be asked next."""
@@ -37,10 +38,10 @@ class Bench:
             worker.ask.reset_mock()
         self.moves.look()
         return [
-            name + "".join(other.launcher_id for other in each.args[1])
+            name + "".join(other.launcher_id for other in each.args[2])
             for name, worker in self.workers.items()
             for each in worker.ask.mock_calls
-            if each == call(self.handler, each.args[1])
+            if each == call(self.handler, each.args[1], each.args[2])
         ]
 
 
@@ -57,9 +58,9 @@ def test_the_best_pool_is_asked_first(bench: Bench) -> None:
 
 
 def test_a_pool_that_owes_an_answer_holds_up_no_other(bench: Bench) -> None:
-    bench.handler.unanswered.add("2")
+    bench.unanswered.add("2")
     assert bench.asked() == ["3"]
-    bench.handler.unanswered.add("3")
+    bench.unanswered.add("3")
     bench.now += moves.ASK_AGAIN
     assert bench.asked() == [] and bench.moves.due == bench.now + moves.ASK_AGAIN
 

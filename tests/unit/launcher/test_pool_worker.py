@@ -88,21 +88,21 @@ def test_a_pool_without_room_asks_the_next_one(pool: Pool, answer: str, monkeypa
     pool.launcher_id, pool.running = "me", True
     could_serve, takes_it = ANSWERS[answer]
     monkeypatch.setattr(pool, "getProviderManager", lambda: Mock(getRequestHandler=lambda *_: handler(could_serve=could_serve)))
-    waiting, other = handler(unanswered=set()), Mock()
-    pool.ask(waiting, [other])
-    assert waiting.unanswered == {"me"}
+    waiting, other, unanswered = handler(), Mock(), set[str]()
+    pool.ask(waiting, unanswered, [other])
+    assert unanswered == {"me"}
     pool.run_tasks()
-    assert waiting.unanswered == set()
+    assert unanswered == set()
     assert waiting.pw.post.mock_calls == ([call(waiting, waiting.move, 0.0, False, "me")] if takes_it else [])
-    assert other.ask.mock_calls == ([] if takes_it else [call(waiting, [])])
+    assert other.ask.mock_calls == ([] if takes_it else [call(waiting, unanswered, [])])
 
 
 def test_a_driver_that_makes_no_handler_holds_up_no_other_pool(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "getProviderManager", lambda: Mock(getRequestHandler=Mock(side_effect=ValueError("no"))))
-    waiting, other = handler(unanswered=set()), Mock()
-    pool.ask(waiting, [other])
+    waiting, other, unanswered = handler(), Mock(), set[str]()
+    pool.ask(waiting, unanswered, [other])
     pool.run_tasks()
-    assert other.ask.mock_calls == [call(waiting, [])] and waiting.unanswered == set()
+    assert other.ask.mock_calls == [call(waiting, unanswered, [])] and unanswered == set()
 
 
 def test_claim_that_another_pool_may_have_stays(pool: Pool) -> None:
