@@ -8,6 +8,7 @@ from __future__ import annotations
 import _thread
 import _threading_local
 import concurrent.futures  # noqa: F401
+import errno
 import gc
 import itertools
 import logging
@@ -22,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from nodepool.base import threads
 from nodepool.simulation import kernel as kernels
@@ -119,6 +120,10 @@ class _Ordered(dict[Any, None]):
         self.pop(item, None)
 
 
+def _none_left(**_options: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 def _select(
     rlist: Iterable[Any], wlist: Iterable[Any], _xlist: Iterable[Any], timeout: float | None = None
 ) -> tuple[list[Any], list[Any], list[Any]]:
@@ -151,15 +156,15 @@ def adapt_libraries() -> None:
     import kazoo.handlers.threading
     import kazoo.handlers.utils
 
-    from nodepool.base import hostnames
-    from nodepool.config.live import watch
+    from nodepool.base import file_events, hostnames
 
     # They are kept for the process, of which there are several here.
     threads.shared = _threads_of_process
     hostnames.short = socket.gethostname  # type: ignore[assignment]
     hostnames.fqdn = socket.getfqdn  # type: ignore[assignment]
-    # Each check is an event of the simulation.
-    watch.INTERVAL = 10.0
+    # A busy machine may run out of inotify instances.
+    vars(file_events)["INotify"] = _none_left
+    file_events.WITHOUT_EVENTS = file_events.WITH_EVENTS
     kazoo.handlers.utils.HAS_FNCTL = False
     kazoo.handlers.threading.selector_select = _select
     kazoo.client.set = _Ordered

@@ -6,20 +6,16 @@ import argparse
 import os
 import stat
 import sys
-import threading
 from collections.abc import Callable
 from typing import BinaryIO
 
+from nodepool.base.file_events import FileEvents
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
 from nodepool.cmd.commands.images.follow import mirrored
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.progress import BuildProgress, ProgressTree
 
 CHUNK = 1 << 16
-#: Seconds between two checks of a followed file.
-FILE_INTERVAL = 0.5
-#: Longest sleep in seconds while waiting for a change in ZooKeeper.
-LONGEST_WAIT = 60.0
 #: Control characters become "?", except tab, line feed and carriage return.
 _CONTROL = bytes(ord("?") if (code < 32 and code not in (9, 10, 13)) or code == 127 else code for code in range(256))
 
@@ -67,7 +63,7 @@ def _show(context: Context) -> None:
     with stream:
         _copy(stream, args.lines)
         if follow:
-            _follow(context.zk.client, build, FILE_INTERVAL, lambda _now: _copy_rest(stream))
+            _follow(context.zk.client, build, [build.log], lambda _now: _copy_rest(stream))
 
 
 def choose(context: Context, name: str) -> BuildProgress:
@@ -152,27 +148,29 @@ def for_terminal(block: bytes) -> bytes:
 
 
 def _follow(
-    client: ZooKeeperClient, build: BuildProgress, longest_wait: float, show: Callable[[BuildProgress | None], None]
+    client: ZooKeeperClient, build: BuildProgress, files: list[str], show: Callable[[BuildProgress | None], None]
 ) -> None:
     """Show new parts of the log until the build has ended.
 
     The record is read before the log: if it has ended, nothing is written any more.
 
-    :param longest_wait: seconds between two calls of *show* while the record does not change.
+    :param files: *show* is called when they change, too.
     """
-    tree = ProgressTree(client)
-    changed = threading.Event()
-    tree.listeners.append(lambda _image: changed.set())
-    tree.sync_listeners.append(changed.set)
-    with mirrored(tree):
-        while True:
-            changed.clear()
-            now = _present(tree, build)
-            show(now)
-            if now is None or not now.running:
-                _tell_end(build, now)
-                return
-            changed.wait(longest_wait)
+    tree, events = ProgressTree(client), FileEvents()
+    tree.listeners.append(events.wake)
+    tree.sync_listeners.append(events.wake)
+    events.watch(files)
+    try:
+        with mirrored(tree):
+            while True:
+                now = _present(tree, build)
+                show(now)
+                if now is None or not now.running:
+                    _tell_end(build, now)
+                    return
+                events.wait()
+    finally:
+        events.close()
 
 
 def _present(tree: ProgressTree, build: BuildProgress) -> BuildProgress | None:
@@ -223,4 +221,4 @@ def _show_tail(client: ZooKeeperClient, build: BuildProgress, lines: int | None,
             tail = now.tail
 
     if follow:
-        _follow(client, build, LONGEST_WAIT, show)
+        _follow(client, build, [], show)
