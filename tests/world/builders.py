@@ -480,7 +480,7 @@ def replace_machine() -> None:
         lock, below = real_acquire(images_dir), os.path.realpath(images_dir) + "/"
 
         def forget() -> None:
-            lock.release()
+            lock.close()
             for path in [path for path in running if path.startswith(below)]:
                 del running[path]
 

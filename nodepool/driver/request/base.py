@@ -68,6 +68,9 @@ class Launcher(Protocol):
 class Capacity(Protocol):
     """The capacity of a pool, which its handlers share."""
 
+    #: The pool, as "provider-pool".
+    label: str
+
     @property
     def paused(self) -> bool:
         """Return whether a request waits for capacity; the pool then accepts nothing more."""
@@ -106,8 +109,6 @@ class RequestHost(Protocol):
     launcher_id: str
     provider_name: str
     pool_name: str
-    #: "provider-pool".
-    label: str
 
     @property
     def capacity(self) -> Capacity:
@@ -409,7 +410,7 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
     def make_way(self) -> None:
         """Let a more urgent request overtake this one, unless it has nodes by now."""
         if self.holds_nothing:
-            self.log.info("Returning the request: pool %s has a more urgent one", self.pw.label)
+            self.log.info("Returning the request: pool %s has a more urgent one", self.pw.capacity.label)
             self.move()
 
     def drop(self) -> None:

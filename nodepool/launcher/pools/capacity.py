@@ -18,6 +18,7 @@ class PoolCapacity:
 
     def __init__(self, pool: PoolRoom) -> None:
         self._pool = pool
+        self.label = pool.label
         self._lock = threading.Lock()
         self._creator: object = None
         #: Handlers that wait for their turn to create nodes.
