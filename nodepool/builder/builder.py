@@ -17,7 +17,7 @@ from nodepool.base import hostnames
 from nodepool.base.problems import image_problems
 from nodepool.builder.building.worker import BuildWorker, fail_interrupted
 from nodepool.builder.cleanup.worker import CleanupWorker
-from nodepool.builder.host import build_journal, image_files
+from nodepool.builder.machine import build_journal, image_files
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.builder.upload.worker import UploadWorker

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import yaml
 
 from nodepool.builder.building.process import ProcessResult
-from nodepool.builder.host.processes import MARKER_VARIABLE, Origin
-from nodepool.builder.host.processes import Process as Found
+from nodepool.builder.machine.processes import MARKER_VARIABLE, Origin
+from nodepool.builder.machine.processes import Process as Found
 from nodepool.simulation.kernel import EPOCH, Process, Task, current
 from tests.world import faults
 
@@ -458,7 +458,7 @@ def replace_machine() -> None:
     os.environ["PATH"] = "/usr/bin:/bin"
     sys.executable = "/usr/bin/python3"
     from nodepool.builder.building import process, run
-    from nodepool.builder.host import build_journal, image_files, mounts, processes
+    from nodepool.builder.machine import build_journal, image_files, mounts, processes
     from nodepool.builder.upload import meter
 
     real_mkstemp, real_open_log, real_acquire = tempfile.mkstemp, image_files.open_log, build_journal.acquire_images_dir

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from nodepool.builder.host import processes
+from nodepool.builder.machine import processes
 
 log = logging.getLogger("nodepool.builder.process")
 

@@ -19,7 +19,7 @@ from nodepool.builder.building import command
 from nodepool.builder.building.diagnosis import Diagnosis
 from nodepool.builder.building.plan import WantedBuild
 from nodepool.builder.building.process import BuildProcess, ProcessResult
-from nodepool.builder.host import build_journal, image_files
+from nodepool.builder.machine import build_journal, image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.progress.phases import PhaseTracker
 from nodepool.builder.state import BuilderState

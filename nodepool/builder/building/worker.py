@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from nodepool.builder.building.plan import WantedBuild, plan
 from nodepool.builder.building.run import BuildRun
-from nodepool.builder.host import image_files
+from nodepool.builder.machine import image_files
 from nodepool.builder.state import BuilderState
 from nodepool.builder.worker import Worker
 from nodepool.exceptions import ZKLockException

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-from nodepool.builder.host import image_files
+from nodepool.builder.machine import image_files
 from nodepool.builder.retention import BuildKey, Snapshot, image_providers, surplus_formats
 from nodepool.config.model import Config
 from nodepool.zk.records import DELETING

@@ -11,7 +11,7 @@ from typing import Any
 from nodepool.builder.cleanup.files import clean_files
 from nodepool.builder.cleanup.progress import ProgressCleaner
 from nodepool.builder.cleanup.records import RecordCleaner
-from nodepool.builder.host import image_files
+from nodepool.builder.machine import image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.provider_queues import ProviderQueues
 from nodepool.builder.retention import BuildKey, RemovalPlan, Rules, Snapshot, upload_key

@@ -12,7 +12,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool import metrics
 from nodepool.builder.building import process
-from nodepool.builder.host import image_files
+from nodepool.builder.machine import image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.retention import Candidate
 from nodepool.builder.state import BuilderState

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from kazoo.exceptions import KazooException
 
 from nodepool.builder import retention
-from nodepool.builder.host import image_files
+from nodepool.builder.machine import image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.retention import Candidate
 from nodepool.builder.state import BuilderState

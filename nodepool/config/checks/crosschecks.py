@@ -78,7 +78,7 @@ def numbers(data: object, where: tuple[Any, ...] = ()) -> Iterator[Finding]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
+class OfferedLabel:
     """A label that a pool offers; ``backing`` is the label of its backing nodes."""
 
     label: str
@@ -86,7 +86,7 @@ class Offer:
     backing: str | None = None
 
 
-def backing_labels(offers: list[Offer], defined: set[Any]) -> Iterator[Finding]:
+def backing_labels(offers: list[OfferedLabel], defined: set[Any]) -> Iterator[Finding]:
     """Find labels that would be their own backing nodes, and missing backing labels."""
     backed: dict[str, set[str]] = {}
     for offer in offers:
@@ -122,7 +122,7 @@ def _way_back(label: str, first: str, backed: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def nobody_offers(labels: object, offers: list[Offer]) -> Iterator[Finding]:
+def nobody_offers(labels: object, offers: list[OfferedLabel]) -> Iterator[Finding]:
     """Find labels with min-ready that no pool offers; another launcher may offer them."""
     offered = {offer.label for offer in offers}
     for index, label in enumerate(labels if isinstance(labels, list) else ()):

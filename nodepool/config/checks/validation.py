@@ -16,7 +16,7 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.base.schema import advice
-from nodepool.config.checks.crosschecks import Offer, backing_labels, nobody_offers, numbers
+from nodepool.config.checks.crosschecks import OfferedLabel, backing_labels, nobody_offers, numbers
 from nodepool.config.checks.likely import entries, likely_mistakes, missing_elements
 from nodepool.config.diskimages import lineage
 from nodepool.config.drivers import drivers
@@ -223,7 +223,7 @@ class Validation:
             for place, label, options in self._labels(item):
                 backing = options.get("backing-label") or item.get("backing-label")
                 where = ("providers", index, *place)
-                offers.append(Offer(label, where, backing if isinstance(backing, str) else None))
+                offers.append(OfferedLabel(label, where, backing if isinstance(backing, str) else None))
         findings = [*numbers(self.data), *backing_labels(offers, self._names("labels"))]
         findings += nobody_offers(self.data.get("labels"), offers)
         findings += likely_mistakes(self.data)

@@ -8,7 +8,7 @@ from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.state import End, How, Outcome
-from nodepool.launcher.pools.room import PoolRoom
+from nodepool.launcher.pools.admission import PoolAdmission
 from nodepool.launcher.requests.tenants import tenant_shortage
 from nodepool.reasons import Code, Reason
 
@@ -16,7 +16,7 @@ from nodepool.reasons import Code, Reason
 class PoolCapacity:
     """Capacity of one pool, for its handlers."""
 
-    def __init__(self, pool: PoolRoom) -> None:
+    def __init__(self, pool: PoolAdmission) -> None:
         self._pool = pool
         self.label = pool.label
         self._lock = threading.Lock()

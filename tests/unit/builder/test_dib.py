@@ -15,8 +15,8 @@ import pytest
 
 from nodepool.builder.building.command import build_command, build_environment
 from nodepool.builder.building.process import BuildProcess, ProcessResult
-from nodepool.builder.host import build_journal, image_files, mounts
-from nodepool.builder.host.build_journal import BuildJournal, clean_all
+from nodepool.builder.machine import build_journal, image_files, mounts
+from nodepool.builder.machine.build_journal import BuildJournal, clean_all
 from nodepool.builder.progress.phases import PhaseTracker
 from nodepool.config.diskimages import DiskImage
 from tests.conftest import wait_for

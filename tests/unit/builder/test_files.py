@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from nodepool.base.files import NEW
-from nodepool.builder.host import image_files
-from nodepool.builder.host.image_files import DibImageFile
+from nodepool.builder.machine import image_files
+from nodepool.builder.machine.image_files import DibImageFile
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.exceptions import ConfigurationError
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nodepool.builder.host import build_journal, image_files, mounts, processes
-from nodepool.builder.host.build_journal import BuildJournal, acquire_images_dir, belongs, clean, clean_all
+from nodepool.builder.machine import build_journal, image_files, mounts, processes
+from nodepool.builder.machine.build_journal import BuildJournal, acquire_images_dir, belongs, clean, clean_all
 from nodepool.exceptions import BuilderError, ConfigurationError
 from tests.conftest import wait_for
 from tests.support.deadline import limit
@@ -402,7 +402,7 @@ def test_lock_names_the_other_process(images_dir: pathlib.Path) -> None:
     lock = acquire_images_dir(str(images_dir))
     code = textwrap.dedent(f"""
         import logging, sys
-        from nodepool.builder.host.build_journal import acquire_images_dir
+        from nodepool.builder.machine.build_journal import acquire_images_dir
         from nodepool.exceptions import ConfigurationError
         try:
             acquire_images_dir({str(images_dir)!r})
@@ -422,8 +422,8 @@ def test_lock_names_the_other_process(images_dir: pathlib.Path) -> None:
 
 BUILDER = """
 import logging, os, sys, time
-from nodepool.builder.host import image_files
-from nodepool.builder.host.build_journal import BuildJournal, acquire_images_dir
+from nodepool.builder.machine import image_files
+from nodepool.builder.machine.build_journal import BuildJournal, acquire_images_dir
 from nodepool.builder.building.process import BuildProcess
 images_dir, tmp_base, script = sys.argv[1:]
 lock = acquire_images_dir(images_dir)

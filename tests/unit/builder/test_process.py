@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.builder.building.process import BuildProcess, LineSplitter, ProcessResult, Redactor, run_hook
-from nodepool.builder.host import image_files, processes
+from nodepool.builder.machine import image_files, processes
 from tests.conftest import wait_for
 from tests.support.deadline import limit
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodepool.launcher.nodes.reconciler import INIT_AGE, INIT_LOOK, NodeReconciler
-from nodepool.launcher.pools.room import BACKLOG, PoolRoom
+from nodepool.launcher.pools.admission import BACKLOG, PoolAdmission
 from nodepool.launcher.requests.choice import RequestClass
 from nodepool.launcher.requests.moves import LONG_REST, STANDSTILL, end_standstill
 from nodepool.reasons import Code
@@ -19,7 +19,7 @@ from tests.support.clock import HandClock
 CLASS = RequestClass(("label",), None, None, frozenset())
 
 
-class Room(PoolRoom):
+class Room(PoolAdmission):
     """A pool with this many offers, whose driver counts no labels."""
 
     def __init__(self, offered: int, launches: int = 0, limit: int = -1) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nodepool.driver.quota.support import LimitsPending
 from nodepool.driver.request.state import How, Outcome
-from nodepool.launcher.pools import room
+from nodepool.launcher.pools import admission
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, because
@@ -155,7 +155,7 @@ def test_requests_that_wait_for_the_backlog_are_looked_at_when_half_of_it_is_don
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only they: the others would fill the backlog again, without an end."""
-    monkeypatch.setattr(room, "BACKLOG", 4)
+    monkeypatch.setattr(admission, "BACKLOG", 4)
     monkeypatch.setattr("nodepool.launcher.pools.worker.BACKLOG", 4)
     monkeypatch.setattr(pool, "_take_on", lambda *_: None)
     pool._offered = {"200-1", "200-2", "200-3"}

@@ -8,13 +8,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from nodepool.launcher.pools.admission import PoolAdmission
 from nodepool.launcher.pools.fullness import Fullness
-from nodepool.launcher.pools.room import PoolRoom
 from nodepool.launcher.requests.choice import RequestClass
 from nodepool.reasons import Code, Reason, because
 
 
-class Room(PoolRoom):
+class Room(PoolAdmission):
     """A pool of a driver that does not count nodes per label."""
 
     def __init__(self) -> None:

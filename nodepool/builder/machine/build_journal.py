@@ -20,9 +20,9 @@ from typing import IO, Any
 
 from nodepool.base.boot import boot_id
 from nodepool.base.files import lock_file, replace_file, sync_directory
-from nodepool.builder.host import mounts, processes
-from nodepool.builder.host.image_files import image_id
-from nodepool.builder.host.processes import MARKER_VARIABLE, Origin
+from nodepool.builder.machine import mounts, processes
+from nodepool.builder.machine.image_files import image_id
+from nodepool.builder.machine.processes import MARKER_VARIABLE, Origin
 from nodepool.exceptions import BuilderError, ConfigurationError
 
 log = logging.getLogger("nodepool.builder.leftovers")

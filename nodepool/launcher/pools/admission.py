@@ -1,4 +1,4 @@
-"""PoolRoom: whether a pool can accept a request, and if not, why (LAU-2 and LAU-4)."""
+"""PoolAdmission: whether a pool can accept a request, and if not, why (LAU-2 and LAU-4)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BACKLOG = 48
 PUBLISH_DELAY = 0.05
 
 
-class PoolRoom(PoolSteps):
+class PoolAdmission(PoolSteps):
     """The part of :class:`~nodepool.launcher.pools.worker.PoolWorker` for the assignment."""
 
     def __init__(self, state: LauncherState, assignment: Requests, provider_name: str, pool_name: str) -> None:

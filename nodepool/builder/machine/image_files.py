@@ -18,7 +18,7 @@ import uuid
 from typing import Any, BinaryIO
 
 from nodepool.base.files import NEW, replace_file
-from nodepool.builder.host.mounts import remove_tree
+from nodepool.builder.machine.mounts import remove_tree
 from nodepool.exceptions import ConfigurationError
 
 log = logging.getLogger("nodepool.builder.files")

@@ -10,7 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 
-from nodepool.builder.host.processes import COMMAND_TIMEOUT, below, run_privileged
+from nodepool.builder.machine.processes import COMMAND_TIMEOUT, below, run_privileged
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _SYS_BLOCK = "/sys/block"
