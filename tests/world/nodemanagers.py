@@ -6,6 +6,7 @@ kernel, so that it can be unreachable, slow or restarted without waiting for any
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable
@@ -162,7 +163,7 @@ class Host:
     def fill(self) -> None:
         """Give what is free to users who are no launchers."""
         while self._free() > 0:
-            name = f"slice_{len(self.slivers)}"
+            name = next(name for number in itertools.count(len(self.slivers)) if (name := f"slice_{number}") not in self.slivers)
             self.slivers[name] = Sliver(name, {"rspec": {"nm_mem_limit": MEMORY}}, state="ready")
 
     def heal(self) -> None:
