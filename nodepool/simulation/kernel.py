@@ -92,6 +92,8 @@ class Kernel:
         self.task: Task | None = None
         #: While above 0, tasks are not preempted.
         self.quiet = 0
+        #: Called by a task that is in a busy loop.
+        self.on_busy_loop: Callable[[], object] = lambda: None
         self._since_progress = 0
         #: Greenlets of killed processes: collecting them would run their ``finally`` blocks.
         self._graveyard: list[Task] = []
@@ -205,6 +207,7 @@ class Kernel:
         if task is not None:
             task.readings += 1
             if task.readings > MOST_READINGS and not self.quiet:
+                self.on_busy_loop()
                 self.sleep(0.001)
         return self.now
 

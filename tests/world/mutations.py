@@ -859,6 +859,12 @@ MUTATIONS: dict[str, Mutation] = {
         "cls.reasons = decision.reasons",
         "tests/unit/launcher/test_assignment.py::test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it",
     ),
+    "disconnected-launchers-loop": Mutation(
+        _ASSIGNMENT,
+        "self._moves.due, self._look_at_moves = math.inf, True",
+        "self._look_at_moves = True",
+        "tests/unit/launcher/test_assignment.py::test_disconnected_launcher_does_not_loop_until_it_may_look_at_moves",
+    ),
     "idle-nodes-count-for-their-last-tenant": Mutation(
         "nodepool.zk.records",
         "return None if self.state == READY and self.allocated_to is None else self.tenant_name",

@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,9 @@ MIN_READY_BACKOFF = 30.0
 ROOM = 99
 #: Seconds from submission to fulfillment without faults, when there is room: booting takes up to 8 s.
 LONGEST_LAUNCH = 15.0
+
+#: How often a thread may read the clock a thousand times without waiting.
+MOST_BUSY = 20
 
 #: Of the OpenStack provider, in seconds.
 TIMEOUTS: dict[str, Any] = {"launch-timeout": 120, "boot-timeout": 60}
@@ -208,6 +212,9 @@ class World:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.kernel = Kernel(scenario.seed, lines=scenario.lines, delay=scenario.delay)
+        self.kernel.on_busy_loop = self._busy
+        #: How often threads have read the clock many times without waiting.
+        self._busy_loops: Counter[str] = Counter()
         self.network = Network(self.kernel, mean=scenario.latency)
         install.begin(self.kernel, self.network)
         lines.begin()
@@ -311,6 +318,12 @@ class World:
         return config
 
     # -- what is seen
+
+    def _busy(self) -> None:
+        name = f"{self.kernel.running_process.name}: {threading.current_thread().name}"
+        self._busy_loops[name] += 1
+        if self._busy_loops[name] == MOST_BUSY:
+            self.violated(f"thread {name} loops without waiting")
 
     def note(self, kind: str, text: str) -> None:
         """Add an event to the story of this run."""

@@ -335,9 +335,9 @@ class Assignment(threading.Thread):
                 for cls in self._classes.values():
                     cls.look_again()
             heads = [(cls.queue[0], id(cls), cls) for cls in self._classes.values() if cls.queue and not cls.reasons]
-            look_at_moves = self._look_at_moves
-            self._look_at_moves = False
-        if ready and look_at_moves:
+            look_at_moves = ready and self._look_at_moves
+            self._look_at_moves = self._look_at_moves and not ready
+        if look_at_moves:
             self._moves.look()
         if not ready or not heads:
             return
@@ -402,7 +402,7 @@ class Assignment(threading.Thread):
             if cls.again_at <= now:
                 cls.look_again()
         if now >= self._moves.due:
-            self._look_at_moves = True
+            self._moves.due, self._look_at_moves = math.inf, True
         if now >= self._net.due:
             self._net.delay(now)
             if ready:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -201,6 +202,20 @@ def request(request_id: str, labels: tuple[str, ...] = ("a",), **values: Any) ->
     for key, value in values.items():
         setattr(result, key, value)
     return result
+
+
+def test_disconnected_launcher_does_not_loop_until_it_may_look_at_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    assignment, looks = make(Tree(), Worker("one")), Mock()
+    monkeypatch.setattr(assignment._moves, "look", looks)
+    monkeypatch.setattr(assignment.state.zk, "connected", False)
+    assignment._moves.due = hand(assignment).monotonic() - 1
+    assignment._pass()
+    assert assignment._moves.due == math.inf and not looks.called
+    monkeypatch.setattr(assignment.state.zk, "connected", True)
+    assignment.rebuild()
+    assignment._pass()
+    assignment._pass()
+    looks.assert_called_once_with()
 
 
 RECORDS = st.lists(
