@@ -53,7 +53,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.zk.writer",
         "SetData(self.client.full_path(path), data, version)",
         "SetData(self.client.full_path(path), data, -1)",
-        5,
+        2,
     ),
     "leaks-are-not-looked-for": Mutation(
         _LEAKS,
@@ -68,7 +68,7 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
     "abandoned-locks-are-forgotten": Mutation(
-        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 69
+        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 5
     ),
     "mirror-is-not-read-again": Mutation(
         _MIRROR,
@@ -786,7 +786,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.nodes.reconciler", "DELETABLE = frozenset({zk.USED,", "DELETABLE = frozenset({zk.HOLD, zk.USED,", 1
     ),
     "reload-does-not-refresh-pools": Mutation(
-        "nodepool.launcher.launcher", "                worker.refresh()\n", "                pass\n", 6
+        "nodepool.launcher.launcher", "                worker.refresh()\n", "                pass\n", 53
     ),
     "reload-keeps-removed-pools": Mutation("nodepool.launcher.launcher", "                worker.stop_when_idle()\n", "", 1),
     "static-slots-are-not-counted": Mutation(
@@ -826,7 +826,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.requests.tenants",
         "exact(limit - used.get(name, 0) - need) < 0",
         "exact(limit - used.get(name, 0) - need) <= 0",
-        12,
+        2,
     ),
     "idle-nodes-keep-their-room": Mutation(
         _LIFE, "                handler.zk.make_room(host.provider_name, host.pool_name)", "                pass", 12
@@ -900,7 +900,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "slivers-of-nodes-are-strays": Mutation(_SLIVERS, '            and node.external_id.get("host") != host.name\n', "", 2),
     "leases-are-not-renewed": Mutation(
-        _SLIVERS, 'host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)', "pass", 7
+        _SLIVERS, 'host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)', "pass", 47
     ),
     "deletion-of-slivers-is-not-awaited": Mutation(
         _SLIVERS,
