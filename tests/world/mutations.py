@@ -67,9 +67,7 @@ MUTATIONS: dict[str, Mutation] = {
         "        if True:\n",
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
-    "abandoned-locks-are-forgotten": Mutation(
-        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 5
-    ),
+    "abandoned-locks-are-forgotten": Mutation(_ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 5),
     "mirror-is-not-read-again": Mutation(
         _MIRROR,
         "        if state == KazooState.CONNECTED:\n",
@@ -765,7 +763,12 @@ MUTATIONS: dict[str, Mutation] = {
     "builders-do-not-watch-images": Mutation(
         "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 24
     ),
-    "failed-uploads-stay": Mutation("nodepool.builder.retention", "(everything and upload.state == FAILED)", "False", 115),
+    "failed-uploads-stay": Mutation(
+        "nodepool.builder.retention",
+        "(everything and upload.state == FAILED)",
+        "False",
+        "tests/unit/builder/test_retention.py::test_tidying_of_kept_builds",
+    ),
     "files-without-build-stay": Mutation(
         "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 24
     ),
