@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.driver.backing import housekeeping
+from nodepool.driver.backing import housekeeping, transactions
 from nodepool.driver.backing.slots import MAX_MOVES
 from nodepool.exceptions import LaunchStatusException
 from nodepool.zk.zookeeper import HOLD, IN_USE, READY, USED, Node
@@ -37,6 +37,10 @@ def user_data(other: OtherClient, node_id: str | None) -> dict[str, Any]:
     return dict(json.loads(other.read(f"{NODES}{node_id}")["user_data"]))
 
 
+def state(other: OtherClient, node_id: str | None) -> str:
+    return str(other.read(f"{NODES}{node_id}")["state"])
+
+
 # -- a backing node is taken over
 
 
@@ -50,12 +54,21 @@ def test_take_over_keeps_what_another_client_wrote(bench: Bench, other: OtherCli
     assert stored is not None and (stored.state, stored.comment) == (IN_USE, "by another client")
 
 
-def test_take_over_waits_for_the_lock(bench: Bench, other: OtherClient) -> None:
+def test_take_over_waits_for_the_lock(bench: Bench, other: OtherClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[bool] = []
+    take_over = transactions.take_over
+
+    def counted(*args: Any) -> Any:
+        attempts.append(args[-1])
+        return take_over(*args)
+
+    monkeypatch.setattr(transactions, "take_over", counted)
     machine = advanced(bench)
     contenders: list[str] = []
     late = other.before(sets(NODES, state="in-use"), lambda path: contenders.append(other.lock(f"{path}/lock")))
     backing = bench.fulfil()
     assert late.refused() == f"{NODES}{backing.id}/lock"
+    wait_for(lambda: len(attempts) > 2 or state(other, backing.id) != READY, what="further attempts")
     machine.advance()
     present = bench.zk.getNode(backing.id or "")
     assert present is not None and present.state == READY and not machine.complete
