@@ -197,6 +197,7 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     def __init__(self, provider: dict[str, Any]) -> None:
         self.name = provider["name"]
         self.provider = provider
+        self._pools: dict[str, Any] = {}
         load(self, provider, ProviderConfig)
         self.driver = DriverConfig()
         self.driver.name = provider.get("driver", "openstack")
@@ -206,14 +207,14 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
         return dict(schema(ProviderConfig))
 
     @property
-    @abc.abstractmethod
     def pools(self) -> dict[str, ConfigPool]:
-        """Return the pools by name."""
+        """Return the pools by name; :meth:`load` has stored them."""
+        return self._pools
 
     @property
-    @abc.abstractmethod
     def manage_images(self) -> bool:
         """Return True if the builder has to upload images to this provider."""
+        return False
 
     @abc.abstractmethod
     def load(self, newconfig: Config) -> None:
@@ -227,9 +228,9 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
         own, common = schema(type(self), type(self)), self.getCommonSchemaDict()
         return v.Schema({key: check for key, check in own.items() if key not in common})
 
-    @abc.abstractmethod
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         """Return the labels of the named pool, or of all pools."""
+        return {label for name, pool in self.pools.items() if not pool_name or name == pool_name for label in pool.labels}
 
 
 class Config(ConfigValue):

@@ -243,6 +243,3 @@ class MachineProviderConfig(ProviderConfig):
                 pool.labels[label_name] = self.label_class(label_options, self, pool)
             newconfig.labels[label_name].pools.append(pool)
         self._pools[name] = pool
-
-    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

@@ -90,14 +90,6 @@ class ExampleProviderConfig(ProviderConfig):
         self._pools, self.cloud_images, self.diskimages = {}, {}, {}
         super().__init__(provider)
 
-    @property
-    def pools(self) -> dict[str, ConfigPool]:
-        return self._pools
-
-    @property
-    def manage_images(self) -> bool:
-        return False
-
     def load(self, newconfig: Config) -> None:
         load(self, self.provider)
         for image_options in self.provider.get("cloud-images") or []:
@@ -108,6 +100,3 @@ class ExampleProviderConfig(ProviderConfig):
             pool = ExamplePool()
             pool.load(pool_options, newconfig, self)
             self._pools[pool.name] = pool
-
-    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

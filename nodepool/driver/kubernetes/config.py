@@ -213,16 +213,7 @@ class KubernetesProviderConfig(ProviderConfig):
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         super().__init__(provider)
         self.driver_object = driver
-        self._pools = {}
         self.pulled_labels: set[str] = set()
-
-    @property
-    def pools(self) -> dict[str, ConfigPool]:
-        return self._pools
-
-    @property
-    def manage_images(self) -> bool:
-        return False
 
     def load(self, newconfig: Config) -> None:
         options = self.provider
@@ -238,6 +229,3 @@ class KubernetesProviderConfig(ProviderConfig):
                 pool.load(entry, newconfig, self)
             self._pools[pool.name] = pool
         self.pulled_labels = {name for name in self.getSupportedLabels() if newconfig.labels[name].min_ready > 0}
-
-    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

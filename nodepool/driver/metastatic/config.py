@@ -94,16 +94,11 @@ class MetastaticProviderConfig(ProviderConfig):
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         super().__init__(provider)
         self.driver_object = driver
-        self._pools = {}
         self.rate_limiter = RateLimiter(self.name, self.rate)
 
     @property
     def pools(self) -> dict[str, MetastaticPool]:  # type: ignore[override]
         return self._pools
-
-    @property
-    def manage_images(self) -> bool:
-        return False
 
     def load(self, newconfig: Config) -> None:
         load(self, self.provider)
@@ -145,9 +140,6 @@ class MetastaticProviderConfig(ProviderConfig):
 
     def getSchema(self) -> v.Schema:
         return v.Schema(schema(type(self)))
-
-    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {name for pool in self._pools.values() if not pool_name or pool.name == pool_name for name in pool.labels}
 
 
 def _require(entry: object, keys: tuple[str, ...], where: tuple[PathItem, ...]) -> None:

@@ -219,10 +219,6 @@ class NodeManagerProviderConfig(ProviderConfig):
         self._pools, self.cloud_images, self.diskimages, self.hosts = {}, {}, {}, {}
 
     @property
-    def pools(self) -> dict[str, ConfigPool]:
-        return self._pools
-
-    @property
     def manage_images(self) -> bool:
         return self.backing is None
 
@@ -291,6 +287,3 @@ class NodeManagerProviderConfig(ProviderConfig):
         """Return the settings for backing nodes of this label; None when they are not used."""
         used = any(label.backing_label == backing_label for pool in self._pools.values() for label in pool.labels.values())
         return self.backing if used else None
-
-    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

@@ -253,6 +253,3 @@ class OpenStackProviderConfig(ProviderConfig):
         image = ProviderCloudImage()
         load(image, options)
         self.cloud_images[image.name] = image
-
-    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

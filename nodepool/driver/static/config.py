@@ -102,17 +102,9 @@ class StaticPool(ConfigPool):
 class StaticProviderConfig(ProviderConfig):
     _pools: dict[str, StaticPool] = option([StaticPool], {}, "groups of machines", name="pools", stored=False)
 
-    def __init__(self, provider: dict[str, Any]) -> None:
-        super().__init__(provider)
-        self._pools = {}
-
     @property
     def pools(self) -> dict[str, StaticPool]:  # type: ignore[override]
         return self._pools
-
-    @property
-    def manage_images(self) -> bool:
-        return False
 
     def load(self, newconfig: Config) -> None:
         self._pools = {}
@@ -149,6 +141,3 @@ class StaticProviderConfig(ProviderConfig):
 
     def getSchema(self) -> v.Schema:
         return v.Schema(schema(type(self)))
-
-    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for pool in self._pools.values() if not pool_name or pool.name == pool_name for label in pool.labels}

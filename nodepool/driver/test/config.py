@@ -25,23 +25,11 @@ class TestConfig(ProviderConfig):
     __test__ = False
     _pools: dict[str, ConfigPool] = option([TestPool], {}, "groups of labels", name="pools", stored=False)
 
-    def __init__(self, provider: dict[str, Any]) -> None:
-        super().__init__(provider)
-        self._pools = {}
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TestConfig) and self.name == other.name
 
     def __hash__(self) -> int:
         return hash(self.name)
-
-    @property
-    def pools(self) -> dict[str, ConfigPool]:
-        return self._pools
-
-    @property
-    def manage_images(self) -> bool:
-        return False
 
     def load(self, newconfig: Config) -> None:
         for options in self.provider.get("pools") or []:
@@ -51,6 +39,3 @@ class TestConfig(ProviderConfig):
             self._pools[str(pool.name)] = pool
             for label in pool.labels:
                 newconfig.labels[label].pools.append(pool)
-
-    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}
