@@ -29,7 +29,7 @@ class FileEvents:
     def __init__(self) -> None:
         self._inotify: INotify | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._woken = False
         self._read, self._write = os.pipe()
 
     def watch(self, paths: Iterable[str]) -> None:
@@ -52,7 +52,9 @@ class FileEvents:
             poll.register(self._inotify.fileno(), select.POLLIN)
         seconds = WITHOUT_EVENTS if self._inotify is None else WITH_EVENTS
         if self._read in [descriptor for descriptor, _event in poll.poll(seconds * 1000)]:
-            os.read(self._read, 1024)
+            with self._lock:
+                os.read(self._read, 1)
+                self._woken = False
         if self._inotify is not None:
             with contextlib.suppress(OSError):
                 self._inotify.read(timeout=0)
@@ -60,8 +62,9 @@ class FileEvents:
     def wake(self, _what: object = None) -> None:
         """End the present wait, or the next one; harmless after `close`."""
         with self._lock:
-            if not self._closed:
-                os.write(self._write, b"x")
+            if not self._closed and not self._woken:
+                os.write(self._write, b"x")  # does not block: there is one byte at most
+                self._woken = True
 
     def close(self) -> None:
         with self._lock:

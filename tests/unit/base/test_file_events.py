@@ -71,3 +71,12 @@ def test_wake_and_close_are_harmless_once_closed(events: FileEvents) -> None:
     events.close()
     events.close()
     events.wake()
+
+
+@pytest.mark.timeout(60)
+def test_wakes_that_nobody_waits_for_do_not_block(events: FileEvents) -> None:
+    for _ in range(70_000):  # a pipe holds 65,536 bytes
+        events.wake()
+    assert_ends(waits(events))
+    events.wake()
+    assert_ends(waits(events))
