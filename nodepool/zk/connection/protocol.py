@@ -8,12 +8,13 @@ tests/integration/zk/test_protocol.py checks whether a new kazoo still fits.
 from __future__ import annotations
 
 import logging
+import math
 import select
 import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -110,24 +111,18 @@ class Handler(SequentialThreadingHandler):
         return thread
 
     def select(
-        self, rlist: Iterable[Any], wlist: Iterable[Any], xlist: Iterable[Any], timeout: float | None = None
+        self, rlist: Collection[Any], wlist: Collection[Any], xlist: Collection[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        wanted: dict[int, int] = {}
-        by_fd: dict[int, Any] = {}
-        for items, flag in ((rlist, select.POLLIN), (wlist, select.POLLOUT)):
-            for item in items:
-                fd = item if isinstance(item, int) else item.fileno()
-                if fd < 0:
-                    raise ConnectionDropped("socket closed")
-                wanted[fd] = wanted.get(fd, 0) | flag
-                by_fd[fd] = item
+        files = {item if isinstance(item, int) else item.fileno(): item for item in (*rlist, *wlist)}
+        if any(fd < 0 for fd in files):
+            raise ConnectionDropped("socket closed")
         poll = select.poll()
-        for fd, flags in wanted.items():
-            poll.register(fd, flags)
-        ready = poll.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
-        readable = [by_fd[fd] for fd, event in ready if event & ~select.POLLOUT]
-        writable = [by_fd[fd] for fd, event in ready if event & (select.POLLOUT | select.POLLERR | select.POLLHUP)]
-        return [i for i in readable if i in list(rlist)], [i for i in writable if i in list(wlist)], []
+        for fd, item in files.items():
+            poll.register(fd, (select.POLLIN if item in rlist else 0) | (select.POLLOUT if item in wlist else 0))
+        ready = [(files[fd], event) for fd, event in poll.poll(None if timeout is None else max(0, math.ceil(timeout * 1000)))]
+        readable = [item for item, event in ready if event & ~select.POLLOUT and item in rlist]
+        writable = [item for item, event in ready if event & (select.POLLOUT | select.POLLERR | select.POLLHUP) and item in wlist]
+        return readable, writable, []
 
 
 class Connection(kazoo_connection.ConnectionHandler):
