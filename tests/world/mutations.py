@@ -40,6 +40,7 @@ _RECORDS, _UPLOAD = "nodepool.builder.cleanup.records", "nodepool.builder.upload
 _SAFETY = "tests/integration/launcher/safety/"
 _CAS, _GUARDS = f"{_SAFETY}test_compare_and_set.py::", f"{_SAFETY}test_guards.py::"
 _WOKEN, _POOL = "tests/unit/launcher/test_events.py::", "tests/unit/launcher/test_pool_worker.py::"
+_BACKLOG, _BACKLOG_TESTS = "nodepool.launcher.pools.backlog", "tests/unit/launcher/test_backlog.py::"
 _ZK, _FAULTS = "tests/integration/zk/test_guards.py::", "tests/integration/zk/test_faults.py::"
 _META, _SLOTS = "tests/integration/metastatic/test_compare_and_set.py::", "tests/integration/metastatic/test_slots.py::"
 _MIRRORED, _LEAK_SEARCH = "tests/unit/zk/test_mirror.py::", "tests/unit/driver/statemachine/test_leaks.py::"
@@ -885,7 +886,19 @@ MUTATIONS: dict[str, Mutation] = {
         _WORKER,
         "self.assignment.recheck(Code.BUSY)",
         "self.assignment.wake()",
-        f"{_POOL}test_requests_that_wait_for_the_backlog_are_looked_at_when_half_of_it_is_done",
+        f"{_POOL}test_requests_that_a_busy_pool_refused_are_offered_again",
+    ),
+    "full-pool-is-flooded": Mutation(
+        _BACKLOG,
+        "self._accepts = 1 if paused else min(LIMIT, 2 * self._accepts)",
+        "self._accepts = LIMIT",
+        f"{_BACKLOG_TESTS}test_pool_that_was_paused_accepts_one_request_then_more_and_more",
+    ),
+    "refused-requests-are-forgotten": Mutation(
+        _BACKLOG,
+        "self._refused = True",
+        "self._refused = False",
+        f"{_BACKLOG_TESTS}test_requests_that_were_refused_are_offered_again_when_half_of_the_backlog_is_done",
     ),
     "requests-that-are-looked-at-are-launched": Mutation(
         "nodepool.launcher.launcher",

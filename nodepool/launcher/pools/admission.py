@@ -14,6 +14,7 @@ from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
+from nodepool.launcher.pools.backlog import Backlog
 from nodepool.launcher.pools.fullness import Fullness
 from nodepool.launcher.pools.steps import PoolSteps
 from nodepool.launcher.requests.choice import PoolView, RequestClass
@@ -21,8 +22,6 @@ from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Requests handed to a pool that it has not considered yet; more wait in serving order.
-BACKLOG = 48
 #: Seconds during which changes of ``paused`` are collected before they are published.
 PUBLISH_DELAY = 0.05
 
@@ -42,8 +41,7 @@ class PoolAdmission(PoolSteps):
         self.running = False
         self.paused_handlers: set[RequestHandler] = set()
         self.request_handlers: list[RequestHandler] = []
-        #: Requests that were handed to us and not considered yet.
-        self._offered: set[str] = set()
+        self.backlog = Backlog()
         self._full = Fullness()
         self._retry_queued = False
         self._publishing = False
@@ -80,16 +78,12 @@ class PoolAdmission(PoolSteps):
         return because(Code.POOL_PAUSED, request=waiting[0].request.id if waiting else "").at(self.label)
 
     @property
-    def backlog(self) -> int:
-        return len(self._offered)
-
-    @property
     def load(self) -> int:
-        return len(self.request_handlers) + self.backlog
+        return len(self.request_handlers) + len(self.backlog.ids)
 
     def has(self, request_id: str) -> bool:
         """Return whether this pool processes the request."""
-        return request_id in self._offered or getattr(self.nodepool.handlers.get(request_id), "pw", None) is self
+        return request_id in self.backlog.ids or getattr(self.nodepool.handlers.get(request_id), "pw", None) is self
 
     def view(self, cls: RequestClass) -> PoolView:
         """Return the current state of the pool for requests of this class."""
@@ -120,7 +114,7 @@ class PoolAdmission(PoolSteps):
             return because(Code.ERROR, error=repr(error))
 
     def _admission(self, cls: RequestClass) -> Reason | None:
-        if self.backlog >= BACKLOG:
+        if self.backlog.refuses():
             return because(Code.BUSY)
         manager = self.getProviderManager()
         if self._counts_labels(manager):
@@ -139,7 +133,7 @@ class PoolAdmission(PoolSteps):
     def _about_to_be_taken(self) -> Counter[str]:
         """Return the free nodes, by label, that undecided requests here may still take."""
         # A handler that has accepted its request has nodes or creates new ones.
-        ids = {*self._offered, *(h.request.id for h in list(self.request_handlers) if not (h.accepted or h.done))}
+        ids = {*self.backlog.ids, *(h.request.id for h in list(self.request_handlers) if not (h.accepted or h.done))}
         requests = map(self.nodepool.zk.request_tree.get, ids)
         return Counter(label for request in requests if request is not None for label in request.node_types)
 
@@ -213,7 +207,7 @@ class PoolAdmission(PoolSteps):
             self.post(handler, handler.run)
 
     def active_launches(self) -> int:
-        return self.backlog + sum(self._launches(handler) for handler in list(self.request_handlers))
+        return len(self.backlog.ids) + sum(self._launches(handler) for handler in list(self.request_handlers))
 
     def _launches(self, handler: RequestHandler) -> int:
         try:

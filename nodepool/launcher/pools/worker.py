@@ -13,7 +13,7 @@ from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.state import Event, How, Outcome
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Pool, Requests
-from nodepool.launcher.pools.admission import BACKLOG, PoolAdmission
+from nodepool.launcher.pools.admission import PoolAdmission
 from nodepool.launcher.pools.capacity import PoolCapacity
 from nodepool.launcher.pools.fullness import FORGET
 from nodepool.launcher.requests import moves
@@ -100,7 +100,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
         """
         with self._door:
             if not self._closed:
-                self._offered.add(request_id)
+                self.backlog.ids.add(request_id)
                 self._tasks.put((self._consider, (request_id, check_only, gives_way)))
                 return
         self.assignment.release(request_id)
@@ -111,15 +111,14 @@ class PoolWorker(threading.Thread, PoolAdmission):
         try:
             self._take_on(request_id, check_only, gives_way)
         finally:
-            self._offered.discard(request_id)  # also after a failure
-            if self.backlog == BACKLOG // 2:
+            if self.backlog.considered(request_id, self.paused):  # also after a failure
                 self.assignment.recheck(Code.BUSY)
 
     def _take_on(self, request_id: str, check_only: bool, gives_way: bool) -> None:
         zk = self.getZK()
         request = zk.request_tree.get(request_id)
         if request is None or request.state != REQUESTED or self.launcher_id in request.declined_by or not self.running:
-            self._offered.discard(request_id)
+            self.backlog.ids.discard(request_id)
             self.assignment.release(request_id)
             self._launches_ended()
             return
@@ -139,7 +138,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
         handler.life.gives_way = gives_way
         self.nodepool.handlers[request_id] = handler
         self.request_handlers.append(handler)
-        self._offered.discard(request_id)
+        self.backlog.ids.discard(request_id)
         begin = functools.partial(handler.life.happen, Event.CHECK) if check_only else handler.run
         if handler.BLOCKING:
             self.post(handler, begin)
@@ -232,7 +231,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
         except FOREIGN:
             self.log.exception("Cannot register the pool:")
         next_tick = self.clock.monotonic() + TICK
-        while not (self._leaving and not self.request_handlers and not self.backlog):
+        while not (self._leaving and not self.request_handlers and not self.backlog.ids):
             now = self.clock.monotonic()
             if self._publish_at is not None and now >= self._publish_at:
                 self.guard(self._publish, ())
@@ -253,8 +252,8 @@ class PoolWorker(threading.Thread, PoolAdmission):
         """Release requests that arrived last, since nobody would process them."""
         with self._door:
             self._closed = True
-        for request_id in list(self._offered):
-            self._offered.discard(request_id)
+        for request_id in list(self.backlog.ids):
+            self.backlog.ids.discard(request_id)
             self.assignment.release(request_id)
 
     def _pause(self, next_tick: float) -> float | None:

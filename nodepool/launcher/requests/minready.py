@@ -173,8 +173,9 @@ class MinReady(threading.Thread):
         image = disk_image(pool_label)
         if image is not None:
             return self.state.zk.getMostRecentImageUpload(image.name or "", provider.name, cached=True) is not None
-        asked = pool_label if pool_label is not None else label.name
-        return self._labels.ready(provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(asked))
+        return self._labels.ready(
+            provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(pool_label or label.name)
+        )
 
     def _create(self, label: Label) -> bool:
         """Request the missing nodes; return False if another launcher is doing so."""

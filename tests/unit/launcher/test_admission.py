@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from nodepool.launcher.pools.admission import PoolAdmission
+from nodepool.launcher.pools.backlog import Backlog
 from nodepool.launcher.pools.fullness import Fullness
 from nodepool.launcher.requests.choice import RequestClass
 from nodepool.reasons import Code, Reason, because
@@ -21,7 +22,7 @@ class Room(PoolAdmission):
         self.assignment = Mock()
         self.published = 0
         self.asked: list[frozenset[str]] = []
-        self.label, self.paused_handlers, self.request_handlers, self._offered = "p", set(), [], set()
+        self.label, self.paused_handlers, self.request_handlers, self.backlog = "p", set(), [], Backlog()
         self._full = Fullness(lambda: 0.0)
 
     def getProviderManager(self) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nodepool.launcher.nodes.reconciler import INIT_AGE, INIT_LOOK, NodeReconciler
-from nodepool.launcher.pools.admission import BACKLOG, PoolAdmission
+from nodepool.launcher.pools.admission import PoolAdmission
+from nodepool.launcher.pools.backlog import LIMIT, Backlog
 from nodepool.launcher.requests.choice import RequestClass
 from nodepool.launcher.requests.moves import LONG_REST, STANDSTILL, end_standstill
 from nodepool.reasons import Code
@@ -23,7 +24,8 @@ class Room(PoolAdmission):
     """A pool with this many offers, whose driver counts no labels."""
 
     def __init__(self, offered: int, launches: int = 0, limit: int = -1) -> None:
-        self._offered = {str(number) for number in range(offered)}
+        self.backlog = Backlog()
+        self.backlog.ids = {str(number) for number in range(offered)}
         self._launching = launches
         provider = SimpleNamespace(max_concurrency=limit)
         config = SimpleNamespace(providers={"p": provider}, provider_managers={"p": object()})
@@ -39,8 +41,8 @@ class Room(PoolAdmission):
 
 
 def test_pool_is_busy_with_a_full_backlog_and_not_before() -> None:
-    assert Room(BACKLOG - 1).refusal() is None
-    assert Room(BACKLOG).refusal() is Code.BUSY
+    assert Room(LIMIT - 1).refusal() is None
+    assert Room(LIMIT).refusal() is Code.BUSY
 
 
 def test_pool_takes_requests_until_max_concurrency_launches_are_under_way() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nodepool.driver.quota.support import LimitsPending
 from nodepool.driver.request.state import How, Outcome
-from nodepool.launcher.pools import admission
+from nodepool.launcher.pools.backlog import LIMIT
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, because
@@ -151,19 +151,17 @@ def test_what_a_request_was_promised_and_its_turn_go_to_others_when_it_ends(pool
     assert (call(Code.TENANT_LIMIT, tenant=first.request.tenant_name) in rechecked) == promised
 
 
-def test_requests_that_wait_for_the_backlog_are_looked_at_when_half_of_it_is_done(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_a_busy_pool_refused_are_offered_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only they: the others would fill the backlog again, without an end."""
-    monkeypatch.setattr(admission, "BACKLOG", 4)
-    monkeypatch.setattr("nodepool.launcher.pools.worker.BACKLOG", 4)
     monkeypatch.setattr(pool, "_take_on", lambda *_: None)
-    pool._offered = {"200-1", "200-2", "200-3"}
     assignment: Any = pool.assignment
     pool._consider("200-1", False)
-    assert assignment.recheck.mock_calls == [call(Code.BUSY)]
-    pool._consider("200-2", False)
-    assert len(assignment.recheck.mock_calls) == 1 and not assignment.wake.called
+    assert not assignment.recheck.called
+    pool.backlog.ids = set(map(str, range(LIMIT)))
+    assert pool.backlog.refuses()
+    pool.backlog.ids = {"200-1", "200-2"}
+    pool._consider("200-1", False)
+    assert assignment.recheck.mock_calls == [call(Code.BUSY)] and not assignment.wake.called
 
 
 def retried(pool: Pool, *handlers: Any) -> list[Any]:
@@ -192,7 +190,7 @@ def test_paused_requests_try_again_the_most_urgent_first(pool: Pool) -> None:
 def test_pool_that_is_closed_takes_no_request(pool: Pool) -> None:
     pool._closed = True
     pool.offer("200-1", False)
-    assert pool.assignment.release.mock_calls == [call("200-1")] and pool.backlog == 0  # type: ignore[attr-defined]
+    assert pool.assignment.release.mock_calls == [call("200-1")] and not pool.backlog.ids  # type: ignore[attr-defined]
 
 
 def test_handlers_are_dropped_when_the_session_is_lost(pool: Pool) -> None:

@@ -231,7 +231,7 @@ def test_an_offer_to_a_pool_that_has_ended(bench: LauncherBench, late: bool) -> 
     wait_for(lambda: not worker.is_alive())
     if not late:
         worker.offer("200-0000000009", False)
-    assert released == ["200-0000000009"] and not worker.backlog
+    assert released == ["200-0000000009"] and not worker.backlog.ids
 
 
 def dropped_with_an_answer_to_come(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str, Any]:
