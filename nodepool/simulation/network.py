@@ -49,7 +49,7 @@ class File:
         for task in list(self.watchers):
             kernel.wake(task)
 
-    def deliver(self, data: bytes) -> None:
+    def deliver(self, data: bytes | bytearray) -> None:
         if not self.closed:
             self.received += data
             self.changed()
@@ -211,26 +211,39 @@ class Connection:
         self.muted = False
         self._stalled: list[tuple[str, Any]] | None = None
         self._last = {"service": 0.0, "client": 0.0}
+        #: Bytes that arrive next, at the time of ``_last``; more may be added.
+        self._joined: dict[str, bytearray | None] = {"service": None, "client": None}
 
     # -- delivery
 
     def _later(self, side: str, what: Any) -> None:
-        """Deliver in order, after the latency."""
+        """Deliver in order, after the latency; what arrives at the same time arrives together."""
         kernel = self.network.kernel
         when = max(self._last[side], kernel.now + self.network.latency())
+        joined = self._joined[side]
+        if isinstance(what, bytes):
+            if joined is not None and when == self._last[side]:
+                joined += what
+                return
+            what = joined = bytearray(what)
+        else:
+            joined = None
+        self._joined[side] = joined
         self._last[side] = when
         kernel.call_at(when, lambda: self._arrive(side, what))
 
     def _arrive(self, side: str, what: Any) -> None:
+        if what is self._joined[side]:
+            self._joined[side] = None
         if self._stalled is not None:
             self._stalled.append((side, what))
         elif side == "service":
             if what is None:
                 self._service_lost()
             elif self.open:
-                self.receive(what)
+                self.receive(bytes(what))
         elif not self.muted:
-            if isinstance(what, bytes):
+            if isinstance(what, bytearray):
                 self.socket.deliver(what)
             else:
                 self.socket.end(what)
@@ -302,7 +315,7 @@ class Network:
         self.isolated: dict[Process, None] = {}
 
     def latency(self) -> float:
-        return self._shortest + self.kernel.random.expovariate(1 / self._mean)
+        return self._shortest + (self.kernel.random.expovariate(1 / self._mean) if self._mean else 0.0)
 
     def serve(self, address: Address, accept: Callable[[Connection], None]) -> None:
         self._services[address] = accept

@@ -28,6 +28,8 @@ WARM_UP = 1800.0
 PATIENCE = 6 * 3600.0
 #: Virtual seconds between two reports and statistics of the launcher.
 REPORTS_EVERY = 600.0
+#: Seconds that a message between the launcher and ZooKeeper takes.
+LATENCY = 0.001
 #: Distinct messages of the launcher that are part of the result.
 MOST_COMPLAINTS = 10
 #: Objects allocated between two collections of cyclic garbage.
@@ -111,7 +113,7 @@ class _Run:
         self._assumptions = assumptions = Assumptions(**job["assumptions"])
         choice = random.Random(job["seed"])
         self._kernel = Kernel(job["seed"], preemption=0.0, delay=0.0)
-        network = Network(self._kernel)
+        network = Network(self._kernel, shortest=LATENCY, mean=0.0)
         install.begin(self._kernel, network)
         machines.need_no_clouds()
         # Nobody reads them during a run.
