@@ -277,3 +277,7 @@ class Backend(ABC):
     @abstractmethod
     def found(self) -> list[str]:
         """Return names of slivers of which any part exists on this host."""
+
+    @abstractmethod
+    def number(self, name: str) -> int | None:
+        """Return the number of a found sliver; None: it is not known."""

@@ -73,7 +73,7 @@ class MountedTreeBackend(NativeBackend):
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         self.directory(name)  # refuses invalid names
-        self._kill(name, self._index(name) or index, handle)
+        self._kill(name, self.number(name) or index, handle)
         self._drop_network(name, handle)
         self._forget(name)
         tree = self.trees / name

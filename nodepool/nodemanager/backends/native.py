@@ -168,11 +168,11 @@ class NativeBackend(Backend):
         """Record the owner of the ids; a sliver left by a crash may still run with them."""
         with self._claims:
             for other in (self.state_dir / "slivers").iterdir():
-                if other.name != name and self._index(other.name) == index:
+                if other.name != name and self.number(other.name) == index:
                     raise BackendError(f"number {index} is still in use by sliver {other.name}", retry=True)
             replace_file(str(self.directory(name) / "index"), f"{index}\n", sync=False)
 
-    def _index(self, name: str) -> int | None:
+    def number(self, name: str) -> int | None:
         try:
             return int((self.state_dir / "slivers" / name / "index").read_text())
         except (OSError, ValueError):
@@ -484,7 +484,7 @@ class NativeBackend(Backend):
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         directory = self.directory(name)
         # The number stored at the creation is right; the caller may have had to assign one for the deletion.
-        self._kill(name, self._index(name) or index, handle)
+        self._kill(name, self.number(name) or index, handle)
         self._drop_network(name, handle)
         if self.services.cgroups is not None:
             self.services.cgroups.remove(name)

@@ -388,9 +388,12 @@ class Slivers:
         if self._database.moved_aside is not None:
             self._copies.restore(self._database)
         known = {key.partition("_")[2]: local for key, local in self._database.locals().items() if key.startswith("sliver_")}
-        for name in sorted(set(self.backend.found()) - set(known)):
+        strays = {name: self.backend.number(name) for name in sorted(set(self.backend.found()) - set(known))}
+        # Those with a number first: nobody else may get it before they are gone.
+        for name, index in sorted(strays.items(), key=lambda item: item[1] is None):
             log.warning("Removing sliver %s: it has no record in the database", name)
-            index = self._database.allocate_index(name, self._config.max_slivers)
+            if index is None or not self._database.take_index(name, index):
+                index = self._database.allocate_index(name, self._config.max_slivers)
             self._database.update_local(key_of(name), index=index)
         effective = self.effective()
         for name, local in known.items():
