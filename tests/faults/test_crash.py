@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(150)]
 TRANSACTIONS = 10
 #: The same of the first of two launchers, with a node that is kept ready; so many are surely not done by the other one.
 TWO_TRANSACTIONS, SURE = 12, 3
+#: How often a case is repeated in which the other launcher did everything.
+AGAIN = 3
 AT_ONCE = 4
 
 CASES = [
@@ -55,8 +57,14 @@ def outcomes(
     selected = [i.callspec.params["case"] for i in request.session.items if i.path == request.path and hasattr(i, "callspec")]
     settings, tmp = zookeeper_server(), tmp_path_factory.mktemp("crash")
 
-    def run(case: str) -> dict[str, Any]:
-        bench = Bench(settings, tmp / case.replace(":", "-").replace(",", "-"))
+    def run(case: str, again: int = AGAIN) -> dict[str, Any]:
+        result = attempt(case, again)
+        # The other launcher may be faster to start and do everything.
+        missed = case.startswith("two:") and result["launchers"] == 1 and _surely_passed(case)
+        return run(case, again - 1) if missed and again else result
+
+    def attempt(case: str, again: int) -> dict[str, Any]:
+        bench = Bench(settings, tmp / f"{case.replace(':', '-').replace(',', '-')}-{again}")
         try:
             if case.startswith("ready:"):
                 return ready_life(bench, case.removeprefix("ready:"))
@@ -170,6 +178,12 @@ def test_all_transactions_are_covered(outcomes: dict[str, Future[dict[str, Any]]
 def test_request_is_served_although_its_launcher_was_killed(case: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     result = outcomes[case].result()
     assert result["requests"] == 1
-    # (Deletions at the same time may be merged into one transaction.)
-    last = int(case.rsplit(":", 1)[1]) >= (SURE + 1 if case.startswith("two:") else TRANSACTIONS - 2)
-    assert result["launchers"] > 1 or last, "the point was never passed"
+    assert result["launchers"] > 1 or not _surely_passed(case), "the point was never passed"
+
+
+def _surely_passed(case: str) -> bool:
+    """Return whether a launcher surely comes to the point of a case.
+
+    Deletions at the same time may be merged into one transaction.
+    """
+    return int(case.rsplit(":", 1)[1]) < (SURE + 1 if case.startswith("two:") else TRANSACTIONS - 2)
