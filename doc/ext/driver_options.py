@@ -14,7 +14,7 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.option import REQUIRED, Derived, rows
+from nodepool.base.option import REQUIRED, Derived, rows
 
 TYPES = {str: "str", int: "int", float: "number", bool: "bool", dict: "dict", list: "list"}
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodepool.config.checks.validation import Problem, Validation
-from nodepool.config.errors import ConfigError
 from nodepool.config.loading import replaced_keys
 from nodepool.config.source import Source
+from nodepool.exceptions import ConfigError
 
 log = logging.getLogger("nodepool.cmd.config_validator")
 

@@ -7,12 +7,13 @@ from typing import cast
 
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.drivers import DriverLookup, provide
-from nodepool.config.errors import ConfigError, ProviderLoadError, ProviderUnavailable, UnknownName
+from nodepool.config.errors import ProviderLoadError, ProviderUnavailable, UnknownName
 from nodepool.config.live.watch import ConfigWatcher
 from nodepool.config.loading import checkRecentConfig, loadConfig, loadSecureConfig
 from nodepool.config.model import Config, Label, get_provider_config
 from nodepool.config.reading import as_list, openConfig, substitute_env_vars
 from nodepool.config.zookeeper import ZooKeeperConnectionConfig, buildZooKeeperHosts
+from nodepool.exceptions import ConfigError
 
 __all__ = [
     "Config",

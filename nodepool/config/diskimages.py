@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from nodepool.config.errors import ConfigError, UnknownName
-from nodepool.config.value import ConfigValue
+from nodepool.base.config_value import ConfigValue
+from nodepool.config.errors import UnknownName
+from nodepool.exceptions import ConfigError
 
 log = logging.getLogger("nodepool.config")
 

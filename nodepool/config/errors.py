@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import yaml
 
-from nodepool.exceptions import ConfigurationError
-
-PathItem = str | int
-
-
-class ConfigError(ConfigurationError):
-    """An invalid option.
-
-    ``where`` is its path from the top of the file; ``file`` and ``line`` are filled in later.
-    """
-
-    def __init__(self, message: str, where: Iterable[PathItem] = ()) -> None:
-        super().__init__(message)
-        self.message = message
-        self.where: tuple[PathItem, ...] = tuple(where)
-        self.context: list[str] = []
-        self.file: str | None = None
-        self.line: int | None = None
-
-    def __str__(self) -> str:
-        place = list(self.context)
-        if self.file:
-            place.insert(0, f"{self.file}:{self.line}" if self.line else self.file)
-        return f"{self.message} ({', '.join(place)})" if place else self.message
+from nodepool.exceptions import ConfigError, ConfigurationError
 
 
 class UnknownName(ConfigError, KeyError):

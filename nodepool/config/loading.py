@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from nodepool.config.drivers import drivers
-from nodepool.config.errors import ConfigError
 from nodepool.config.live.watch import modification_time
 from nodepool.config.location import find_line, readable_path
 from nodepool.config.model import Config
 from nodepool.config.schema import top_level_schema
 from nodepool.config.source import Source
+from nodepool.exceptions import ConfigError
 
 log = logging.getLogger("nodepool.config")
 

@@ -11,22 +11,14 @@ from typing import Any, Protocol, TypeVar, cast
 import voluptuous as v
 
 from nodepool.base import optional
+from nodepool.base.config_value import ConfigValue
 from nodepool.base.connection_string import TLS_REQUIRED
+from nodepool.base.option import REQUIRED, load, option, schema
 from nodepool.config.diskimages import DiskImage, build_disk_images
 from nodepool.config.drivers import drivers
-from nodepool.config.errors import (
-    ConfigError,
-    DriverLoadError,
-    PathItem,
-    ProviderLoadError,
-    ProviderUnavailable,
-    UnknownDriver,
-    UnknownName,
-)
-from nodepool.config.option import REQUIRED, load, option, schema
-from nodepool.config.value import ConfigValue
+from nodepool.config.errors import DriverLoadError, ProviderLoadError, ProviderUnavailable, UnknownDriver, UnknownName
 from nodepool.config.zookeeper import buildZooKeeperHosts, connections, warn_about_chroots
-from nodepool.exceptions import IncompleteConfiguration
+from nodepool.exceptions import ConfigError, IncompleteConfiguration, PathItem
 
 T = TypeVar("T")
 

@@ -7,10 +7,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from nodepool.base.config_value import ConfigValue
 from nodepool.base.connection_string import split_hosts
-from nodepool.config.errors import ConfigError
-from nodepool.config.value import ConfigValue
-from nodepool.exceptions import ConfigurationError
+from nodepool.exceptions import ConfigError, ConfigurationError
 
 DEFAULT_PORT = 2281
 

@@ -1,8 +1,8 @@
 """The plug-in API (DRV). Importing it loads no driver and no cloud library."""
 
+from nodepool.base.config_value import ConfigValue
 from nodepool.config.errors import DriverLoadError, UnknownDriver
 from nodepool.config.model import ConfigPool, DriverConfig, ProviderConfig
-from nodepool.config.value import ConfigValue
 from nodepool.driver.provider import Driver, Provider, ProviderNotifications
 from nodepool.driver.registry import Drivers
 from nodepool.driver.request.base import NodeRequestHandlerNotifications

@@ -20,7 +20,7 @@ from nodepool.config.checks.crosschecks import OfferedLabel, backing_labels, nob
 from nodepool.config.checks.likely import entries, likely_mistakes, missing_elements
 from nodepool.config.diskimages import lineage
 from nodepool.config.drivers import drivers
-from nodepool.config.errors import ConfigError, DriverLoadError, ProviderUnavailable, UnknownDriver
+from nodepool.config.errors import DriverLoadError, ProviderUnavailable, UnknownDriver
 from nodepool.config.loading import driver_directories
 from nodepool.config.location import find_line, readable_path
 from nodepool.config.model import Config, ProviderConfig, get_provider_config
@@ -28,6 +28,7 @@ from nodepool.config.reading import leftover_references
 from nodepool.config.schema import check, harmful, secure_schema, top_level_schema
 from nodepool.config.source import Source
 from nodepool.config.zookeeper import connections
+from nodepool.exceptions import ConfigError
 
 SCHEMA = "Schema validation failed: "
 #: Options of providers that the launcher itself interprets, for every driver.

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nodepool.config.checks.validation import Validation
-from nodepool.config.errors import ConfigError
 from nodepool.config.live.watch import ConfigWatcher, modification_time
 from nodepool.config.loading import checkRecentConfig, load_both, replaced_keys
 from nodepool.config.model import Config
 from nodepool.config.source import Source
-from nodepool.exceptions import ConfigurationError
+from nodepool.exceptions import ConfigError, ConfigurationError
 
 #: Maximum number of reasons in one message.
 SHOWN = 5

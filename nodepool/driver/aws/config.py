@@ -7,9 +7,8 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.base.option import REQUIRED, changed, exclusive, option, schema
 from nodepool.config.diskimages import DiskImage
-from nodepool.config.errors import ConfigError
-from nodepool.config.option import REQUIRED, changed, exclusive, option, schema
 from nodepool.driver.aws.launch import offers
 from nodepool.driver.common.options import (
     PROVIDER,
@@ -19,6 +18,7 @@ from nodepool.driver.common.options import (
     MachineProviderConfig,
     ProviderDiskImage,
 )
+from nodepool.exceptions import ConfigError
 
 IMAGE_FORMATS = ("ova", "vhd", "vhdx", "vmdk", "raw")
 STRATEGIES = ("prioritized", "price-capacity-optimized", "capacity-optimized", "diversified", "lowest-price")

@@ -7,8 +7,7 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError
-from nodepool.config.option import REQUIRED, option, required
+from nodepool.base.option import REQUIRED, option, required
 from nodepool.driver.common import offers
 from nodepool.driver.common.options import (
     PROVIDER,
@@ -20,6 +19,7 @@ from nodepool.driver.common.options import (
     one_of,
     texts,
 )
+from nodepool.exceptions import ConfigError
 
 AUTH_LOCATION = "AZURE_AUTH_LOCATION"
 #: Of a cloud image, exactly one.

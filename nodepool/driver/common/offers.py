@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nodepool.config.option import exclusive, option
+from nodepool.base.option import exclusive, option
 
 #: Keys of which one at most is given.
 ZONES, SIZES = exclusive("zones"), exclusive("sizes")

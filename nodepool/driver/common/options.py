@@ -9,12 +9,12 @@ from typing import Any, ClassVar, cast
 
 import voluptuous as v
 
+from nodepool.base.config_value import ConfigValue
+from nodepool.base.option import REQUIRED, Each, changed, derived, inherited, load, option, required
 from nodepool.config.diskimages import DiskImage
-from nodepool.config.errors import ConfigError, PathItem
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
-from nodepool.config.option import REQUIRED, Each, changed, derived, inherited, load, option, required
-from nodepool.config.value import ConfigValue
 from nodepool.driver.provider import Driver
+from nodepool.exceptions import ConfigError, PathItem
 
 DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
 

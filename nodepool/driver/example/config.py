@@ -6,11 +6,11 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError
+from nodepool.base.option import REQUIRED, derived, inherited, load, option
 from nodepool.config.model import Config
-from nodepool.config.option import REQUIRED, derived, inherited, load, option
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
 from nodepool.driver.provider import Driver
+from nodepool.exceptions import ConfigError
 
 
 class ExampleCloudImage(ConfigValue):

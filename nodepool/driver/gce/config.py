@@ -7,8 +7,7 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError
-from nodepool.config.option import REQUIRED, changed, derived, option
+from nodepool.base.option import REQUIRED, changed, derived, option
 from nodepool.driver.common import offers
 from nodepool.driver.common.options import (
     NUMBER,
@@ -20,6 +19,7 @@ from nodepool.driver.common.options import (
     ProviderDiskImage,
     texts,
 )
+from nodepool.exceptions import ConfigError
 
 #: Google's format for the key and the value of a label.
 _LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")

@@ -9,8 +9,7 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError
-from nodepool.config.option import REQUIRED, changed, option
+from nodepool.base.option import REQUIRED, changed, option
 from nodepool.driver.common import offers
 from nodepool.driver.common.options import (
     PROVIDER,
@@ -21,6 +20,7 @@ from nodepool.driver.common.options import (
     ProviderDiskImage,
     one_of,
 )
+from nodepool.exceptions import ConfigError
 
 #: Of a cloud image, exactly one.
 IMAGE_SOURCES = ("image-id", "image-href", "image-name", "image-filter")

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError
+from nodepool.base.config_value import ConfigValue
+from nodepool.base.option import REQUIRED, Each, changed, load, option
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
-from nodepool.config.option import REQUIRED, Each, changed, load, option
-from nodepool.config.value import ConfigValue
 from nodepool.driver.common.options import NUMBER, PROVIDER, at, texts
 from nodepool.driver.kubernetes import names
 from nodepool.driver.provider import Driver
+from nodepool.exceptions import ConfigError
 
 #: Seconds; each step of a launch has its own limit (KUB-7).
 LAUNCH_TIMEOUT = 600

@@ -6,12 +6,13 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError, PathItem, UnknownName
+from nodepool.base.config_value import ConfigValue
+from nodepool.base.option import REQUIRED, inherited, load, option, schema
+from nodepool.config.errors import UnknownName
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
-from nodepool.config.option import REQUIRED, inherited, load, option, schema
-from nodepool.config.value import ConfigValue
 from nodepool.driver.provider import Driver
 from nodepool.driver.utils import RateLimiter
+from nodepool.exceptions import ConfigError, PathItem
 
 
 class MetastaticCloudImage(ConfigValue):

@@ -8,13 +8,13 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError
+from nodepool.base.option import REQUIRED, derived, load, option, rows
 from nodepool.config.model import Config
-from nodepool.config.option import REQUIRED, derived, load, option, rows
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
 from nodepool.driver.common.options import NUMBER
 from nodepool.driver.nodemanager.pushed.config import BackingOptions
 from nodepool.driver.provider import Driver
+from nodepool.exceptions import ConfigError
 from nodepool.nodemanager.client import privileges
 
 _RATE = re.compile(r"(\d+)([kmg]?)\Z", re.IGNORECASE)

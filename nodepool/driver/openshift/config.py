@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError
+from nodepool.base.option import changed, option
 from nodepool.config.model import Config
-from nodepool.config.option import changed, option
 from nodepool.driver.kubernetes.config import KubernetesLabel, KubernetesProviderConfig
+from nodepool.exceptions import ConfigError
 
 
 class OpenshiftLabel(KubernetesLabel):

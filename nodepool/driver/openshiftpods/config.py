@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.errors import ConfigError
-from nodepool.config.option import changed, option
+from nodepool.base.option import changed, option
 from nodepool.driver.kubernetes import names
 from nodepool.driver.kubernetes.config import KubernetesLabel, KubernetesPool
 from nodepool.driver.openshift.config import OpenshiftProviderConfig
+from nodepool.exceptions import ConfigError
 
 
 class OpenshiftPodLabel(KubernetesLabel):

@@ -8,12 +8,13 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.base.config_value import ConfigValue
+from nodepool.base.option import REQUIRED, changed, exclusive, inherited, load, option
 from nodepool.config.diskimages import DiskImage
-from nodepool.config.errors import ConfigError, PathItem, ProviderUnavailable
+from nodepool.config.errors import ProviderUnavailable
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
-from nodepool.config.option import REQUIRED, changed, exclusive, inherited, load, option
-from nodepool.config.value import ConfigValue
 from nodepool.driver.common.options import CloudImage, Image
+from nodepool.exceptions import ConfigError, PathItem
 
 
 def _name(options: dict[str, Any], where: tuple[PathItem, ...]) -> str:

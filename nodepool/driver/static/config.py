@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError, PathItem, UnknownName
+from nodepool.base.option import REQUIRED, option, schema, values
+from nodepool.config.errors import UnknownName
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
-from nodepool.config.option import REQUIRED, option, schema, values
+from nodepool.exceptions import ConfigError, PathItem
 
 log = logging.getLogger("nodepool.driver.static")
 

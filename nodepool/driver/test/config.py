@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodepool.base.option import REQUIRED, option
 from nodepool.config.model import Config
-from nodepool.config.option import REQUIRED, option
 from nodepool.driver import ConfigPool, ProviderConfig
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.config.errors import ConfigError
+from nodepool.exceptions import ConfigError
 from tests.conftest import wait_for
 from tests.support.clouds.scene import Azure, Google, Ibm, opened
 from tests.support.launcher import LauncherBench

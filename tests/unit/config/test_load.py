@@ -10,9 +10,8 @@ import sys
 
 import pytest
 
-from nodepool.config.errors import ConfigError
 from nodepool.config.live.file_status import ConfigFileStatus
-from nodepool.exceptions import ConfigurationError
+from nodepool.exceptions import ConfigError, ConfigurationError
 
 SPEC = "issue 11, point 3: daemons apply at load what config-validate knows; "
 GOOD = """zookeeper-servers: [{host: localhost, port: 1}]

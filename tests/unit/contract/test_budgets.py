@@ -14,7 +14,7 @@ from tests import REPOSITORY
 #: Area -> the most statements that it may have. When an area shrinks by 100, lower its limit; none may be raised.
 #: Goals: core 17,500; node manager 11,000; pages 2,500; package 45,500.
 BUDGETS = {
-    "core": 19_170,
+    "core": 19_040,
     "driver openstack": 1_840,
     "driver aws": 1_700,
     "driver kubernetes": 1_290,

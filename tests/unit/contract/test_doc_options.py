@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from nodepool.base.option import REQUIRED, inherited, option, rows
 from nodepool.config.drivers import BUILTIN_NAMES
-from nodepool.config.option import REQUIRED, inherited, option, rows
 from tests import REPOSITORY
 
 #: Those whose options are declared.

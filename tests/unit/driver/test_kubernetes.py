@@ -10,9 +10,9 @@ import yaml
 
 from nodepool.cmd.config_validator import ConfigValidator
 from nodepool.config import loadConfig
-from nodepool.config.errors import ConfigError
 from nodepool.driver.kubernetes import bodies, trouble
 from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, classify
+from nodepool.exceptions import ConfigError
 from tests import REPOSITORY
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError
-from nodepool.config.option import load, option
+from nodepool.base.option import load, option
 from nodepool.driver import ConfigValue
-from nodepool.exceptions import ConfigurationError
+from nodepool.exceptions import ConfigError, ConfigurationError
 from nodepool.nodemanager.client.daemon import check_config
 
 #: Settings of the pushed daemon that depend on its location and connection.

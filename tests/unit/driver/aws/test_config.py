@@ -14,10 +14,10 @@ import yaml
 from nodepool.cloud.sold_out import SoldOut
 from nodepool.config import loadConfig
 from nodepool.config.checks.validation import Validation
-from nodepool.config.errors import ConfigError
 from nodepool.config.source import Source
 from nodepool.driver.aws.config import AwsLabel, AwsPool, AwsProviderCloudImage, AwsProviderDiskImage
 from nodepool.driver.aws.launch.offers import Offer, build
+from nodepool.exceptions import ConfigError
 
 BASE: dict[str, Any] = {
     "labels": [{"name": "small"}],

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError
+from nodepool.base.config_value import ConfigValue
+from nodepool.base.option import REQUIRED, Each, changed, inherited, load, option, rows, schema
 from nodepool.config.model import ConfigPool
-from nodepool.config.option import REQUIRED, Each, changed, inherited, load, option, rows, schema
-from nodepool.config.value import ConfigValue
+from nodepool.exceptions import ConfigError
 
 
 def _check(options: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import voluptuous as v
 
-from nodepool.config.errors import ConfigError, PathItem
-from nodepool.config.value import ConfigValue
+from nodepool.base.config_value import ConfigValue
+from nodepool.exceptions import ConfigError, PathItem
 
 T = TypeVar("T")
 

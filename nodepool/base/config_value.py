@@ -10,7 +10,7 @@ class ConfigValue(metaclass=abc.ABCMeta):  # noqa: B024
     """Compares by content: every attribute but those named in ``ignore_equality`` counts."""
 
     ignore_equality: list[str] = []
-    #: Checks of the schema over all options together, see ``nodepool.config.option``.
+    #: Checks of the schema over all options together, see ``nodepool.base.option``.
     checks: ClassVar[tuple[Any, ...]] = ()
 
     def __eq__(self, other: object) -> bool:
