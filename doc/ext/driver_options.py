@@ -1,7 +1,8 @@
 """Reference of a driver's options, generated from the schema that its configuration is validated with.
 
 ``.. driver-options:: aws`` makes tables of every option of the driver: name and type from the schema, default and meaning from
-the declarations in ``nodepool/driver/aws/config.py``. An option without meaning is an error of the build.
+the declarations in ``nodepool/driver/aws/config.py``. ``nodemanager.yaml`` stands for the options of the node manager itself. An
+option without meaning is an error of the build.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.base.option import REQUIRED, Derived, rows
+from nodepool.base.option import REQUIRED, Derived, rows, schema
 
+#: Stands for the configuration file of the node manager.
+NODE_MANAGER = "nodemanager.yaml"
 TYPES = {str: "str", int: "int", float: "number", bool: "bool", dict: "dict", list: "list"}
 
 
@@ -41,7 +44,16 @@ class Option:
         return ".".join(self.path)
 
 
-def config_of(driver: str) -> Any:
+def class_of(driver: str) -> Any:
+    """The class with the declared options of a driver."""
+    if driver == NODE_MANAGER:
+        from nodepool.nodemanager.config import NodeManagerConfig
+
+        return NodeManagerConfig
+    return type(_provider(driver))
+
+
+def _provider(driver: str) -> Any:
     """The configuration of a provider of this driver, not loaded."""
     from nodepool.config.model import get_provider_config
 
@@ -50,40 +62,40 @@ def config_of(driver: str) -> Any:
 
 def schema_of(driver: str) -> dict[Any, Any]:
     """All options of a provider of this driver, the common ones included."""
-    config = config_of(driver)
+    if driver == NODE_MANAGER:
+        return dict(schema(class_of(driver)))
+    config = _provider(driver)
     return {**config.getCommonSchemaDict(), **config.getSchema().schema}
 
 
-def options(schema: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
+def options(body: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
     """Every option of the schema, outer ones first."""
-    for marker, value in _body(schema).items():
+    for marker, value in _body(body).items():
         name = str(marker)
         yield Option((*path, name), kind(value), isinstance(marker, v.Required), getattr(marker, "group_of_exclusion", None))
-    for marker, value in _body(schema).items():
-        if (inner := _inner(value)) is not None:
+    for marker, value in _body(body).items():
+        for inner in _inner(value):
             yield from options(inner, (*path, str(marker)))
 
 
-def _body(schema: Any) -> dict[Any, Any]:
-    if isinstance(schema, v.Schema):
-        return _body(schema.schema)
-    if isinstance(schema, v.All):
-        return _body(schema.validators[0])
-    assert isinstance(schema, dict), schema
-    return schema
+def _body(body: Any) -> dict[Any, Any]:
+    if isinstance(body, v.Schema):
+        return _body(body.schema)
+    if isinstance(body, v.All):
+        return _body(body.validators[0])
+    assert isinstance(body, dict), body
+    return body
 
 
-def _inner(value: Any) -> Any:
-    """The schema of the dict (or of those in the list), None when it has no named keys."""
+def _inner(value: Any) -> list[Any]:
+    """The schemas of the dict (or of those in the list), alternatives each; none when it has no named keys."""
     while isinstance(value, list) and value:
         value = value[0]
     if isinstance(value, v.All):
         value = value.validators[0]
     if isinstance(value, v.Any):
-        return next((found for item in value.validators if (found := _inner(item)) is not None), None)
-    if isinstance(value, dict) and not any(isinstance(key, type) for key in value):
-        return value
-    return None
+        return [found for item in value.validators for found in _inner(item)]
+    return [value] if isinstance(value, dict) and not any(isinstance(key, type) for key in value) else []
 
 
 def kind(value: Any) -> str:
@@ -91,16 +103,16 @@ def kind(value: Any) -> str:
     if isinstance(value, type):
         return TYPES[value]
     if isinstance(value, list):
-        inner = _inner(value)
-        return "list" if inner is not None else f"list of {kind(value[0])}"
+        return "list" if _inner(value) else f"list of {kind(value[0])}"
     if isinstance(value, dict):
-        return "dict" if _inner(value) is not None else f"dict of {kind(next(iter(value.values())))}"
+        return "dict" if _inner(value) else f"dict of {kind(next(iter(value.values())))}"
     if isinstance(value, v.All):
         return kind(value.validators[0])
     if isinstance(value, v.Coerce):
         return "number"
     if isinstance(value, v.Any):
-        found = [f"``{item}``" if isinstance(item, str) else kind(item) for item in value.validators if item is not None]
+        given = [item for item in value.validators if item is not None]
+        found = [f"``{str(item).lower()}``" if isinstance(item, str | bool) else kind(item) for item in given]
         return "number" if set(found) == {"int", "number"} else ", ".join(found)
     raise ReferenceError(f"no words for {value!r}")
 
@@ -112,16 +124,16 @@ def default_text(option: Any) -> str:
         return str(option.shown)
     if isinstance(value, Derived):
         return value.text
-    if value is None or value is REQUIRED or value == "":
+    if value is None or value is REQUIRED or value in ("", ()):
         return ""
-    if isinstance(value, str | list | dict):
+    if isinstance(value, str | list | tuple | dict):
         return ", ".join(f"``{each}``" for each in ([value] if isinstance(value, str) else value))
     return "no limit" if value == math.inf else str(value).lower()
 
 
 def texts(driver: str) -> dict[str, tuple[str, str]]:
     """Default and meaning of each option by its key."""
-    config = type(config_of(driver))
+    config = class_of(driver)
     return {".".join(path): (default_text(option), option.doc) for path, option in rows(config, config)}
 
 
@@ -145,7 +157,8 @@ def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]
             (f"``{option.name}``", option.kind, "required" if option.required else default or "none", meaning)
         )
     for path, found in tables.items():
-        yield ".".join(path) or "provider", sorted(found, key=lambda row: row[2] != "required")
+        top = driver if driver == NODE_MANAGER else "provider"
+        yield ".".join(path) or top, sorted(found, key=lambda row: row[2] != "required")
 
 
 def lines(driver: str) -> list[str]:
@@ -169,7 +182,7 @@ def setup(app: Any) -> dict[str, Any]:
 
         def run(self) -> list[nodes.Node]:
             driver = self.arguments[0]
-            self.env.note_dependency(inspect.getfile(type(config_of(driver))))
+            self.env.note_dependency(inspect.getfile(class_of(driver)))
             try:
                 content = lines(driver)
             except ReferenceError as error:

@@ -7,26 +7,33 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import voluptuous as vol
 import yaml
 
+from nodepool.base.config_value import ConfigValue
+from nodepool.base.option import REQUIRED, derived, option, schema
+from nodepool.base.option import load as load_options
 from nodepool.base.schema import advice
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.records import records, rspec
 from nodepool.nodemanager.records.records import DEFAULT_CAP, DEFAULT_EXEMPT
 
+STATE = "/var/lib/nodepool/nodemanager"
 DEFAULT_PATH = "/etc/nodepool/nodemanager.yaml"
 API_SERVER_PORT = 812
 #: MiB that the host keeps for itself when slivers get limits.
 MEMORY_RESERVE = 512
 #: MiB: bounds of the memory of a sliver that does not specify it.
 LEAST_MEMORY, MOST_MEMORY = 256, 2048
-TLS_PORT = 8120
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
+PROCESSORS: int = derived("processors of the host", lambda _config, _name: os.cpu_count() or 1)
 _PORTS = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
+
+
+def _home() -> str:
+    return os.path.expanduser("~/.local/state/nodepool-nodemanager")
 
 
 def _ports(value: object) -> tuple[int, int]:
@@ -47,150 +54,197 @@ def _port(value: object) -> int:
 
 _SECONDS = vol.All(vol.Any(int, float), vol.Range(min=0.1))
 _FACTOR = vol.All(vol.Any(int, float), vol.Range(min=1, max=1000))
-_SCHEMA = vol.Schema(
-    {
-        "state-dir": str,
-        "run-dir": str,
-        "log-file": str,
-        "backend": str,
-        "host-name": str,
-        "host-group": str,
-        "id-base": vol.All(int, vol.Range(min=65536, max=4_000_000_000)),
-        "host-reserve": vol.All(int, vol.Range(min=0, max=900)),
-        "max-slivers": vol.All(int, vol.Range(min=1, max=30_000)),
-        "create-concurrency": vol.All(int, vol.Range(min=1, max=256)),
-        "delete-concurrency": vol.All(int, vol.Range(min=1, max=256)),
-        "default-rspec": {str: vol.Any(int, str)},
-        "overcommit": {"disk": _FACTOR, "memory": _FACTOR},
-        "ssh": {
-            "address": str,
-            "listen-address": str,
-            "ports": _ports,
-            "mode": vol.Any("connection", "sshd"),
-            "connections": vol.All(int, vol.Range(min=1, max=10_000)),
-        },
-        "api": {
-            "unix": vol.Any(str, False),
-            "old-unix": vol.Any(str, False),
-            "tcp": _port,
-            "controller-uids": [int],
-            "tls": {
-                "address": str,
-                "port": _port,
-                vol.Required("cert"): str,
-                vol.Required("key"): str,
-                vol.Required("ca"): str,
-                "controllers": [str],
-            },
-        },
-        "network": {
-            "default": str,
-            "cap": vol.All(int, vol.Range(min=1)),
-            "exempt-ips": [str],
-            "subnet": str,
-            "dns": [str],
-            "reach": [str],
-            "connections": vol.All(int, vol.Range(min=1, max=1_000_000)),
-            "isolated": bool,
-            "daily-limit": vol.All(int, vol.Range(min=0)),
-        },
-        "sources": [
-            vol.Any(
-                {
-                    vol.Required("slices-xml"): {
-                        "url": str,
-                        "file": str,
-                        "ca": str,
-                        "interval": _SECONDS,
-                        "cert": str,
-                        "key": str,
-                        "default-slice": vol.Any(str, False),
-                    }
-                },
-                {
-                    vol.Required("zookeeper"): {
-                        vol.Required("servers"): [dict],
-                        "tls": dict,
-                        "insecure": bool,
-                        "timeout": _SECONDS,
-                    }
-                },
-            )
-        ],
-        "tickets": {"keys": [str], "issuers": [str], "xml-keys": [str], "allow-sha1": bool},
-        "delegate-accounts": vol.Any("shared", "unix"),
-        "node-id": vol.Any(int, str),
-        "delegates": [{vol.Required("name"): str, "ssh-keys": vol.Any(str, [str]), "methods": [str]}],
-        # The only value that an operator of the original had to set.
-        "SA_HOSTNAME": str,
-    }
-)
+_PORT = vol.All(vol.Any(int, bool), _port)
+_AT_ONCE = vol.All(int, vol.Range(min=1, max=256))
 
 
-@dataclass(frozen=True)
-class TlsConfig:
-    address: str
-    port: int
-    cert: str
-    key: str
-    ca: str
-    controllers: tuple[str, ...]
+class Section(ConfigValue):
+    """A dictionary of options."""
+
+    def __init__(self, options: Mapping[str, Any] | None) -> None:
+        load_options(self, options or {})
 
 
-@dataclass(frozen=True)
-class NodeManagerConfig:
+class Overcommit(Section):
+    disk: float = option(_FACTOR, 1.0, "of what slivers are promised; more than 1: they may break each other's file systems")
+    memory: float = option(_FACTOR, 1.0, "of what slivers are promised")
+
+
+class Ssh(Section):
+    address: str = option(str, "127.0.0.1", "address of the slivers; launchers on other machines need one that they reach")
+    listen_address: str = option(str, derived("``address``", lambda ssh, _name: ssh.address), "address to listen on")
+    ports: tuple[int, int] = option(vol.All(str, _ports), (22000, 22999), "one for each sliver", shown="22000-22999")
+    mode: str = option(
+        vol.Any("connection", "sshd"),
+        "connection",
+        "``sshd``: slivers with a network run a server of their own, at their own address and port 22",
+    )
+    connections: int = option(vol.All(int, vol.Range(min=1, max=10_000)), 20, "maximum logins of one sliver at a time")
+
+
+class Tls(Section):
+    """For launchers on other machines, with certificates of one CA on both sides."""
+
+    address: str = option(str, "0.0.0.0", "address to listen on")
+    port: int = option(_PORT, 8120, "port to listen on")
+    cert: str = option(str, REQUIRED, "file with our certificate")
+    key: str = option(str, REQUIRED, "file with its key")
+    ca: str = option(str, REQUIRED, "file with the CA of the launchers' certificates")
+    controllers: tuple[str, ...] = option([str], (), "names in the certificates of the launchers; required", convert=tuple)
+
+
+class Api(Section):
+    unix: str | None = option(
+        vol.Any(str, False),
+        "",
+        "Unix socket; false: none",
+        convert=lambda path: path or None,
+        shown="``nodemanager.api`` in run-dir",
+    )
+    old_unix: str | None = option(vol.Any(str, False), None, "additional path of the socket", convert=lambda path: path or None)
+    tcp: int = option(
+        _PORT,
+        derived("812 as root", lambda _api, _name: API_SERVER_PORT if os.geteuid() == 0 else -1),
+        "port on the loopback interface; false: none; it gives nobody the rights of root or of launchers",
+    )
+    controller_uids: tuple[int, ...] = option(
+        [int], (), "users of this machine with the rights of launchers, at the Unix socket", convert=tuple
+    )
+    tls: Tls | None = option(Tls, None, "for launchers on other machines", stored=False)
+
+
+class NetworkConfig(Section):
+    default: str = option(str, "none", "``none``, ``nat`` or ``bridge:INTERFACE``")
+    cap: int = option(vol.All(int, vol.Range(min=1)), DEFAULT_CAP, "bit/s of all slivers together")
+    exempt_ips: tuple[str, ...] = option([str], DEFAULT_EXEMPT, "addresses to which other limits apply", convert=tuple)
+    subnet: str = option(str, "10.213.0.0/16", "addresses of slivers with ``nat``")
+    dns: tuple[str, ...] = option([str], (), "DNS servers", convert=tuple, shown="the host's")
+    reach: tuple[str, ...] = option(
+        [str], (), "private networks that slivers with ``nat`` may use, and those of this host; others are refused", convert=tuple
+    )
+    connections: int = option(vol.All(int, vol.Range(min=1, max=1_000_000)), 4096, "maximum connections of one sliver at a time")
+    isolated: bool = option(bool, True, "slivers on one bridge cannot connect to each other")
+    daily_limit: int = option(
+        vol.All(int, vol.Range(min=0)),
+        0,
+        "MiB that a sliver may send per day at its full rate; 0: no limit",
+        convert=lambda mebibytes: mebibytes << 20,
+    )
+
+
+_SLICES_XML = {
+    "url": option(str, None, "address of the list; or ``file``"),
+    "file": option(str, None, "file with the list; or ``url``"),
+    "ca": option(str, None, "file with the CA of the server", shown="those of the system"),
+    "interval": option(_SECONDS, None, "seconds between two readings", shown="10"),
+    "cert": option(str, None, "file with our certificate"),
+    "key": option(str, None, "file with its key"),
+    "default-slice": option(
+        vol.Any(str, False), None, "slice whose resources are the defaults of others; false: it is one like any other"
+    ),
+}
+_ZOOKEEPER = {
+    "servers": option([dict], REQUIRED, "as in nodepool.yaml: ``host``, ``port``, ``chroot``"),
+    "tls": option(dict, None, "as in nodepool.yaml: ``cert``, ``key``, ``ca``"),
+    "insecure": option(bool, False, "connect without TLS"),
+    "timeout": option(_SECONDS, None, "of the session in seconds", shown="10"),
+}
+_TICKETS = {
+    "keys": option([str], None, "files with public keys of who may issue tickets"),
+    "issuers": option([str], None, "names of who may issue tickets"),
+    "xml-keys": option([str], None, "files with certificates of issuers of XML tickets"),
+    "allow-sha1": option(bool, False, "accept signatures with SHA-1"),
+}
+_DELEGATE = {
+    "name": option(str, REQUIRED, "name of the account"),
+    "ssh-keys": option(vol.Any(str, [str]), None, "public keys that can log in"),
+    "methods": option([str], None, "methods that it may call for all slivers"),
+}
+
+
+class NodeManagerConfig(Section):
     """The configuration; times are in seconds, directories absolute."""
 
-    state_dir: str
-    run_dir: str
-    backend: str = "auto"
-    host_name: str = ""
-    host_group: str = ""
-    id_base: int = 2_000_000
-    host_reserve: int = 50
-    max_slivers: int = 1000
-    create_concurrency: int = 2
-    delete_concurrency: int = 2
-    default_rspec: Mapping[str, int] = field(default_factory=dict)
-    #: Overcommit factors of disk and memory.
-    overcommit_disk: float = 1.0
-    overcommit_memory: float = 1.0
-    ssh_address: str = "127.0.0.1"
-    ssh_listen_address: str = "127.0.0.1"
-    ssh_ports: tuple[int, int] = (22000, 22999)
-    ssh_mode: str = "connection"
-    ssh_connections: int = 20
-    unix_socket: str | None = None
-    old_unix_socket: str | None = None
-    #: What slivers are given instead: with the one above they could keep others out.
-    sliver_sockets: str | None = None
-    #: Users of this machine with the rights of launchers.
-    controller_uids: tuple[int, ...] = ()
-    #: -1: none.
-    tcp_port: int = API_SERVER_PORT
-    tls: TlsConfig | None = None
-    network: str = "none"
-    network_cap: int = DEFAULT_CAP
-    exempt_ips: tuple[str, ...] = DEFAULT_EXEMPT
-    #: Bytes that a sliver may send per day at its full rate; 0: unlimited.
-    daily_limit: int = 0
-    subnet: str = "10.213.0.0/16"
-    dns: tuple[str, ...] = ()
-    #: Private networks, and those of this host, that slivers with nat may send to.
-    reach: tuple[str, ...] = ()
-    #: Connections of one sliver at the same time.
-    connections: int = 4096
-    #: Slivers on one bridge cannot connect to each other.
-    isolated: bool = True
-    sources: tuple[Mapping[str, Any], ...] = ()
-    tickets: Mapping[str, Any] = field(default_factory=dict)
-    delegates: tuple[Mapping[str, Any], ...] = ()
-    #: shared: all delegates log in as one account; unix: each has its own (A.4).
-    delegate_accounts: str = "shared"
-    #: Which slices of slices.xml are ours; empty: see sources.node_id.
-    node_id: str = ""
-    #: Additional log in the format of the original; empty: none.
-    log_file: str = ""
+    state_dir: str = option(
+        str,
+        derived(
+            "/var/lib/nodepool/nodemanager as root",
+            lambda config, _name: "/var/lib/nodepool/nodemanager" if config.root else _home(),
+        ),
+        "where slivers live; needs space for their disks",
+        convert=os.path.abspath,
+    )
+    run_dir: str = option(
+        str,
+        derived(
+            "/run/nodepool as root",
+            lambda config, _name: (
+                "/run/nodepool" if config.root else os.path.join(os.environ.get("XDG_RUNTIME_DIR") or _home(), "nodepool")
+            ),
+        ),
+        "sockets and other things of the running daemon",
+        convert=os.path.abspath,
+    )
+    log_file: str = option(str, "", "additional log in the format of the original")
+    backend: str = option(str, "auto", "``native`` or ``rootless``, ``podman``, ``nspawn``; ``auto``: one of the first two")
+    host_name: str = option(
+        str,
+        derived("the host's name", lambda _config, _name: socket.gethostname()),
+        "name of this host for launchers, and in tickets",
+    )
+    host_group: str = option(str, "", "an availability zone of the launcher")
+    id_base: int = option(vol.All(int, vol.Range(min=65536, max=4_000_000_000)), 2_000_000, "first user id of slivers")
+    host_reserve: int = option(vol.All(int, vol.Range(min=0, max=900)), 50, "per mille of the CPU that no guarantee may take")
+    max_slivers: int = option(vol.All(int, vol.Range(min=1, max=30_000)), 1000, "maximum number of slivers")
+    create_concurrency: int = option(_AT_ONCE, PROCESSORS, "slivers that are created at the same time")
+    delete_concurrency: int = option(_AT_ONCE, PROCESSORS, "slivers that are deleted at the same time")
+    default_rspec: dict[str, int] = option(
+        {str: vol.Any(int, str)}, {}, "resources of slivers whose record does not say otherwise"
+    )
+    overcommit: Overcommit = option(Overcommit, cast(Any, {}), "overcommit factors", convert=Overcommit)
+    ssh: Ssh = option(Ssh, cast(Any, {}), "logins", convert=Ssh)
+    api: Api = option(Api, cast(Any, {}), "the API", stored=False)
+    network: NetworkConfig = option(NetworkConfig, cast(Any, {}), "networks of slivers", convert=NetworkConfig)
+    sources: tuple[Mapping[str, Any], ...] = option(
+        [
+            vol.Any(
+                {"slices-xml": option(_SLICES_XML, REQUIRED, "slices of an authority")},
+                {"zookeeper": option(_ZOOKEEPER, REQUIRED, "records of launchers")},
+            )
+        ],
+        (),
+        "records of slivers from elsewhere; launchers use the API",
+        convert=tuple,
+    )
+    tickets: dict[str, Any] = option(_TICKETS, {}, "who may issue tickets")
+    delegate_accounts: str = option(
+        vol.Any("shared", "unix"), "shared", "``unix``: each delegate has its own account; ``shared``: all log in as one"
+    )
+    node_id: str = option(vol.Any(int, str), "", "id of this node in slices.xml", convert=str)
+    delegates: tuple[Mapping[str, Any], ...] = option([_DELEGATE], (), "accounts that may only make API calls", convert=tuple)
+    sa_hostname: str | None = option(
+        str, None, "host of the authority, the only value that an operator of the original had to set", name="SA_HOSTNAME"
+    )
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.root = os.geteuid() == 0
+        super().__init__(options)
+        given = options.get("api") or {}
+        self.api = Api({"unix": os.path.join(self.run_dir, "nodemanager.api"), **given})
+        self.api.tls = Tls(given["tls"]) if "tls" in given else None
+        if self.sa_hostname:
+            self.sources += ({"slices-xml": {"url": f"https://{self.sa_hostname}/xml/slices-0.5.xml"}},)
+
+    @property
+    def sliver_sockets(self) -> str | None:
+        """Return the directory of the sockets that slivers get.
+
+        With the common one they could keep others out.
+        """
+        return os.path.join(self.run_dir, "slivers") if self.api.unix else None
+
+
+_SCHEMA = vol.Schema(schema(NodeManagerConfig))
 
 
 def load(path: str | None) -> NodeManagerConfig:
@@ -227,65 +281,16 @@ def parse(content: object, path: str) -> NodeManagerConfig:
         defaults = rspec.validate(given.get("default-rspec", {}))
     except rspec.RSpecError as error:
         raise ConfigurationError(f"{path}: default-rspec: {error}") from None
-    _check(given, path)
-    root = os.geteuid() == 0
-    if root:  # an ordinary user's slivers have no limit together, only one for each process
+    config = NodeManagerConfig(given)
+    config.default_rspec = defaults
+    _check(config, path)
+    if config.root:  # an ordinary user's slivers have no limit together, only one for each process
         defaults.setdefault("nm_mem_limit", default_memory(total_memory()))
-    home = os.path.expanduser("~/.local/state/nodepool-nodemanager")
-    runtime = os.environ.get("XDG_RUNTIME_DIR") or home
-    run_dir = os.path.abspath(given.get("run-dir", "/run/nodepool" if root else os.path.join(runtime, "nodepool")))
-    ssh, api, network = given.get("ssh", {}), given.get("api", {}), given.get("network", {})
-    address = ssh.get("address", "127.0.0.1")
-    unix = api.get("unix", os.path.join(run_dir, "nodemanager.api"))
-    processors = os.cpu_count() or 1
-    sources = list(given.get("sources", []))
-    if given.get("SA_HOSTNAME"):
-        sources.append({"slices-xml": {"url": f"https://{given['SA_HOSTNAME']}/xml/slices-0.5.xml"}})
-    for source in sources:
+    for source in config.sources:
         options = source.get("slices-xml")
         if options is not None and ("url" in options) == ("file" in options):
             raise ConfigurationError(f"{path}: sources: slices-xml needs either url or file")
-    return NodeManagerConfig(
-        state_dir=os.path.abspath(given.get("state-dir", "/var/lib/nodepool/nodemanager" if root else home)),
-        run_dir=run_dir,
-        backend=given.get("backend", "auto"),
-        host_name=given.get("host-name", socket.gethostname()),
-        host_group=given.get("host-group", ""),
-        id_base=given.get("id-base", 2_000_000),
-        host_reserve=given.get("host-reserve", 50),
-        max_slivers=given.get("max-slivers", 1000),
-        create_concurrency=given.get("create-concurrency", processors),
-        delete_concurrency=given.get("delete-concurrency", processors),
-        default_rspec=defaults,
-        overcommit_disk=given.get("overcommit", {}).get("disk", 1.0),
-        overcommit_memory=given.get("overcommit", {}).get("memory", 1.0),
-        ssh_address=address,
-        ssh_listen_address=ssh.get("listen-address", address),
-        ssh_ports=ssh.get("ports", (22000, 22999)),
-        ssh_mode=ssh.get("mode", "connection"),
-        ssh_connections=ssh.get("connections", 20),
-        unix_socket=unix or None,
-        old_unix_socket=api.get("old-unix") or None,
-        sliver_sockets=os.path.join(run_dir, "slivers") if unix else None,
-        controller_uids=tuple(api.get("controller-uids", ())),
-        tcp_port=api.get("tcp", API_SERVER_PORT if root else -1),
-        tls=_tls(api.get("tls")),
-        network=network.get("default", "none"),
-        network_cap=network.get("cap", DEFAULT_CAP),
-        exempt_ips=tuple(network.get("exempt-ips", DEFAULT_EXEMPT)),
-        daily_limit=network.get("daily-limit", 0) << 20,
-        subnet=network.get("subnet", "10.213.0.0/16"),
-        dns=tuple(network.get("dns", ())),
-        reach=tuple(network.get("reach", ())),
-        connections=network.get("connections", 4096),
-        isolated=network.get("isolated", True),
-        sources=tuple(sources),
-        tickets=given.get("tickets", {}),
-        delegates=tuple(given.get("delegates", ())),
-        delegate_accounts=given.get("delegate-accounts", "shared"),
-        node_id=str(given.get("node-id", "")),
-        log_file=given.get("log-file", ""),
-    )
+    return config
 
 
 def total_memory() -> int:
@@ -299,42 +304,37 @@ def default_memory(total: int) -> int:
     return max(LEAST_MEMORY, min(MOST_MEMORY, (total - MEMORY_RESERVE) // 4))
 
 
-def _check(given: Mapping[str, Any], path: str) -> None:
+def _check(config: NodeManagerConfig, path: str) -> None:
     """Check what a schema cannot express.
 
     :raises ConfigurationError: names the option.
     """
     from nodepool.nodemanager.api.methods import METHODS, canonical
 
-    name = given.get("host-name")
-    if name is not None and not _HOST.fullmatch(name):
-        raise ConfigurationError(f"{path}: host-name: {name!r} is not a valid host name")
-    network = given.get("network", {})
-    if not records.NETWORK.fullmatch(network.get("default", "none")):
-        raise ConfigurationError(f"{path}: network.default: must be none, nat or bridge:INTERFACE, not {network['default']!r}")
-    for option, values in (
-        ("exempt-ips", network.get("exempt-ips", [])),
-        ("subnet", [network.get("subnet", "10.213.0.0/16")]),
-        ("dns", network.get("dns", [])),
-        ("reach", network.get("reach", [])),
-    ):
-        for value in values:
+    network, tls = config.network, config.api.tls
+    if config.host_name != socket.gethostname() and not _HOST.fullmatch(config.host_name):
+        raise ConfigurationError(f"{path}: host-name: {config.host_name!r} is not a valid host name")
+    if not records.NETWORK.fullmatch(network.default):
+        raise ConfigurationError(f"{path}: network.default: must be none, nat or bridge:INTERFACE, not {network.default!r}")
+    for name, addresses in (
+        ("exempt-ips", network.exempt_ips), ("subnet", (network.subnet,)), ("dns", network.dns), ("reach", network.reach),
+    ):  # fmt: skip
+        for value in addresses:
             try:
-                if ipaddress.ip_network(value).version == 6 and option in ("reach", "subnet", "dns"):
+                if ipaddress.ip_network(value).version == 6 and name != "exempt-ips":
                     raise ValueError(f"{value}: network nat is IPv4 only")
             except ValueError as error:
-                raise ConfigurationError(f"{path}: network.{option}: {error}") from None
-    if given.get("id-base", 2_000_000) + (given.get("max-slivers", 1000) + 1) * 65536 > 2**32:
+                raise ConfigurationError(f"{path}: network.{name}: {error}") from None
+    if config.id_base + (config.max_slivers + 1) * 65536 > 2**32:
         raise ConfigurationError(
-            f"{path}: id-base: too high for {given.get('max-slivers', 1000)} slivers of 65536 ids; lower id-base or max-slivers"
+            f"{path}: id-base: too high for {config.max_slivers} slivers of 65536 ids; lower id-base or max-slivers"
         )
-    tls = given.get("api", {}).get("tls")
-    if tls is not None and not tls.get("controllers"):
+    if tls is not None and not tls.controllers:
         raise ConfigurationError(
             f"{path}: api.tls.controllers: missing or empty; list the names in the certificates of the launchers, "
             "such as [launcher1.example.org]; no other certificate of that CA has their rights"
         )
-    for number, entry in enumerate(given.get("delegates", ())):
+    for number, entry in enumerate(config.delegates):
         keys = entry.get("ssh-keys", "")
         try:
             rspec.check_name(entry["name"])
@@ -347,16 +347,3 @@ def _check(given: Mapping[str, Any], path: str) -> None:
                 f"{path}: delegates.{number}: methods: {', '.join(unknown)}: no such method; there are "
                 f"{', '.join(sorted(METHODS))}"
             )
-
-
-def _tls(given: dict[str, Any] | None) -> TlsConfig | None:
-    if given is None:
-        return None
-    return TlsConfig(
-        given.get("address", "0.0.0.0"),
-        given.get("port", TLS_PORT),
-        given["cert"],
-        given["key"],
-        given["ca"],
-        tuple(given["controllers"]),
-    )

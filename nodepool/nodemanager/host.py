@@ -34,7 +34,7 @@ def make_services(config: NodeManagerConfig, zygote: Zygote) -> Services:
     from nodepool.nodemanager.network.veth import Network
 
     services.cgroups = Cgroups.detect(group_name(config.state_dir))
-    services.disks = Disks(config.state_dir, sparse=config.overcommit_disk > 1)
+    services.disks = Disks(config.state_dir, sparse=config.overcommit.disk > 1)
     services.cgroups.io_devices = services.disks.devices
     services.net = Network(config)
     return services
@@ -56,7 +56,7 @@ class Host:
         self._database = database
         self._services = services
         total = total_memory() - MEMORY_RESERVE
-        self._memory = int(total * config.overcommit_memory)
+        self._memory = int(total * config.overcommit.memory)
         #: Without cgroups nothing is limited, and slivers without a limit get no promise.
         self._unlimited = total if services.cgroups is not None else 0
         self._accounts: Accounting | None = None
@@ -80,7 +80,7 @@ class Host:
             if stored is not None:
                 self.cap(stored.content["cap"], stored.content["exempt_ips"])
             else:
-                self.cap(self._config.network_cap, self._config.exempt_ips)
+                self.cap(self._config.network.cap, self._config.network.exempt_ips)
 
     def rebalance(self, effective: Mapping[str, Mapping[str, int]]) -> None:
         """Set the weights of existing slivers, which cannot be derived from the cgroups alone."""
@@ -147,7 +147,7 @@ class Host:
                     limit >> 20,
                 ),
             )
-        allowed = self._config.daily_limit or UNLIMITED
+        allowed = self._config.network.daily_limit or UNLIMITED
         limits = DailyLimits(allowed, allowed)
         cut = self._accounts.update(net.counters(), effective, dict.fromkeys(effective, limits))  # type: ignore[attr-defined]
         for name in sorted(cut.keys() | self._cut.keys()):
@@ -232,7 +232,7 @@ class Host:
             "disk_free": max(0, disk - promised),
             "slivers": self._config.max_slivers,
             "cpu": 1000 - self._config.host_reserve,
-            "ssh_address": self._config.ssh_address,
+            "ssh_address": self._config.ssh.address,
             "allocated": {
                 "slivers": len(effective),
                 "cpu": sum(s["nm_cpu_guaranteed_share"] for s in effective.values()),

@@ -15,7 +15,7 @@ from nodepool.base.files import lock_file
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import backends
 from nodepool.nodemanager.api.methods import Api, NodeError
-from nodepool.nodemanager.backends.base import Handle, Services, Starting
+from nodepool.nodemanager.backends.base import Handle, Services
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.host import Host, make_services
@@ -109,7 +109,7 @@ class NodeManager:
             raise ConfigurationError(
                 f"backend {self.backend.name} cannot work here: " + "; ".join(f"{p.feature}: {p.remedy}" for p in fatal)
             )
-        self.free_space = FreeSpace(config.state_dir, config.overcommit_disk)
+        self.free_space = FreeSpace(config.state_dir, config.overcommit.disk)
         self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"), free_ballast=self.free_space.ensure)
         self.host = Host(config, self.database, self.services, self.free_space)
         self.problems += self.host.problems()
@@ -117,9 +117,14 @@ class NodeManager:
         self.images = uploaded.Images(
             os.path.join(config.state_dir, "images"), lambda name: self.trees.prepare(f"image:{name}"), self._room_left
         )
-        self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
+        self.gate = Gate(
+            config.ssh.listen_address,
+            *config.ssh.ports,
+            lambda handle, connection: self.backend.serve(handle, SSHD_ARGV, connection),
+            config.ssh.connections,
+        )
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
-        self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
+        self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh.mode == "sshd" else None
         self.slivers = Slivers(
             config,
             self.database,
@@ -208,10 +213,6 @@ class NodeManager:
         self.database.close()
         os.close(self._state_lock)
 
-    def _serve_ssh(self, handle: Handle, connection: int) -> Starting:
-        """Start an SSH server for one connection, inside the sliver."""
-        return self.backend.serve(handle, SSHD_ARGV, connection)
-
     def _opened(self, name: str, handle: Handle | None) -> float | None:
         again = None
         if handle is None:
@@ -254,7 +255,7 @@ class NodeManager:
             )
             if address:
                 return str(address), sshd.PORT
-        return self.config.ssh_address, self.gate.port(index) if index else 0
+        return self.config.ssh.address, self.gate.port(index) if index else 0
 
     # -- records
 
@@ -520,12 +521,9 @@ class NodeManager:
             "host_keys": [handle["host_key"]] if handle.get("host_key") else [],
             "backend": self.backend.name,
             "address": str(handle.get("address") or ""),
-            "sessions": self._sessions(name),
+            "sessions": self.gate.sessions(name) + (self.sshd.sessions(name) if self.sshd is not None else 0),
             "since": status.since,
         }
-
-    def _sessions(self, name: str) -> int:
-        return self.gate.sessions(name) + (self.sshd.sessions(name) if self.sshd is not None else 0)
 
     def capacity(self) -> dict[str, Any]:
         return {

@@ -80,7 +80,10 @@ class AwsProviderCloudImage(CloudImage, _Schema):
                     "name": option(str, None, "as in EC2's DescribeImages, for example ``tag:os`` or ``name``", key=v.Required),
                     "values": option([_VALUE], None, "any of them; ``*`` and ``?`` are wildcards", key=v.Required),
                 },
-                {v.Required("Name"): str, v.Required("Values"): [_VALUE]},
+                {
+                    "Name": option(str, None, "as ``name``", key=v.Required),
+                    "Values": option([_VALUE], None, "as ``values``", key=v.Required),
+                },
             )
         ],
         None,

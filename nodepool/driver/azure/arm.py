@@ -165,11 +165,6 @@ class Arm:
             pause(seconds)
 
 
-def name_of(resource_id: object) -> str:
-    """Return the last part of an id."""
-    return str(resource_id or "").rpartition("/")[2]
-
-
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?\Z")
 
 

@@ -66,8 +66,8 @@ def update(config: NodeManagerConfig, found: Mapping[str, Mapping[str, Any]]) ->
         UnixAccounts(forward_program()).update(found)
         found = {}
     program = forward_program()
-    if config.unix_socket and config.unix_socket != SOCKET:
-        program += f" --socket {config.unix_socket}"
+    if config.api.unix and config.api.unix != SOCKET:
+        program += f" --socket {config.api.unix}"
     text = "".join(f"{line}\n" for line in authorized_keys(found, program))
     path = os.path.join(config.run_dir, "delegates.keys")
     replace_file(path, text, 0o644, sync=False)

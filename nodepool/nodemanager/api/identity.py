@@ -98,17 +98,7 @@ class Identity:
         """Return the owner of the socket at the other end, on this host; None: none (any more)."""
         uid = socket_owner(connection.getpeername(), connection.getsockname())
         # The other end may be closed and its port reused by another process: then ours is not connected any more either.
-        if uid is None or connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _CONNECTED:
-            return None
-        return uid
-
-    def of_unix(self, connection: socket.socket) -> Caller:
-        return self.of_uid(self.unix_uid(connection))
-
-    def of_tcp(self, connection: socket.socket) -> Caller | None:
-        """Return the caller, never as root or controller: their sockets may be in other hands."""
-        uid = self.tcp_uid(connection)
-        return None if uid is None else self.of_uid(uid, trust=False)
+        return uid if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _CONNECTED else None
 
     def may_forward(self, caller: Caller) -> bool:
         """Return whether a caller may speak for delegates: the shell of the shared account."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -58,7 +59,7 @@ class Servers:
         self.identity = Identity(
             manager.sliver_of_uid,
             self._delegate_methods,
-            controllers=config.controller_uids,
+            controllers=config.api.controller_uids,
             delegate_shell=delegates.forward_program() if config.delegate_accounts == "unix" else None,
         )
         self.connections = Connections(Desk(api, manager.images, self.identity), self._of_certificate)
@@ -86,17 +87,17 @@ class Servers:
         """
         config = self._config
         try:
-            if config.unix_socket:
-                self._add(Listener(self._unix(config.unix_socket), self._of_unix))
-            if config.old_unix_socket and config.unix_socket:
-                self._link(config.unix_socket, config.old_unix_socket)
-            if config.tcp_port >= 0:
-                listener = self._tcp("127.0.0.1", config.tcp_port, "api.tcp")
+            if config.api.unix:
+                self._add(Listener(self._unix(config.api.unix), self._of_unix))
+            if config.api.old_unix and config.api.unix:
+                self._link(config.api.unix, config.api.old_unix)
+            if config.api.tcp >= 0:
+                listener = self._tcp("127.0.0.1", config.api.tcp, "api.tcp")
                 self.tcp_port = listener.getsockname()[1]
                 self._add(Listener(listener, self._of_tcp))
-            if config.tls is not None:
+            if config.api.tls is not None:
                 context = self._context()
-                listener = self._tcp(config.tls.address, config.tls.port, "api.tls.port")
+                listener = self._tcp(config.api.tls.address, config.api.tls.port, "api.tls.port")
                 self.tls_port = listener.getsockname()[1]
                 self._add(Listener(listener, lambda connection: None, context))
         except BaseException:
@@ -132,9 +133,9 @@ class Servers:
                 status = os.lstat(path)
                 if (status.st_dev, status.st_ino) == known:
                     os.unlink(path)
-        old = self._config.old_unix_socket
+        old = self._config.api.old_unix
         with contextlib.suppress(OSError):
-            if old and self._socket_files and os.readlink(old) == self._config.unix_socket:
+            if old and self._socket_files and os.readlink(old) == self._config.api.unix:
                 os.unlink(old)
 
     # -- identity
@@ -147,22 +148,18 @@ class Servers:
         key = (SLIVER, number) if 0 < number <= self._config.max_slivers else ("uid", uid)
         return Peer(key, OTHER, lambda: self.identity.of_uid(uid, trust))
 
-    def _of_unix(self, connection: socket.socket) -> Peer:
-        return self._peer(self.identity.unix_uid(connection), trust=True)
-
-    def _of_sliver(self, connection: socket.socket) -> Peer:
-        return self._peer(self.identity.unix_uid(connection), trust=False)
+    def _of_unix(self, connection: socket.socket, trust: bool = True) -> Peer:
+        return self._peer(self.identity.unix_uid(connection), trust)
 
     def _of_tcp(self, connection: socket.socket) -> Peer | None:
         uid = self.identity.tcp_uid(connection)
         return None if uid is None else self._peer(uid, trust=False)
 
     def _of_certificate(self, connection: ssl.SSLSocket) -> Peer | None:
-        assert self._config.tls is not None
-        caller = self.identity.of_certificate(connection.getpeercert(), self._config.tls.controllers)
-        if caller is None:
-            return None
-        return Peer(str(caller), CONTROLLER if caller.kind == CONTROLLER else OTHER, lambda: caller)
+        assert self._config.api.tls is not None
+        caller = self.identity.of_certificate(connection.getpeercert(), self._config.api.tls.controllers)
+        kind = CONTROLLER if caller is not None and caller.kind == CONTROLLER else OTHER
+        return None if caller is None else Peer(str(caller), kind, lambda: caller)
 
     # -- places
 
@@ -233,7 +230,7 @@ class Servers:
         return listener
 
     def _context(self) -> ssl.SSLContext:
-        tls = self._config.tls
+        tls = self._config.api.tls
         assert tls is not None
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -272,7 +269,7 @@ class Servers:
             stream.close()
             log.warning("Sliver %s has no socket of the API: %s: %s", name, path, error.strerror or error)
             return directory if os.path.isdir(directory) else None
-        listener = Listener(stream, self._of_sliver, slivers=True, whose=(SLIVER, index))
+        listener = Listener(stream, functools.partial(self._of_unix, trust=False), slivers=True, whose=(SLIVER, index))
         with self._lock:
             self._own[name] = listener, directory
         self.connections.add(listener)
@@ -319,10 +316,8 @@ class Servers:
             self._slivers.pop(name, None)
         if known is not None:
             self.connections.remove(known[0])  # its network is deleted, or will be
-        if handle is None or self._config.tcp_port < 0:
-            return
         listen = getattr(self._manager.backend, "listen", None)
-        if listen is None:
+        if handle is None or listen is None or self._config.api.tcp < 0:
             return
         try:
             stream = socket.socket(fileno=listen(handle, API_SERVER_PORT))

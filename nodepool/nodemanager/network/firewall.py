@@ -90,9 +90,9 @@ def ruleset(table: str, config: NodeManagerConfig, strangers: bool) -> str:
 
     :param strangers: this host was no router before: do not forward packets from or to others.
     """
-    subnet = str(ipaddress.ip_network(config.subnet, strict=False))
+    subnet = str(ipaddress.ip_network(config.network.subnet, strict=False))
     # Closed connections are not counted, but occupy their entries for two minutes.
-    starts = max(1, config.connections // STARTS)
+    starts = max(1, config.network.connections // STARTS)
     # Frames within one bridge pass here, too, if the host filters bridged frames (br_netfilter).
     bridges = 'meta iifkind "bridge" meta oifkind "bridge" return' if _on(_BRIDGES_FILTERED) else ""
     return f"""
@@ -108,9 +108,9 @@ table inet {table} {{}}
 delete table inet {table}
 table inet {table} {{
   {_set("forbidden", [*FORBIDDEN, subnet])}
-  {_set("reach", config.reach)}
+  {_set("reach", config.network.reach)}
   {_set("near", [*PRIVATE, *connected()])}
-  {_set("resolvers", resolvers(config.dns))}
+  {_set("resolvers", resolvers(config.network.dns))}
   set starts {{ type ifname; size 65535; flags dynamic, timeout; timeout 1h; }}
   set flows {{ type ifname; size 65535; flags dynamic; }}
   chain early {{
@@ -119,8 +119,8 @@ table inet {table} {{
     iifname "nm*" fib saddr . iif oif missing drop
   }}
   chain few {{
-    ct state new add @starts {{ iifname limit rate over {starts}/second burst {config.connections} packets }} drop
-    ct state new add @flows {{ iifname ct count over {config.connections} }} drop
+    ct state new add @starts {{ iifname limit rate over {starts}/second burst {config.network.connections} packets }} drop
+    ct state new add @flows {{ iifname ct count over {config.network.connections} }} drop
   }}
   chain input {{
     type filter hook input priority filter; policy accept;

@@ -77,10 +77,10 @@ class Network:
         state = os.path.realpath(config.state_dir)
         # Daemons with other state directories on the same host use other names.
         self.tag = "" if state == DEFAULT_STATE_DIR else f"{zlib.crc32(state.encode()):08x}"
-        self._subnet = str(ipaddress.ip_network(config.subnet, strict=False))
+        self._subnet = str(ipaddress.ip_network(config.network.subnet, strict=False))
         self._config = config
         self._firewall = Firewall(f"nodemanager{'_' + self.tag if self.tag else ''}", config)
-        self.shaper = Shaper(f"nm{self.tag}ifb", config.network_cap, config.exempt_ips)
+        self.shaper = Shaper(f"nm{self.tag}ifb", config.network.cap, config.network.exempt_ips)
         self._lock = threading.RLock()
         self._shared: set[str] = set()
         #: Number of networks that are being created.
@@ -201,12 +201,9 @@ class Network:
 
     def resolv_conf(self, mode: str) -> bytes | None:
         """Return /etc/resolv.conf of a sliver with this network; None: its own."""
-        return resolv_conf(self._config.dns) if mode == "nat" else None
+        return resolv_conf(self._config.network.dns) if mode == "nat" else None
 
     # --- one sliver --------------------------------------------------------------------------------------------------
-
-    def _alias(self, name: str, index: int) -> str:
-        return f"nodepool-nm{self.tag}:{index}:{name}"
 
     def _scan(self) -> list[tuple[str, str, int]]:
         """Return name, veth and index of our devices."""
@@ -263,7 +260,7 @@ class Network:
                 "ip",
                 [
                     f"link add {veth} address {gateway_mac} type veth peer name {INSIDE} address {mac} netns {netns_pid}",
-                    f"link set {veth} alias {self._alias(name, index)}",
+                    f"link set {veth} alias nodepool-nm{self.tag}:{index}:{name}",
                 ],
             )
             if bridge is None:
@@ -318,7 +315,7 @@ class Network:
 
         :raises NetworkError: it cannot join the bridge.
         """
-        isolated = "on" if self._config.isolated else "off"
+        isolated = "on" if self._config.network.isolated else "off"
         batch("ip", [f"link set {veth} master {bridge}", f"link set {veth} type bridge_slave isolated {isolated}"])
         try:
             batch("bridge", [f"fdb replace {mac} dev {veth} master static"])

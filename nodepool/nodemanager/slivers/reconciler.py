@@ -206,7 +206,7 @@ class Slivers:
             rspec=effective,
             ssh_keys=record.get("ssh_keys", ""),
             initscript=records.decode_initscript(record.get("initscript")),
-            network=record.get("network", self._config.network),
+            network=record.get("network", self._config.network.default),
             username=self.username(record),
             privileges=tuple(record.get("privileges") or ()),
             hostname=record.get("hostname") or name.replace("_", "-"),

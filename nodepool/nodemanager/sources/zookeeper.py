@@ -166,12 +166,12 @@ class ZooKeeperSource:
     def _announce(self, kazoo: KazooClient) -> None:
         """Create the ephemeral record by which launchers find this host."""
         capacity = self._capacity()
-        tls = self._config.tls
+        tls = self._config.api.tls
         text = json.dumps(
             {
-                "api": f"https://{self._config.ssh_address}:{tls.port}" if tls else f"unix:{self._config.unix_socket}",
+                "api": f"https://{self._config.ssh.address}:{tls.port}" if tls else f"unix:{self._config.api.unix}",
                 "tls_fingerprint": fingerprint(tls.cert) if tls else "",
-                "ssh_address": self._config.ssh_address,
+                "ssh_address": self._config.ssh.address,
                 "capacity": {k: v for k, v in capacity.items() if k not in ("allocated", "problems", "images")},
                 "allocated": capacity["allocated"],
                 "images": capacity["images"],

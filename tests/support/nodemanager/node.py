@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +24,14 @@ def sliver(name: str, **values: Any) -> dict[str, Any]:
 
 def delegate(name: str, **values: Any) -> dict[str, Any]:
     return {"account_type": "delegate", "name": name, **values}
+
+
+def with_network(config: NodeManagerConfig, state_dir: str | None = None, **network: Any) -> NodeManagerConfig:
+    """Return a copy with other options of the network."""
+    changed = copy.deepcopy(config)
+    changed.state_dir = state_dir or config.state_dir
+    vars(changed.network).update(network)
+    return changed
 
 
 class MemoryNode:

@@ -47,10 +47,17 @@ def test_every_option_has_a_text(reference: Any, driver: str) -> None:
     assert "* - ``name``" in text
 
 
+def test_every_option_of_the_node_manager_has_a_text(reference: Any) -> None:
+    assert reference.check(reference.NODE_MANAGER) == []
+    text = "\n".join(reference.lines(reference.NODE_MANAGER))
+    for section in ("nodemanager.yaml", "api.tls", "sources.slices-xml", "sources.zookeeper", "delegates"):
+        assert f"Options of ``{section}``" in text
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_texts_of_defaults_name_existing_options(reference: Any, driver: str) -> None:
     """A text replaces only a default that says nothing, and what it refers to exists."""
-    config = type(reference.config_of(driver))
+    config = reference.class_of(driver)
     declared = dict(rows(config, config))
     for path, each in declared.items():
         if each.shown is None:

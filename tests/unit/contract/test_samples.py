@@ -64,7 +64,7 @@ def test_node_manager_configuration():
     from nodepool.nodemanager import config
 
     loaded = config.load(str(ETC / "nodemanager.yaml"))
-    assert loaded.ssh_ports == (22000, 22199) and loaded.tcp_port == 812
+    assert loaded.ssh.ports == (22000, 22199) and loaded.api.tcp == 812
     memory = {"nm_mem_limit": config.default_memory(config.total_memory())} if os.geteuid() == 0 else {}
     assert loaded.default_rspec == {"nm_pids_max": 1024, "nm_disk_quota": 5_000_000, **memory}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import signal
@@ -18,6 +17,7 @@ from nodepool.nodemanager.network.tools import batch, run
 from nodepool.nodemanager.network.veth import Network
 from tests.conftest import wait_for
 from tests.integration.nodemanager.network.test_net import OUTSIDE, OUTSIDE_EXEMPT, TRY, Bench, bench, pytestmark
+from tests.support.nodemanager.node import with_network
 from tests.support.nodemanager.scene import NmDaemon
 
 __all__ = ["bench", "pytestmark"]
@@ -52,7 +52,7 @@ for number in range(300):
 
 
 def with_options(bench: Bench, **options: Any) -> None:
-    bench.network = Network(dataclasses.replace(bench.config, **options))
+    bench.network = Network(with_network(bench.config, **options))
 
 
 def conntrack_entries(address: str) -> int:
@@ -225,7 +225,7 @@ class TestRouting:
         alice = bench.sliver("alice", 1)
         first, bench.network = (
             bench.network,
-            Network(dataclasses.replace(bench.config, state_dir=str(tmp_path / "other"), subnet="10.225.0.0/16")),
+            Network(with_network(bench.config, str(tmp_path / "other"), subnet="10.225.0.0/16")),
         )
         try:
             bob = bench.sliver("bob", 1)
@@ -289,4 +289,4 @@ def test_rules_follow_the_configuration() -> None:
     assert "set reach { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 192.168.7.9/32 }; }" in text
     assert "ct count over 7 " in text
     assert "strangers" not in text
-    assert parse({}, "test").network == "none"
+    assert parse({}, "test").network.default == "none"

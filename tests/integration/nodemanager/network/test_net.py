@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import pathlib
@@ -23,6 +22,7 @@ from nodepool.nodemanager.network.tools import batch, run
 from nodepool.nodemanager.network.veth import Network, NetworkError
 from tests.conftest import wait_for
 from tests.support.deadline import limit
+from tests.support.nodemanager.node import with_network
 
 SUBNET = "10.222.0.0/16"
 OUTSIDE, OUTSIDE_EXEMPT, HOST_SIDE = "10.221.7.2", "10.221.7.3", "10.221.7.1"
@@ -364,7 +364,7 @@ def test_forged_source_addresses_are_dropped(bench: Bench) -> None:
 @pytest.mark.spec("NM-C.4: bridge: no sliver sends with the hardware address of another or of the gateway")
 def test_forged_hardware_addresses_on_a_bridge(bench: Bench) -> None:
     name = f"b{uuid.uuid4().hex[:8]}"
-    bench.network = Network(dataclasses.replace(bench.config, isolated=False))
+    bench.network = Network(with_network(bench.config, isolated=False))
     neighbour = bench.bridge(name)
     try:
         for number, sliver in enumerate(("alice", "bob"), 2):
