@@ -1,0 +1,315 @@
+"""Ask for leases, hand them over, renew and return them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+
+from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
+from nodepool.lease.record import (
+    LEAST,
+    MOST,
+    REQUESTOR,
+    Lease,
+    LeaseError,
+    LeaseState,
+    Reason,
+    Terms,
+    end_of,
+    of_nodes,
+    of_request,
+)
+from nodepool.lease.record import renewed as once_more
+from nodepool.zk import paths
+from nodepool.zk.locks import LockHandle
+from nodepool.zk.records import FULFILLED, HOLD, READY, REQUESTED, USED, Node, NodeRequest
+from nodepool.zk.writer import TransactionFailed, Txn
+from nodepool.zk.zookeeper import ZooKeeper
+
+log = logging.getLogger("nodepool.lease")
+
+KEYS = "/nodepool/lease-keys"
+#: Seconds to wait for the lock of a node: Zuul waits as long for its nodes.
+HAND_OVER_LOCK, LOCK = 30.0, 5.0
+#: Seconds before its end in which a lease is not renewed: a launcher of 11.0.0 may be about to end it.
+TOO_LATE = 15.0
+
+
+def key_path(owner: str, key: str) -> str:
+    """Return the path of an idempotency key; owners have keys of their own."""
+    digest = hashlib.sha256("\0".join((owner, key)).encode())
+    return f"{KEYS}/{digest.hexdigest()[:32]}"
+
+
+class Leases:
+    """The leases of a cluster.
+
+    :param zk: with or without a mirror; reading and writing waits for ZooKeeper.
+    """
+
+    def __init__(self, zk: ZooKeeper, now: Callable[[], float] = time.time) -> None:
+        self._zk = zk
+        self._now = now
+
+    # -- ask
+
+    def ask(
+        self, labels: Sequence[str], terms: Terms, tenant: str | None = None, provider: str | None = None, priority: str = "200"
+    ) -> Lease:
+        """Request the nodes of a lease; it lives as long as this session, until it is handed over.
+
+        A lease of the same owner with the same key is returned instead.
+
+        :raises LeaseError: the key belongs to a request for other labels.
+        """
+        terms = replace(terms, created=self._now(), size=len(labels))
+        request = NodeRequest()
+        request.state = REQUESTED
+        request.node_types, request.requestor, request.requestor_data = list(labels), REQUESTOR, terms.stored()
+        request.tenant_name, request.provider, request.created_time = tenant, provider, terms.created
+        request.event_id = uuid.uuid4().hex
+        if terms.key is None:
+            self._zk.storeNodeRequest(request, priority)
+            return of_request(request, terms)
+        return self._ask_once(request, terms, terms.key, priority)
+
+    def _ask_once(self, request: NodeRequest, terms: Terms, key: str, priority: str) -> Lease:
+        """Create the request together with the znode of its key, which two askers cannot both create."""
+        kazoo, path, version = self._zk.kazoo_client, key_path(terms.owner, key), -1
+        kazoo.ensure_path(KEYS)
+        kazoo.ensure_path(paths.REQUESTS)
+        while True:
+            found = self._with_key(terms.owner, key)
+            if found is not None:
+                if sorted(found.labels) != sorted(request.node_types):
+                    raise LeaseError(Reason.KEY_IN_USE, f"key {key} belongs to lease {found.id} of {', '.join(found.labels)}")
+                return found
+            txn = Txn(kazoo)
+            if version < 0:
+                txn.create(path, ephemeral=True)
+            else:  # of an ended lease, in a session that lives: of two who write it, one fails
+                txn.set(path, b"", version)
+            index = txn.create(f"{paths.REQUESTS}/{priority}-", request.serialize(), ephemeral=True, sequence=True)
+            try:
+                request.id = str(self._zk.writer.run(txn)[index]).rpartition("/")[2]
+                return of_request(request, terms)
+            except TransactionFailed as error:
+                if not isinstance(error.cause, (NodeExistsError, BadVersionError, NoNodeError)):
+                    raise
+            stat = kazoo.exists(path)
+            version = -1 if stat is None else stat.version
+
+    def _with_key(self, owner: str, key: str) -> Lease | None:
+        """Find a lease by its key.
+
+        Requests are read first: one transaction turns a request into nodes.
+        """
+        kazoo = self._zk.kazoo_client
+        kazoo.sync(paths.ROOT)
+        return next((lease for lease in self._all() if (lease.terms.owner, lease.terms.key) == (owner, key)), None)
+
+    # -- hand over
+
+    def hand_over(self, lease_id: str, seconds: float) -> Lease:
+        """Turn the fulfilled request into a lease that ends after some seconds, unless it is renewed.
+
+        Either all nodes are handed over, or none; then the request is deleted, and launchers free its nodes.
+
+        :raises LeaseError: there is no such request, it is not fulfilled, or its nodes cannot be had.
+        """
+        seconds = self._checked(seconds)
+        request = self._zk.getNodeRequest(lease_id) if "/" not in lease_id else None
+        terms = None if request is None else Terms.read(request.requestor_data)
+        if request is None or terms is None:
+            return self._handed_over(lease_id)
+        if request.state != FULFILLED:
+            raise LeaseError(Reason.NOT_READY, f"Lease {lease_id} is {of_request(request, terms).state.value}")
+        try:
+            with self._locked(request.nodes, HAND_OVER_LOCK) as nodes:
+                for node in nodes:
+                    if node.state != READY or node.allocated_to != lease_id:
+                        text = f"Node {node.id} is {node.state} and allocated to {node.allocated_to}"
+                        raise LeaseError(Reason.UNAVAILABLE, f"Lease {lease_id} cannot be handed over: {text}")
+                    node.state, node.hold_expiration, node.hold_job = HOLD, int(seconds), None
+                    node.user_data, node.comment = terms.stored(), terms.comment()
+                version = -1 if request.stat is None else request.stat.version
+                self._write(nodes, lambda txn: txn.delete(paths.request(lease_id), version))
+                return of_nodes(lease_id, nodes)
+        except LeaseError:
+            with suppress(NoNodeError):
+                self._zk.kazoo_client.delete(paths.request(lease_id))
+            raise
+        except (KazooException, TimeoutError):
+            # The answer may have been lost, and is in the records then.
+            return self._handed_over(lease_id)
+
+    def _handed_over(self, lease_id: str) -> Lease:
+        lease = self.get(lease_id)
+        if lease is None or lease.state is not LeaseState.HELD:
+            raise LeaseError(Reason.NOT_FOUND, f"Lease {lease_id} does not exist: it has ended, or its request was canceled")
+        return lease
+
+    # -- change
+
+    def renew(self, lease_id: str, seconds: float, latest: float | None = None) -> Lease:
+        """Let a lease end that many seconds from now, or later.
+
+        :param latest: Unix time after which it must not end.
+        :raises LeaseError: it does not exist, has ended or is about to end.
+        """
+        seconds = self._checked(seconds)
+
+        def change(node: Node, terms: Terms) -> None:
+            end, now = end_of(node), self._now()
+            if end is None:
+                raise LeaseError(Reason.BAD_REQUEST, f"Lease {lease_id} has no end")
+            if end - now < TOO_LATE:
+                raise LeaseError(
+                    Reason.TOO_LATE, f"Lease {lease_id} ends in {max(0.0, end - now):.0f} s; it is too late to renew it"
+                )
+            wanted = now + seconds if latest is None else min(now + seconds, latest)
+            # ``state_time`` stays: launchers count from it.
+            node.hold_expiration = max(node.hold_expiration or 0, int(wanted - (node.state_time or now)))
+            node.user_data = once_more(terms).stored()
+
+        return self._change(lease_id, change)
+
+    def describe(self, lease_id: str, purpose: str | None = None, notes: dict[str, Any] | None = None) -> Lease:
+        """Change what is said about a lease."""
+
+        def change(node: Node, terms: Terms) -> None:
+            terms = replace(
+                terms, purpose=terms.purpose if purpose is None else purpose, notes=terms.notes if notes is None else notes
+            )
+            node.user_data, node.comment = terms.stored(), terms.comment()
+
+        return self._change(lease_id, change)
+
+    def _change(self, lease_id: str, change: Callable[[Node, Terms], None]) -> Lease:
+        """Change all nodes of a lease in one transaction, under their locks."""
+        lease = self._held(lease_id)
+        with self._locked([node.id or "" for node in lease.nodes], LOCK) as nodes:
+            for node in nodes:
+                terms = Terms.read(node.user_data)
+                if node.state != HOLD or node.allocated_to != lease_id or terms is None:
+                    raise LeaseError(Reason.ENDED, f"Lease {lease_id} has ended")
+                change(node, terms)
+            self._write(nodes)
+            return of_nodes(lease_id, nodes)
+
+    def give_back(self, lease_id: str) -> bool:
+        """Return the nodes of a lease, or cancel its request; return whether there was anything to return.
+
+        Each node is returned on its own: one that cannot be locked ends at the end of the lease.
+
+        :raises LeaseError: a node is locked by somebody else.
+        """
+        lease = self.get(lease_id)
+        if lease is None:
+            return False
+        if lease.state is not LeaseState.HELD:
+            with suppress(NoNodeError):
+                self._zk.kazoo_client.delete(paths.request(lease_id))
+            return True
+        failures: list[LeaseError] = []
+        for node_id in [node.id or "" for node in lease.nodes]:
+            try:
+                with self._locked([node_id], LOCK) as [node]:
+                    if node.state == HOLD and node.allocated_to == lease_id:
+                        node.state = USED
+                        self._write([node])
+            except LeaseError as error:
+                if error.reason is not Reason.ENDED:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+        return True
+
+    # -- read
+
+    def get(self, lease_id: str) -> Lease | None:
+        """Return a lease that waits or is held; None if there is none of this id."""
+        return next((lease for lease in self._all() if lease.id == lease_id), None)
+
+    def all(self) -> list[Lease]:
+        """Return all leases, and all other held nodes, by id."""
+        return sorted(self._all(), key=lambda lease: lease.id)
+
+    def _all(self) -> Iterator[Lease]:
+        for request in self._zk.readRequests():
+            terms = Terms.read(request.requestor_data)
+            if terms is not None and request.requestor == REQUESTOR:
+                yield of_request(request, terms)
+        held: dict[str, list[Node]] = defaultdict(list)
+        for node in self._zk.readNodes():
+            if node.state == HOLD:
+                held[node.allocated_to if node.allocated_to and Terms.read(node.user_data) else f"node-{node.id}"].append(node)
+        for lease_id, nodes in held.items():
+            yield of_nodes(lease_id, nodes)
+
+    def _held(self, lease_id: str) -> Lease:
+        lease = self.get(lease_id)
+        if lease is None:
+            raise LeaseError(Reason.ENDED, f"Lease {lease_id} does not exist, or has ended")
+        if lease.state is not LeaseState.HELD:
+            raise LeaseError(Reason.NOT_READY, f"Lease {lease_id} is {lease.state.value}")
+        return lease
+
+    # -- nodes
+
+    @staticmethod
+    def _checked(seconds: float) -> float:
+        if not LEAST <= seconds <= MOST:
+            raise LeaseError(Reason.BAD_REQUEST, f"a lease of {seconds:g} s is not possible: it lasts from {LEAST} s to 10 years")
+        return seconds
+
+    @contextmanager
+    def _locked(self, node_ids: Sequence[str], timeout: float) -> Iterator[list[Node]]:
+        """Lock nodes, in the order of their ids, and read them again.
+
+        :raises LeaseError: one does not exist, or is locked by somebody else.
+        """
+        nodes: list[Node] = []
+        try:
+            for node_id in sorted(node_ids):
+                node = self._zk.getNode(node_id)
+                if node is None:
+                    raise LeaseError(Reason.ENDED, f"Node {node_id} no longer exists")
+                try:
+                    self._zk.lockNode(node, blocking=True, timeout=timeout)
+                except (TimeoutException, ZKLockException) as error:
+                    raise LeaseError(Reason.UNAVAILABLE, f"Node {node_id} cannot be locked: {error}") from error
+                nodes.append(node)
+            yield nodes
+        finally:
+            for node in nodes:
+                if node.lock is not None:
+                    with suppress(KazooException, ZKException):
+                        self._zk.unlockNode(node)
+
+    def _write(self, nodes: Sequence[Node], more: Callable[[Txn], object] = lambda _txn: None) -> None:
+        """Write nodes that we have locked, all or none.
+
+        :raises LeaseError: one of them has changed, or our lock on it is lost.
+        """
+        txn = Txn(self._zk.kazoo_client)
+        more(txn)
+        for node in nodes:
+            assert isinstance(node.lock, LockHandle) and node.stat is not None
+            txn.check(node.lock.path)
+            txn.set(paths.node(node.id or ""), node.serialize(), node.stat.version, self._zk.node_tree, node.copy())
+        try:
+            self._zk.writer.run(txn)
+        except TransactionFailed as error:
+            if isinstance(error.cause, (BadVersionError, NoNodeError)):
+                raise LeaseError(Reason.UNAVAILABLE, f"nodes were changed at the same time: {error}") from error
+            raise

@@ -1,0 +1,242 @@
+"""Leases with a real ZooKeeper and a launcher (spec: lease, sections 2, 3, 5)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms
+from nodepool.zk.records import HOLD, READY
+from nodepool.zk.zookeeper import ZooKeeper
+from tests.conftest import wait_for
+from tests.support.launcher import LauncherBench, config, provider
+
+ALICE = Terms("alice", "unix:1000", "debug #12")
+
+
+@pytest.fixture
+def leases(bench: LauncherBench) -> Leases:
+    return Leases(bench.zk)
+
+
+def refused(reason: Reason, call: Callable[[], object]) -> str:
+    with pytest.raises(LeaseError) as caught:
+        call()
+    assert caught.value.reason is reason, caught.value
+    return str(caught.value)
+
+
+def ready(bench: LauncherBench, leases: Leases, *labels: str, terms: Terms = ALICE) -> str:
+    """Ask for a lease and wait until its nodes are ready; return its id."""
+    lease = leases.ask(labels or ["fake-label"], terms)
+    bench.wait_request(lease.id, "fulfilled")
+    return lease.id
+
+
+def held(bench: LauncherBench, leases: Leases, *labels: str, seconds: float = 3600) -> Lease:
+    bench.start(config(provider()))
+    return leases.hand_over(ready(bench, leases, *labels), seconds)
+
+
+def test_lease_is_nodes_on_hold_with_owner_and_end(bench: LauncherBench, leases: Leases) -> None:
+    lease = held(bench, leases, "fake-label", "fake-label")
+    assert (lease.state, lease.labels, lease.lost) == (LeaseState.HELD, ("fake-label", "fake-label"), 0)
+    assert lease.ends == pytest.approx(time.time() + 3600, abs=30)
+    assert bench.zk.getNodeRequest(lease.id) is None
+    for node in lease.nodes:
+        stored = bench.zuul.node(node.id or "")
+        assert (stored["state"], stored["hold_expiration"], stored["allocated_to"]) == (HOLD, 3600, lease.id)
+        assert (stored["comment"], stored["hold_job"]) == ("lease alice: debug #12", None)
+        assert stored["user_data"]["lease"]["owner"] == "alice"
+        assert bench.zuul.contenders(node.id or "") == []
+    assert leases.get(lease.id) == leases.all()[0]
+
+
+def test_waiting_lease_is_listed_until_it_is_handed_over(bench: LauncherBench, leases: Leases) -> None:
+    waiting = leases.ask(["fake-label"], ALICE)
+    assert [(lease.id, lease.state) for lease in leases.all()] == [(waiting.id, LeaseState.WAITING)]
+    assert "is waiting" in refused(Reason.NOT_READY, lambda: leases.hand_over(waiting.id, 60))
+    bench.start(config(provider()))
+    bench.wait_request(waiting.id, "fulfilled")
+    assert [lease.state for lease in leases.all()] == [LeaseState.READY]
+
+
+def test_returned_lease_frees_its_nodes(bench: LauncherBench, leases: Leases) -> None:
+    lease = held(bench, leases, "fake-label", "fake-label")
+    assert leases.give_back(lease.id)
+    bench.wait_gone(*[node.id or "" for node in lease.nodes])
+    assert leases.all() == [] and not leases.give_back(lease.id)
+
+
+def test_canceled_request_frees_its_nodes(bench: LauncherBench, leases: Leases) -> None:
+    bench.start(config(provider()))
+    lease_id = ready(bench, leases)
+    assert leases.give_back(lease_id)
+    bench.wait_nodes(1, state=READY, allocated_to=None)
+    assert leases.all() == []
+
+
+def test_renewed_lease_ends_later_and_never_earlier(bench: LauncherBench, leases: Leases) -> None:
+    lease = held(bench, leases, "fake-label", "fake-label", seconds=600)
+    before = [bench.zuul.node(node.id or "")["state_time"] for node in lease.nodes]
+    later = leases.renew(lease.id, 7200)
+    assert later.ends == pytest.approx(time.time() + 7200, abs=30)
+    assert later.terms.renewed == 1
+    assert [bench.zuul.node(node.id or "")["state_time"] for node in lease.nodes] == before
+    assert leases.renew(lease.id, 60).ends == later.ends
+    capped = leases.renew(lease.id, 86400, latest=time.time() + 8000)
+    assert capped.ends == pytest.approx(time.time() + 8000, abs=30)
+
+
+def test_lease_is_not_renewed_when_it_is_about_to_end(bench: LauncherBench, leases: Leases) -> None:
+    lease = held(bench, leases, seconds=60)
+    end = lease.ends or 0.0
+    assert "too late" in refused(Reason.TOO_LATE, lambda: Leases(bench.zk, now=lambda: end - 14).renew(lease.id, 600))
+    assert Leases(bench.zk, now=lambda: end - 16).renew(lease.id, 600).ends == pytest.approx(end + 584, abs=2)
+
+
+@pytest.mark.parametrize("seconds", [0, 59, -1, float("nan"), float("inf"), 1e12])
+def test_impossible_durations_are_refused(leases: Leases, seconds: float) -> None:
+    refused(Reason.BAD_REQUEST, lambda: leases.hand_over("200-0000000001", seconds))
+    refused(Reason.BAD_REQUEST, lambda: leases.renew("200-0000000001", seconds))
+
+
+@pytest.mark.parametrize("lease_id", ["200-0000000099", "", "../nodes", "a/b"])
+def test_unknown_leases_are_refused(leases: Leases, lease_id: str) -> None:
+    refused(Reason.NOT_FOUND, lambda: leases.hand_over(lease_id, 60))
+    refused(Reason.ENDED, lambda: leases.renew(lease_id, 60))
+    assert leases.get(lease_id) is None and not leases.give_back(lease_id)
+
+
+def test_nothing_is_handed_over_if_one_node_has_changed(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client writes a node between its lock and the transaction."""
+    bench.start(config(provider()))
+    lease_id = ready(bench, leases, "fake-label", "fake-label")
+    nodes = bench.zk.getNodeRequest(lease_id).nodes
+    run = bench.zk.writer.run
+
+    def interfere(txn: Any, *args: Any) -> Any:
+        bench.zuul.write_node(nodes[1], comment="somebody was here")
+        return run(txn, *args)
+
+    monkeypatch.setattr(bench.zk.writer, "run", interfere)
+    refused(Reason.UNAVAILABLE, lambda: leases.hand_over(lease_id, 60))
+    monkeypatch.undo()
+    bench.wait_nodes(2, state=READY, allocated_to=None)
+    assert bench.zk.getNodeRequest(lease_id) is None and leases.all() == []
+
+
+def test_hand_over_whose_answer_was_lost_is_found_in_the_records(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.start(config(provider()))
+    lease_id = ready(bench, leases)
+    run = bench.zk.writer.run
+
+    def lose(txn: Any, *args: Any) -> Any:
+        run(txn, *args)
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(bench.zk.writer, "run", lose)
+    assert leases.hand_over(lease_id, 60).state is LeaseState.HELD
+    assert leases.hand_over(lease_id, 60).state is LeaseState.HELD, "again"
+
+
+def test_lease_whose_asker_dies_before_the_hand_over_is_gone(bench: LauncherBench, leases: Leases) -> None:
+    other = bench.chroot.connect()
+    waiting = Leases(ZooKeeper(other, enable_cache=False)).ask(["fake-label"], ALICE)
+    bench.start(config(provider()))
+    bench.wait_request(waiting.id, "fulfilled")
+    other.disconnect()
+    bench.wait_nodes(1, state=READY, allocated_to=None)
+    assert leases.all() == []
+
+
+def test_same_key_gives_the_same_lease(bench: LauncherBench, leases: Leases) -> None:
+    terms = Terms("alice", "unix:1000", key="job-7")
+    first = leases.ask(["fake-label"], terms)
+    assert leases.ask(["fake-label"], terms).id == first.id
+    assert "belongs to lease" in refused(Reason.KEY_IN_USE, lambda: leases.ask(["other"], terms))
+    bob = leases.ask(["fake-label"], Terms("bob", "unix:1001", key="job-7"))
+    assert bob.id != first.id
+    leases.give_back(bob.id)
+    bench.start(config(provider()))
+    bench.wait_request(first.id, "fulfilled")
+    leases.hand_over(first.id, 600)
+    again = leases.ask(["fake-label"], terms)
+    assert (again.id, again.state) == (first.id, LeaseState.HELD)
+    leases.give_back(first.id)
+    assert leases.ask(["fake-label"], terms).id != first.id, "the key of an ended lease"
+
+
+def test_two_servers_that_get_the_same_key_create_one_request(bench: LauncherBench) -> None:
+    terms, found = Terms("alice", "unix:1000", key="job-8"), []
+    start = threading.Barrier(4)
+
+    def ask(zk: ZooKeeper) -> None:
+        start.wait(10)
+        found.append(Leases(zk).ask(["fake-label"], terms).id)
+
+    facades = [ZooKeeper(bench.chroot.connect(), enable_cache=False) for _ in range(4)]
+    threads = [threading.Thread(target=ask, args=(zk,), name="asks") for zk in facades]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 4 and len(set(found)) == 1
+
+
+def test_node_that_is_lost_does_not_end_the_lease(bench: LauncherBench, leases: Leases) -> None:
+    lease = held(bench, leases, "fake-label", "fake-label")
+    gone, stays = (node.id or "" for node in lease.nodes)
+    bench.zuul.write_node(gone, state="used")
+    bench.wait_gone(gone)
+    found = leases.renew(lease.id, 7200)
+    assert [node.id for node in found.nodes] == [stays] and found.lost == 1
+
+
+def test_locked_node_ends_at_the_end_of_the_lease(bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.lease.leases.LOCK", 0.2)
+    lease = held(bench, leases, "fake-label", "fake-label")
+    locked, free = (node.id or "" for node in lease.nodes)
+    bench.zuul.lock(locked)
+    refused(Reason.UNAVAILABLE, lambda: leases.give_back(lease.id))
+    bench.wait_gone(free)
+    refused(Reason.UNAVAILABLE, lambda: leases.renew(lease.id, 7200))
+    bench.zuul.unlock(locked)
+    leases.give_back(lease.id)
+    bench.wait_gone(locked)
+
+
+def test_autoholds_and_holds_of_nobody_are_listed(bench: LauncherBench, leases: Leases) -> None:
+    bench.ready_node("p", "main", "a", state=HOLD, hold_job="acme project job", comment="look at it", hold_expiration=600)
+    bench.ready_node("p", "main", "a", state=HOLD)
+    zuul, nobody = leases.all()
+    assert (zuul.terms.owner, zuul.terms.purpose) == ("zuul", "look at it acme project job") and zuul.ends is not None
+    assert (nobody.terms.owner, nobody.ends) == ("nobody", None)
+
+
+@pytest.mark.parametrize("data", [None, "x", [], {"lease": None}, {"lease": {}}, {"lease": {"owner": 7}}, {"zuul_system": "z"}])
+def test_foreign_user_data_is_no_lease(data: object) -> None:
+    assert Terms.read(data) is None
+
+
+def test_terms_survive_json_and_odd_values() -> None:
+    terms = Terms("alice", "unix:1000", "p", 1.5, 2, "k", "s", 3, {"a": 1})
+    assert Terms.read(json.loads(json.dumps(terms.stored()))) == terms
+    odd = Terms.read({"lease": {"owner": "a", "created": "x", "size": True, "renewed": None, "notes": [], "key": 5}})
+    assert odd == Terms("a", "unknown")
+
+
+def test_request_that_failed_is_a_failed_lease(bench: LauncherBench, leases: Leases) -> None:
+    bench.start(config(provider()))
+    lease = leases.ask(["nobody-has-it"], ALICE)
+    wait_for(lambda: leases.get(lease.id).state is LeaseState.FAILED, 20, "the failure")  # type: ignore[union-attr]
+    assert leases.give_back(lease.id)
