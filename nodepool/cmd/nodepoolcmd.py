@@ -8,11 +8,24 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 
-from nodepool.cmd.commands import aliens, configuration, data, dev, images, nodes, observe, providers, recover, requests, simulate
+from nodepool.cmd.commands import (
+    aliens,
+    configuration,
+    data,
+    dev,
+    images,
+    lease,
+    nodes,
+    observe,
+    providers,
+    recover,
+    requests,
+    simulate,
+)  # fmt: skip
 from nodepool.cmd.commands.context import Context
 from nodepool.process.program import arguments, make_parser, run_console, seconds, setup_command_logging
 
-COMMANDS = (nodes, images, aliens, providers, data, configuration, requests, observe, recover, dev, simulate)
+COMMANDS = (nodes, images, aliens, providers, data, configuration, requests, lease, observe, recover, dev, simulate)
 EPILOG = "See `nodepool SUBCOMMAND --help` for details; the manual is in doc/operation/ of the source, also as rendered pages."
 WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev", "simulate"})
 

@@ -56,6 +56,15 @@ def seconds(text: str) -> float:
     return number
 
 
+def duration(text: str) -> float:
+    """Return the seconds of a time such as ``90``, ``30s``, ``15m``, ``4h`` or ``2d`` (argument type)."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    try:
+        return seconds(text) if text[-1:] not in units else seconds(text[:-1]) * units[text[-1]]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be a time such as 30s, 15m, 4h or 2d, not {text!r}") from None
+
+
 class _StandardError(logging.StreamHandler[TextIO]):
     """Standard error as it is now, not as it was when logging was configured."""
 

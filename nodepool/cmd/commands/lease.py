@@ -1,0 +1,395 @@
+"""``lease``: nodes for people and scripts, with an owner and an end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from kazoo.exceptions import KazooException
+
+from nodepool.base import hostnames
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing, note
+from nodepool.cmd.commands.requests import reasons
+from nodepool.cmd.commands.requests.follow import FINISHED, Follower
+from nodepool.cmd.commands.requests.use import ENVIRONMENT, describe, inventory
+from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms, ssh
+from nodepool.process.program import duration, seconds
+from nodepool.status.results import Results, format_duration
+from nodepool.zk.records import FAILED, FULFILLED
+
+#: Seconds that an attached lease outlives its holder, and between two renewals.
+ATTACHED, RENEW_EVERY = 120.0, 40.0
+#: Seconds between two attempts to renew after a failure.
+RETRY = 5.0
+#: Exit statuses beside 0 and that of the command.
+NOT_IN_TIME, FAILED_STATUS, ENDED = 3, 4, 6
+#: Chosen if there is no other: the environment of a shell that holds a lease.
+VARIABLE = "NODEPOOL_LEASE"
+DEFAULT = "get"
+COLUMNS = {
+    "id": "ID", "state": "State", "owner": "Owner", "labels": "Labels", "nodes": "Nodes", "ends": "Ends in", "purpose": "Purpose",
+}  # fmt: skip
+
+
+def register(subparsers: Subparsers) -> None:
+    group = subparsers.add_parser(
+        "lease", help="lease nodes to work on, for a time",
+        description="Lease nodes: `nodepool lease LABEL...` waits for them and keeps them until Ctrl-C.",
+    )  # fmt: skip
+    commands = group.add_subparsers(metavar="COMMAND or LABEL...", required=True)
+    _register_get(commands)
+    filters = {"owner": "owner", "state": "state", "labels": "label"}
+    add_listing(commands, "list", show_all, "list leases and held nodes", filters)
+    for name, function, text in (
+        ("show", show, "show a lease with its nodes"), ("return", give_back, "return the nodes of leases"),
+        ("ssh-config", ssh_config, "print a configuration for ssh"), ("inventory", show_inventory, "print Ansible's inventory"),
+    ):  # fmt: skip
+        parser = add_command(commands, name, function, text)
+        parser.add_argument("id", metavar="ID", nargs="?", help=f"default: ${VARIABLE}, or your only lease")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument("--insecure", action="store_true", help="connect to nodes without host keys")
+    parser = add_command(commands, "renew", renew, "let a lease end later")
+    parser.add_argument("id", metavar="ID", nargs="?", help=f"default: ${VARIABLE}, or your only lease")
+    parser.add_argument(
+        "--for", dest="time", metavar="TIME", type=duration, required=True, help="from now, such as 90m, 4h or 2d"
+    )
+    for name, function, text in (("ssh", log_in, "log in to a node"), ("exec", execute, "run a command on a node")):
+        parser = add_command(commands, name, function, text)
+        parser.add_argument("id", metavar="ID[/N]", nargs="?", help="lease, and number of the node (default: 1)")
+        parser.add_argument("--insecure", action="store_true", help="connect to nodes without host keys")
+        parser.add_argument("command", metavar="COMMAND", nargs="*", help="after --")
+    known = set(commands.choices)
+    parse = group.parse_known_args
+
+    def with_default(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        given = list(args or ())
+        end = given.index("--") if "--" in given else len(given)
+        head, command = given[:end], given[end + 1 :]
+        if head and head[0] not in known and head[0] not in ("-h", "--help"):
+            head = [DEFAULT, *head]
+        found, unknown = parse(head, namespace)
+        found.command = command or getattr(found, "command", None)
+        return found, unknown
+
+    group.parse_known_args = with_default
+
+
+def _register_get(commands: Subparsers) -> None:
+    parser = add_command(commands, DEFAULT, get, "lease nodes (the default)")
+    parser.add_argument("labels", metavar="LABEL", nargs="+", help="label of a node; repeat it for several nodes")
+    parser.add_argument(
+        "--for", dest="time", metavar="TIME", type=duration, help="such as 90m, 4h or 2d; then the command ends at once"
+    )
+    parser.add_argument("--purpose", default="", help="shown to others")
+    parser.add_argument("--key", help="the same key gives the same lease")
+    parser.add_argument("--tenant", metavar="T", help="count against the limits of this tenant")
+    parser.add_argument("--provider", metavar="P", help="preferred provider, used if it offers the labels")
+    parser.add_argument("--wait", metavar="SECONDS", type=seconds, help="wait for the nodes at most this long (status 3)")
+    parser.add_argument("--insecure", action="store_true", help="connect to nodes without host keys")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print the lease as JSON, with connection data")
+    output.add_argument("--shell", action="store_true", help=f"print `export {VARIABLE}=...`")
+
+
+def owner() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{hostnames.short()}"
+
+
+# -- get
+
+
+def get(context: Context) -> int:
+    args = context.args
+    labels, command = args.labels, args.command or []
+    leases = Leases(context.zk)
+    why = reasons.not_offered(context.zk, labels) or reasons.other_provider(context.zk, labels, args.provider)
+    if why is not None:
+        note(why)
+    terms = Terms(owner(), f"unix:{os.getuid()}", args.purpose, key=args.key)
+    with _reported(), _Holder(leases) as holder:
+        lease = leases.ask(labels, terms, args.tenant, args.provider)
+        try:
+            if lease.state is not LeaseState.HELD:
+                if outcome := _wait(context, lease.id):
+                    leases.give_back(lease.id)
+                    return outcome
+                lease = leases.hand_over(lease.id, args.time or ATTACHED)
+            holder.lease = lease
+            ssh.write(lease, ssh.directory_of(lease.id), args.insecure)
+            _print(args, lease)
+            if args.time is not None and not command:
+                return 0
+            result = holder.hold(command, renew=args.time is None)
+        except BaseException:
+            with contextlib.suppress(LeaseError, KazooException):
+                leases.give_back(lease.id)
+            raise
+        leases.give_back(lease.id)
+        return result
+
+
+def _wait(context: Context, request_id: str) -> int:
+    """Wait until the request is fulfilled; return the exit status if it is not."""
+    told: set[str] = set()
+
+    def quiet(_ids: list[str]) -> None:
+        request = context.zk.getNodeRequest(request_id)
+        text = None if request is None else reasons.waits_for(context.zk, request)
+        if text is not None and text not in told:
+            told.add(text)
+            note(f"{request_id} waits: {text}")
+
+    state = Follower(context.kazoo).follow([request_id], context.args.wait, lambda *_: None, quiet)[request_id]
+    if state == FULFILLED:
+        return 0
+    if state not in FINISHED:
+        note(f"the nodes were not ready within {context.args.wait:g} s; the request is canceled")
+        return NOT_IN_TIME
+    request = context.zk.getNodeRequest(request_id) if state == FAILED else None
+    note(
+        f"{request_id} failed: {reasons.waits_for(context.zk, request)}" if request else f"{request_id} was canceled by somebody"
+    )
+    return FAILED_STATUS
+
+
+def _print(args: argparse.Namespace, lease: Lease) -> None:
+    if args.json:
+        print(json.dumps(as_json(lease)), flush=True)
+        return
+    if args.shell:
+        print(f"export {VARIABLE}={lease.id}", flush=True)
+        return
+    end = "until this command ends" if args.time is None else f"for {_span(lease.ends)}"
+    print(f"Lease {lease.id} {end}", flush=True)
+    for name, node in ssh.names(lease.nodes):
+        why = ssh.unreachable(node)
+        how = why if why is not None else f"nodepool lease ssh {lease.id}/{name[1:]}"
+        print(f"  {describe(node)}\n      {how}", flush=True)
+
+
+class _Holder:
+    """Holds a lease as long as this command runs, and renews it.
+
+    Signals, also that of a lost terminal, end the command before the lease is held, and then its use: it is returned.
+    """
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self.lease: Lease | None = None
+        self._done = threading.Event()
+        self._lost: LeaseError | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Holder:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {n: signal.signal(n, self._signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._done.set()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def hold(self, command: Sequence[str], renew: bool) -> int:
+        """Run the command, or wait for a signal; return the exit status."""
+        assert self.lease is not None
+        if renew:
+            threading.Thread(target=self._renew, args=(self.lease.id,), name=f"renew-{self.lease.id}", daemon=True).start()
+        result = self._run(command, self.lease) if command else self._idle()
+        if self._lost is not None:
+            raise self._lost
+        return result
+
+    def _idle(self) -> int:
+        while not self._done.wait(0.5):  # a signal just before the wait is noticed after this time
+            pass
+        return 0
+
+    def _run(self, command: Sequence[str], lease: Lease) -> int:
+        environment = {**os.environ, VARIABLE: lease.id, ENVIRONMENT: json.dumps([inventory(node) for node in lease.nodes])}
+        try:
+            self._process = subprocess.Popen(list(command), env=environment)
+        except OSError as error:
+            raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
+        if self._done.is_set():
+            self._process.terminate()
+        result = self._process.wait()
+        return result if result >= 0 else 128 - result
+
+    def _signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.lease is None:
+            raise SystemExit(128 + number)
+        self._done.set()
+        # The terminal sends INT to the command directly.
+        if self._process is not None and number != signal.SIGINT:
+            self._process.terminate()
+
+    def _renew(self, lease_id: str) -> None:
+        pause = RENEW_EVERY
+        while not self._done.wait(pause):
+            try:
+                self._leases.renew(lease_id, ATTACHED)
+                pause = RENEW_EVERY
+            except LeaseError as error:
+                if error.reason in (Reason.ENDED, Reason.TOO_LATE):
+                    self._lost = error
+                    self._signal(signal.SIGTERM, None)
+                    return
+                pause = RETRY
+            except (KazooException, TimeoutError):
+                pause = RETRY
+
+
+# -- show and change
+
+
+def as_json(lease: Lease) -> dict[str, Any]:
+    """Return a lease for programs, with the connection data of its nodes."""
+    terms = lease.terms
+    return {
+        "id": lease.id, "state": lease.state.value, "owner": terms.owner, "purpose": terms.purpose, "tenant": lease.tenant,
+        "labels": list(lease.labels), "created": terms.created, "ends": lease.ends, "renewed": terms.renewed,
+        "notes": dict(terms.notes), "lost": lease.lost, "nodes": [inventory(node) for node in lease.nodes],
+    }  # fmt: skip
+
+
+def _span(end: float | None) -> str:
+    return "-" if end is None else format_duration(end - time.time())
+
+
+def lease_list(leases: Sequence[Lease]) -> Results:
+    rows = [
+        {
+            "id": lease.id, "state": lease.state.value, "owner": lease.terms.owner, "labels": ",".join(lease.labels),
+            "nodes": ",".join(node.id or "" for node in lease.nodes) + (f" ({lease.lost} lost)" if lease.lost else ""),
+            "ends": "no end" if lease.ends is None and lease.nodes else _span(lease.ends), "purpose": lease.terms.purpose,
+        }
+        for lease in leases
+    ]  # fmt: skip
+    return Results(rows, COLUMNS)
+
+
+def show_all(context: Context) -> None:
+    context.show(lease_list(Leases(context.zk).all()))
+
+
+def _chosen(context: Context, leases: Leases, name: str | None) -> Lease:
+    """Return the lease of this id, that of the environment, or the only one of this user."""
+    wanted = name or os.environ.get(VARIABLE)
+    if wanted:
+        lease = leases.get(wanted)
+        if lease is None:
+            raise LeaseError(Reason.ENDED, f"Lease {wanted} does not exist, or has ended")
+        return lease
+    mine = [lease for lease in leases.all() if lease.terms.owner == owner()]
+    if len(mine) != 1:
+        raise CommandError(
+            f"you have {len(mine)} leases; name one ({', '.join(lease.id for lease in mine) or '`nodepool lease LABEL`'})"
+        )
+    return mine[0]
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    """Let errors of leases end the command with their text."""
+    try:
+        yield
+    except LeaseError as error:
+        if error.reason in (Reason.ENDED, Reason.TOO_LATE, Reason.NOT_FOUND):
+            print(f"nodepool: {error}", file=sys.stderr)
+            raise SystemExit(ENDED) from error
+        raise CommandError(str(error)) from error
+
+
+def _of_lease(function: Callable[[Context, Leases, Lease], int | None]) -> Callable[[Context], int | None]:
+    def command(context: Context) -> int | None:
+        leases = Leases(context.zk)
+        with _reported():
+            return function(context, leases, _chosen(context, leases, context.args.id))
+
+    return command
+
+
+@_of_lease
+def show(context: Context, _leases: Leases, lease: Lease) -> None:
+    if context.args.json:
+        print(json.dumps(as_json(lease)))
+        return
+    print(f"Lease {lease.id}")
+    created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(lease.terms.created)) if lease.terms.created else None
+    for title, value in (
+        ("State", lease.state.value), ("Owner", lease.terms.owner), ("Purpose", lease.terms.purpose), ("Tenant", lease.tenant),
+        ("Labels", ", ".join(lease.labels)), ("Created", created), ("Ends in", _span(lease.ends)),
+        ("Lost nodes", lease.lost or None),
+    ):  # fmt: skip
+        if value not in (None, ""):
+            print(f"  {title}: {value}")
+    for node in lease.nodes:
+        print(f"  Node {describe(node)}")
+
+
+@_of_lease
+def give_back(_context: Context, leases: Leases, lease: Lease) -> None:
+    leases.give_back(lease.id)
+
+
+@_of_lease
+def renew(context: Context, leases: Leases, lease: Lease) -> None:
+    print(f"Lease {lease.id} ends in {_span(leases.renew(lease.id, context.args.time).ends)}")
+
+
+@_of_lease
+def ssh_config(context: Context, _leases: Leases, lease: Lease) -> None:
+    directory = ssh.directory_of(lease.id)
+    ssh.write(lease, directory, context.args.insecure)
+    print(ssh.config(lease.nodes, directory, context.args.insecure), end="")
+
+
+@_of_lease
+def show_inventory(_context: Context, _leases: Leases, lease: Lease) -> None:
+    print(json.dumps(ssh.inventory(lease), indent=2))
+
+
+def log_in(context: Context) -> int:
+    return _ssh(context, context.args.command, terminal=not context.args.command)
+
+
+def execute(context: Context) -> int:
+    if not context.args.command:
+        raise CommandError("name the command to run, after --")
+    return _ssh(context, context.args.command, terminal=False)
+
+
+def _ssh(context: Context, command: Sequence[str], terminal: bool) -> int:
+    name, _, number = (context.args.id or "").partition("/")
+    with _reported():
+        lease = _chosen(context, Leases(context.zk), name or None)
+    hosts = dict(ssh.names(lease.nodes))
+    host = f"n{number or 1}"
+    if host not in hosts:
+        raise CommandError(f"lease {lease.id} has {len(hosts)} nodes; there is no node {number or 1}")
+    why = ssh.unreachable(hosts[host])
+    if why is None and not hosts[host].host_keys and not context.args.insecure:
+        why = f"the record of node {hosts[host].id} has no host keys; --insecure connects without checking them"
+    if why is not None:
+        raise CommandError(why)
+    path = ssh.write(lease, ssh.directory_of(lease.id), context.args.insecure)
+    context.close()
+    argv = ["ssh", "-F", path, *(["-t"] if terminal and sys.stdin.isatty() else []), host, *(["--", *command] if command else [])]
+    return subprocess.run(argv, check=False).returncode

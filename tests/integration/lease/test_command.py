@@ -1,0 +1,206 @@
+"""``nodepool lease``, with a host that a real sshd serves."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nodepool.cmd import nodepoolcmd
+from nodepool.cmd.commands import lease as command
+from nodepool.lease import Leases, LeaseState, Terms
+from nodepool.zk.records import HOLD, READY
+from tests.conftest import wait_for
+from tests.support.launcher import LauncherBench
+from tests.support.sshd import SSHServer, ssh_server
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def sshd() -> Iterator[SSHServer]:
+    with ssh_server(kinds=["ed25519"]) as server:
+        yield server
+
+
+@pytest.fixture
+def config(bench: LauncherBench, sshd: SSHServer) -> str:
+    node = {
+        "name": "127.0.0.1", "labels": ["small"], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": 2,
+    }  # fmt: skip
+    pools = [{"name": "main", "nodes": [node]}]
+    bench.start({"labels": [{"name": "small"}], "providers": [{"name": "rack", "driver": "static", "pools": pools}]})
+    bench.wait_nodes(2, state=READY)
+    return str(bench.tmp / "nodepool.yaml")
+
+
+@pytest.fixture(autouse=True)
+def own_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+    # Its path must be short, as that of a socket is.
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="lease-"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.delenv(command.VARIABLE, raising=False)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def run(config: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*args: str, status: int = 0) -> str:
+        assert nodepoolcmd.main(["-c", config, "lease", *args]) == status
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def start(config: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the command in a process of its own."""
+    found: list[subprocess.Popen[str]] = []
+
+    def start(*args: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", config, "lease", *args]
+        found.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return found[-1]
+
+    yield start
+    for process in found:
+        process.kill()
+        process.communicate()
+
+
+def only(bench: LauncherBench) -> Any:
+    [lease] = Leases(bench.zk).all()
+    return lease
+
+
+def taken(run: Run, *args: str) -> dict[str, Any]:
+    return dict(json.loads(run("small", "--for", "4h", "--json", *args)))
+
+
+def test_detached_lease_remains_until_it_is_returned(bench: LauncherBench, run: Run) -> None:
+    lease = taken(run, "--purpose", "bisect")
+    assert (lease["state"], lease["purpose"], lease["owner"]) == ("held", "bisect", command.owner())
+    assert lease["ends"] == pytest.approx(time.time() + 4 * 3600, abs=60)
+    assert bench.zuul.node(lease["nodes"][0]["id"])["state"] == HOLD
+    listed = run("list")
+    assert lease["id"] in listed and "bisect" in listed and "3 h 59 min" in listed
+    assert "Purpose: bisect" in run("show")
+    assert "ends in 7 h 59 min" in run("renew", lease["id"], "--for", "8h")
+    run("return")
+    wait_for(lambda: Leases(bench.zk).all() == [], 20, "no lease")
+
+
+def test_options_may_come_first(bench: LauncherBench, run: Run) -> None:
+    assert "Lease 200-" in run("--for", "90m", "small")
+    assert only(bench).state is LeaseState.HELD
+
+
+def test_lease_of_the_environment_or_the_only_one_is_meant(
+    bench: LauncherBench, run: Run, monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    first = taken(run)
+    assert first["id"] in run("show")
+    second = taken(run)
+    with pytest.raises(Exception, match="you have 2 leases; name one"):
+        nodepoolcmd.main(["-c", config, "lease", "show"])
+    monkeypatch.setenv(command.VARIABLE, second["id"])
+    assert second["id"] in run("show")
+
+
+def test_login_works_right_away_with_checked_host_keys(
+    bench: LauncherBench, run: Run, sshd: SSHServer, own_home: pathlib.Path, config: str
+) -> None:
+    lease = taken(run)
+    folder = own_home / "nodepool" / "leases" / lease["id"]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    path = folder / "ssh_config"
+    path.write_text(f"Host *\n    IdentityFile {sshd.client_key}\n" + path.read_text())
+    done = subprocess.run(["ssh", "-F", str(path), "n1", "echo", "well"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "well\n", done.stderr
+    assert sshd.host_keys[0] in (folder / "known_hosts").read_text()
+    subprocess.run(["ssh", "-F", str(path), "-O", "exit", "n1"], capture_output=True, timeout=60, check=False)
+    (folder / "known_hosts").write_text("")
+    refused = subprocess.run(["ssh", "-F", str(path), "n1", "true"], capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 255 and "Host key verification failed" in refused.stderr
+
+
+def test_inventory_has_groups_by_label(run: Run, sshd: SSHServer) -> None:
+    taken(run)
+    found = json.loads(run("inventory"))
+    assert found["small"] == {"hosts": ["n1"]}
+    assert found["_meta"]["hostvars"]["n1"]["ansible_port"] == sshd.port
+
+
+def test_command_runs_with_the_nodes_and_returns_them(bench: LauncherBench, run: Run) -> None:
+    program = "import json, os; exit(len(json.loads(os.environ['NODEPOOL_NODES_JSON'])) + 4 * ('NODEPOOL_LEASE' in os.environ))"
+    run("small", "small", "--", sys.executable, "-c", program, status=6)
+    assert Leases(bench.zk).all() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_attached_lease_is_returned_on_signals(
+    bench: LauncherBench, start: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    process = start("small")
+    assert process.stdout is not None and "until this command ends" in process.stdout.readline()
+    assert only(bench).ends <= time.time() + command.ATTACHED
+    process.send_signal(number)
+    assert process.wait(30) == 0
+    assert Leases(bench.zk).all() == []
+
+
+def test_command_gets_the_signal_and_its_lease_is_returned(
+    bench: LauncherBench, start: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path
+) -> None:
+    process = start("small", "--", "sh", "-c", f"trap 'exit 7' TERM; touch {tmp_path}/begun; while :; do sleep 0.1; done")
+    wait_for((tmp_path / "begun").exists, 30, "the command")
+    process.terminate()
+    assert process.wait(30) == 7
+    assert Leases(bench.zk).all() == []
+
+
+def test_lease_of_a_killed_holder_ends_by_itself(bench: LauncherBench, start: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start("small")
+    wait_for(lambda: [lease.state for lease in Leases(bench.zk).all()] == [LeaseState.HELD], 30, "the lease")
+    process.send_signal(signal.SIGKILL)
+    node = only(bench).nodes[0]
+    bench.zuul.write_node(node.id, state_time=time.time() - command.ATTACHED)  # its end, which is not waited for
+    bench.wait_gone(node.id, timeout=30)
+
+
+def test_nodes_that_are_not_ready_in_time_are_not_requested_any_more(bench: LauncherBench, run: Run) -> None:
+    taken(run)
+    taken(run)
+    run("small", "--wait", "0.5", status=3)
+    assert len(Leases(bench.zk).all()) == 2
+
+
+def test_label_that_nobody_has_fails(bench: LauncherBench, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "lease", "large", "--for", "1h"]) == command.FAILED_STATUS
+    assert "no launcher offers large" in capsys.readouterr().err
+    assert Leases(bench.zk).all() == []
+
+
+def test_ended_lease_is_reported_with_a_status_of_its_own(run: Run, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        nodepoolcmd.main(["-c", config, "lease", "renew", "200-0000000099", "--for", "1h"])
+    assert ended.value.code == command.ENDED
+    assert "does not exist, or has ended" in capsys.readouterr().err
+
+
+def test_hold_of_another_user_is_listed_with_its_owner(bench: LauncherBench, run: Run) -> None:
+    leases = Leases(bench.zk)
+    lease = leases.ask(["small"], Terms("bob", "unix:1001", "debugging"))
+    bench.wait_request(lease.id, "fulfilled")
+    leases.hand_over(lease.id, 600)
+    assert "bob" in run("list", "--owner", "bob") and "bob" not in run("list", "--owner", "alice")
