@@ -25,8 +25,11 @@ from nodepool.lease.record import (
     Reason,
     Terms,
     end_of,
+    hold,
+    id_of,
     of_nodes,
     of_request,
+    write_terms,
 )
 from nodepool.lease.record import renewed as once_more
 from nodepool.zk import paths
@@ -139,8 +142,7 @@ class Leases:
                     if node.state != READY or node.allocated_to != lease_id:
                         text = f"Node {node.id} is {node.state} and allocated to {node.allocated_to}"
                         raise LeaseError(Reason.UNAVAILABLE, f"Lease {lease_id} cannot be handed over: {text}")
-                    node.state, node.hold_expiration, node.hold_job = HOLD, int(seconds), None
-                    node.user_data, node.comment = terms.stored(), terms.comment()
+                    hold(node, terms, seconds)
                 version = -1 if request.stat is None else request.stat.version
                 self._write(nodes, lambda txn: txn.delete(paths.request(lease_id), version))
                 return of_nodes(lease_id, nodes)
@@ -158,6 +160,23 @@ class Leases:
             raise LeaseError(Reason.NOT_FOUND, f"Lease {lease_id} does not exist: it has ended, or its request was canceled")
         return lease
 
+    def hold(self, node: Node, terms: Terms, seconds: float) -> Lease:
+        """Lease a node that the caller has locked, without a request.
+
+        :raises LeaseError: it is in use, is being deleted, or is leased already.
+        """
+        seconds = self._checked(seconds)
+        if node.state not in (READY, HOLD):
+            raise LeaseError(Reason.UNAVAILABLE, f"Node {node.id} is {node.state}; only ready and held nodes can be leased")
+        other = Terms.read(node.user_data) if node.state == HOLD else None
+        if other is not None:
+            raise LeaseError(Reason.UNAVAILABLE, f"Node {node.id} belongs to lease {id_of(node)} of {other.owner}")
+        hold(node, replace(terms, created=self._now(), size=1), seconds)
+        # Two nodes of one request that are held by two people are two leases.
+        node.allocated_to = None
+        self._write([node])
+        return of_nodes(id_of(node), [node])
+
     # -- change
 
     def renew(self, lease_id: str, seconds: float, latest: float | None = None) -> Lease:
@@ -168,7 +187,7 @@ class Leases:
         """
         seconds = self._checked(seconds)
 
-        def change(node: Node, terms: Terms) -> None:
+        def change(node: Node) -> None:
             end, now = end_of(node), self._now()
             if end is None:
                 raise LeaseError(Reason.BAD_REQUEST, f"Lease {lease_id} has no end")
@@ -179,30 +198,36 @@ class Leases:
             wanted = now + seconds if latest is None else min(now + seconds, latest)
             # ``state_time`` stays: launchers count from it.
             node.hold_expiration = max(node.hold_expiration or 0, int(wanted - (node.state_time or now)))
-            node.user_data = once_more(terms).stored()
+            terms = Terms.read(node.user_data)
+            if terms is not None:
+                write_terms(node, once_more(terms))
 
         return self._change(lease_id, change)
 
     def describe(self, lease_id: str, purpose: str | None = None, notes: dict[str, Any] | None = None) -> Lease:
         """Change what is said about a lease."""
 
-        def change(node: Node, terms: Terms) -> None:
-            terms = replace(
-                terms, purpose=terms.purpose if purpose is None else purpose, notes=terms.notes if notes is None else notes
+        def change(node: Node) -> None:
+            terms = Terms.read(node.user_data)
+            if terms is None:
+                raise LeaseError(Reason.BAD_REQUEST, f"{lease_id} is a hold without an owner; it cannot be described")
+            write_terms(
+                node,
+                replace(
+                    terms, purpose=terms.purpose if purpose is None else purpose, notes=terms.notes if notes is None else notes
+                ),
             )
-            node.user_data, node.comment = terms.stored(), terms.comment()
 
         return self._change(lease_id, change)
 
-    def _change(self, lease_id: str, change: Callable[[Node, Terms], None]) -> Lease:
+    def _change(self, lease_id: str, change: Callable[[Node], None]) -> Lease:
         """Change all nodes of a lease in one transaction, under their locks."""
         lease = self._held(lease_id)
         with self._locked([node.id or "" for node in lease.nodes], LOCK) as nodes:
             for node in nodes:
-                terms = Terms.read(node.user_data)
-                if node.state != HOLD or node.allocated_to != lease_id or terms is None:
+                if node.state != HOLD or id_of(node) != lease_id:
                     raise LeaseError(Reason.ENDED, f"Lease {lease_id} has ended")
-                change(node, terms)
+                change(node)
             self._write(nodes)
             return of_nodes(lease_id, nodes)
 
@@ -224,7 +249,7 @@ class Leases:
         for node_id in [node.id or "" for node in lease.nodes]:
             try:
                 with self._locked([node_id], LOCK) as [node]:
-                    if node.state == HOLD and node.allocated_to == lease_id:
+                    if node.state == HOLD and id_of(node) == lease_id:
                         node.state = USED
                         self._write([node])
             except LeaseError as error:
@@ -252,7 +277,7 @@ class Leases:
         held: dict[str, list[Node]] = defaultdict(list)
         for node in self._zk.readNodes():
             if node.state == HOLD:
-                held[node.allocated_to if node.allocated_to and Terms.read(node.user_data) else f"node-{node.id}"].append(node)
+                held[id_of(node)].append(node)
         for lease_id, nodes in held.items():
             yield of_nodes(lease_id, nodes)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodepool.zk.records import Node, NodeRequest
+from nodepool.zk.records import HOLD, Node, NodeRequest
 
 #: Requestor of the requests of leases.
 REQUESTOR = "nodepool-lease"
@@ -133,6 +133,25 @@ def end_of(node: Node) -> float | None:
     if not node.hold_expiration or node.hold_expiration < 0 or not node.state_time:
         return None
     return float(node.state_time + node.hold_expiration)
+
+
+def id_of(node: Node) -> str:
+    """Return the id of the lease of a held node, or the id by which another hold is known."""
+    if node.allocated_to and Terms.read(node.user_data) is not None:
+        return str(node.allocated_to)
+    return f"node-{node.id}"
+
+
+def write_terms(node: Node, terms: Terms) -> None:
+    """Write the terms to a node; what others have stored in its user data stays."""
+    others = node.user_data if isinstance(node.user_data, dict) else {}
+    node.user_data, node.comment = {**others, **terms.stored()}, terms.comment()
+
+
+def hold(node: Node, terms: Terms, seconds: float) -> None:
+    """Let a node be held for some seconds."""
+    node.state, node.hold_expiration, node.hold_job = HOLD, int(seconds), None
+    write_terms(node, terms)
 
 
 def of_nodes(lease_id: str, nodes: Sequence[Node]) -> Lease:

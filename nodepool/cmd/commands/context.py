@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import getpass
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nodepool import status
+from nodepool.base import hostnames
 from nodepool.base.names import did_you_mean
 from nodepool.process.program import load_config
 from nodepool.status.filters import matching
@@ -40,6 +43,15 @@ class CommandError(Exception):
 def note(text: str) -> None:
     """Print a line to standard error, since scripts read standard output."""
     print(f"nodepool: {text}", file=sys.stderr, flush=True)
+
+
+def user() -> str:
+    """Return the user of this command and the host, as the owner of what it creates."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{hostnames.short()}"
 
 
 @contextlib.contextmanager

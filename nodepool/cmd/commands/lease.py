@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import getpass
 import json
 import os
 import signal
@@ -18,8 +17,7 @@ from typing import Any
 
 from kazoo.exceptions import KazooException
 
-from nodepool.base import hostnames
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing, note
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing, note, user
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower
 from nodepool.cmd.commands.requests.use import ENVIRONMENT, describe, inventory
@@ -102,14 +100,6 @@ def _register_get(commands: Subparsers) -> None:
     output.add_argument("--shell", action="store_true", help=f"print `export {VARIABLE}=...`")
 
 
-def owner() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{hostnames.short()}"
-
-
 # -- get
 
 
@@ -120,7 +110,7 @@ def get(context: Context) -> int:
     why = reasons.not_offered(context.zk, labels) or reasons.other_provider(context.zk, labels, args.provider)
     if why is not None:
         note(why)
-    terms = Terms(owner(), f"unix:{os.getuid()}", args.purpose, key=args.key)
+    terms = Terms(user(), f"unix:{os.getuid()}", args.purpose, key=args.key)
     with _reported(), _Holder(leases) as holder:
         lease = leases.ask(labels, terms, args.tenant, args.provider)
         try:
@@ -297,7 +287,7 @@ def _chosen(context: Context, leases: Leases, name: str | None) -> Lease:
         if lease is None:
             raise LeaseError(Reason.ENDED, f"Lease {wanted} does not exist, or has ended")
         return lease
-    mine = [lease for lease in leases.all() if lease.terms.owner == owner()]
+    mine = [lease for lease in leases.all() if lease.terms.owner == user()]
     if len(mine) != 1:
         raise CommandError(
             f"you have {len(mine)} leases; name one ({', '.join(lease.id for lease in mine) or '`nodepool lease LABEL`'})"

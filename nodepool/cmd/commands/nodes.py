@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 from nodepool import status
-from nodepool.cmd.commands.context import Context, Subparsers, add_listing, add_table, running
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_listing, add_table, note, running, user
 from nodepool.exceptions import TimeoutException
+from nodepool.lease import LeaseError, Leases, Terms, record
+from nodepool.process.program import duration
+from nodepool.status.results import format_duration
 from nodepool.zk.records import DELETING, HOLD, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -23,6 +28,10 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--now", action="store_true", help="delete the node directly through its provider, and wait")
     parser = add_listing(subparsers, "hold", hold, "keep nodes from being used or deleted")
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id; leading zeros are optional")
+    parser.add_argument(
+        "--for", dest="time", metavar="TIME", type=duration, help="lease the nodes for a time such as 90m, 8h or 2d"
+    )
+    parser.add_argument("--purpose", help="shown to others; needs --for")
 
 
 def find_node(zk: ZooKeeper, text: str) -> Any:
@@ -78,11 +87,36 @@ def _lock(zk: ZooKeeper, node: Node) -> None:
 
 
 def delete(context: Context) -> None:
-    _each(context, _delete_now if context.args.now else functools.partial(_mark, DELETING))
+    remove = _delete_now if context.args.now else functools.partial(_mark, DELETING)
+
+    def change(context: Context, node: Node) -> bool:
+        terms = Terms.read(node.user_data) if node.state == HOLD else None
+        if terms is not None:
+            end = record.end_of(node)
+            left = "without an end" if end is None else f"for another {format_duration(end - time.time())}"
+            note(f"node {node.id} is deleted although {terms.owner} has leased it {left} (lease {record.id_of(node)})")
+        return remove(context, node)
+
+    _each(context, change)
 
 
 def hold(context: Context) -> None:
-    _each(context, functools.partial(_mark, HOLD))
+    args = context.args
+    if args.purpose is not None and args.time is None:
+        raise CommandError("--purpose needs --for")
+    _each(context, functools.partial(_mark, HOLD) if args.time is None else _lease)
+
+
+def _lease(context: Context, node: Node) -> bool:
+    job = node.hold_job
+    terms = Terms(user(), f"unix:{os.getuid()}", context.args.purpose or "")
+    try:
+        Leases(context.zk).hold(node, terms, context.args.time)
+    except LeaseError as error:
+        raise CommandError(str(error)) from error
+    if job:
+        note(f"node {node.id} was held by Zuul for {job}; Zuul may still end it with its autohold")
+    return True
 
 
 def _mark(state: str, context: Context, node: Node) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands import lease as command
+from nodepool.cmd.commands.context import user
 from nodepool.lease import Leases, LeaseState, Terms
 from nodepool.zk.records import HOLD, READY
 from tests.conftest import wait_for
@@ -89,7 +90,7 @@ def taken(run: Run, *args: str) -> dict[str, Any]:
 
 def test_detached_lease_remains_until_it_is_returned(bench: LauncherBench, run: Run) -> None:
     lease = taken(run, "--purpose", "bisect")
-    assert (lease["state"], lease["purpose"], lease["owner"]) == ("held", "bisect", command.owner())
+    assert (lease["state"], lease["purpose"], lease["owner"]) == ("held", "bisect", user())
     assert lease["ends"] == pytest.approx(time.time() + 4 * 3600, abs=60)
     assert bench.zuul.node(lease["nodes"][0]["id"])["state"] == HOLD
     listed = run("list")
