@@ -122,16 +122,19 @@ class Leases:
 
     # -- hand over
 
-    def hand_over(self, lease_id: str, seconds: float) -> Lease:
+    def hand_over(self, lease_id: str, seconds: float, terms: Terms | None = None) -> Lease:
         """Turn the fulfilled request into a lease that ends after some seconds, unless it is renewed.
 
         Either all nodes are handed over, or none; then the request is deleted, and launchers free its nodes.
 
+        :param terms: of a request that was not made by :meth:`ask`.
         :raises LeaseError: there is no such request, it is not fulfilled, or its nodes cannot be had.
         """
         seconds = self._checked(seconds)
         request = self._zk.getNodeRequest(lease_id) if "/" not in lease_id else None
-        terms = None if request is None else Terms.read(request.requestor_data)
+        if request is not None:
+            given = None if terms is None else replace(terms, created=self._now(), size=len(request.nodes))
+            terms = Terms.read(request.requestor_data) or given
         if request is None or terms is None:
             return self._handed_over(lease_id)
         if request.state != FULFILLED:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from nodepool.cmd import nodepoolcmd
+from nodepool.cmd.commands.context import CommandError, user
 from nodepool.exceptions import TimeoutException
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk_module
@@ -647,13 +648,27 @@ def test_accept_ends_on_sigint(config, plain):
 def test_accept_detached_and_return(run, plain, by):
     request_id, nodes = make_fulfilled(plain)
     out = run("request", "accept", request_id, "--detach")
-    assert [line.split()[0] for line in out.splitlines()] == nodes
+    assert [line.split()[0] for line in out.splitlines()] == ["Lease", *nodes]
+    assert out.startswith(f"Lease {request_id} for 1 d\n") and plain.getNodeRequests() == []
     for node in plain.readNodes():
-        assert node.state == "in-use"
-        assert plain.getNodeLockContenders(node) == [f"nodepool-cli:{request_id}"]
+        assert (node.state, node.hold_expiration, node.allocated_to) == ("hold", 86400, request_id)
+        assert node.comment == f"lease {user()}" and not node.lock_contenders
     assert run("request", "return", *([request_id] if by == "request" else nodes)) == ""
     for node in plain.readNodes():
         assert node.state == "used" and not node.lock_contenders
+
+
+def test_accept_detached_lasts_as_long_as_it_says(run, config, plain):
+    request_id, nodes = make_fulfilled(plain)
+    found = json.loads(run("request", "accept", request_id, "--detach", "--for", "2h", "--json"))
+    assert [node["id"] for node in found] == nodes
+    assert {node.hold_expiration for node in plain.readNodes()} == {7200}
+    assert json.loads(run("lease", "show", request_id, "--json"))["owner"] == user()
+    for options in (["--for", "2h"], ["--detach", "--for", "1s"]):
+        other, _ = make_fulfilled(plain, count=1)
+        with pytest.raises(CommandError):
+            nodepoolcmd.main(["-c", config, "request", "accept", other, *options])
+        assert plain.getNodeRequest(other).state == "fulfilled"
 
 
 def test_return_refuses_what_is_not_ours(config, plain, monkeypatch):

@@ -1,41 +1,42 @@
 """``request accept`` and ``request return``: using the nodes of a fulfilled request.
 
 ``accept`` does what Zuul's executor does: it checks and locks the nodes, deletes the request, and marks them in use.
-The locks live as long as the command (``-- COMMAND``, or ``--hold``). With ``--detach`` they are persistent, identified
-by ``nodepool-cli:<request id>``, and remain until ``request return``.
+The locks live as long as the command (``-- COMMAND``, or ``--hold``). With ``--detach`` the nodes become a lease.
 """
 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import logging
 import os
 import queue
 import signal
-import socket
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, user
 from nodepool.cmd.commands.nodes import find_node
+from nodepool.lease import LeaseError, Leases, Terms
 from nodepool.process.program import describe as describe_error
-from nodepool.process.program import seconds
+from nodepool.process.program import duration, seconds
 from nodepool.status import REDACTED
+from nodepool.status.results import format_duration
 from nodepool.zk import paths
-from nodepool.zk.records import FULFILLED, IN_USE, READY, USED, Node
+from nodepool.zk.records import FULFILLED, HOLD, IN_USE, READY, USED, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Zuul's executor waits the same time.
 LOCK_TIMEOUT = 30
 RETURN_LOCK_TIMEOUT = 5
-IDENTIFIER = "nodepool-cli:"
+#: Seconds of a lease without ``--for``.
+DETACHED = 86400.0
 #: Seconds; a signal just before the wait is noticed after this time.
 SIGNAL_LATENCY = 0.5
 ENVIRONMENT = "NODEPOOL_NODES_JSON"
@@ -53,13 +54,16 @@ def register(commands: Subparsers) -> None:
     parser = add_command(commands, "accept", accept, "lock and use the nodes of a fulfilled request")
     parser.add_argument("id", metavar="ID", help="request id")
     parser.add_argument("--hold", metavar="SECONDS", type=seconds, help="return the nodes after SECONDS")
-    parser.add_argument("--detach", action="store_true", help="keep the nodes until `request return`")
+    parser.add_argument("--detach", action="store_true", help="lease the nodes: keep them until they are returned, or for a time")
+    parser.add_argument(
+        "--for", dest="time", metavar="TIME", type=duration, help="end of the lease, such as 90m, 4h or 2d from now (default: 1d)"
+    )
     parser.add_argument("--json", action="store_true", help="print the nodes as JSON, with connection data")
     parser.add_argument(
         "command", metavar="COMMAND", nargs="*",
         help=f"after --: run this command with the nodes in {ENVIRONMENT}, then return them",
     )  # fmt: skip
-    parser = add_command(commands, "return", return_nodes, "return nodes that were accepted with --detach")
+    parser = add_command(commands, "return", return_nodes, "return the nodes of a lease")
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id, or request id for all its nodes")
 
 
@@ -87,31 +91,25 @@ def describe(node: Node) -> str:
     return f"{node.id}  {','.join(node.type)}  {node.state}  {user}{address} port {port}  ({node.provider})"
 
 
-def _owner() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
-
-
 def accept(context: Context) -> int:
     args = context.args
     if args.command and args.detach:
         raise CommandError("--detach and a command exclude each other")
+    if args.time is not None and not args.detach:
+        raise CommandError("--for needs --detach")
+    if args.detach:
+        _lease(context)
+        return 0
     with _Signals() as signals:
-        nodes = _take(context, args.id, persistent=args.detach)
+        nodes = _take(context, args.id)
         try:
             for node in nodes:
                 node.state = IN_USE
-                node.user_data = {"accepted_by": _owner(), "request": args.id}
+                node.user_data = {"accepted_by": user(), "request": args.id}
                 context.zk.storeNode(node)
         except BaseException:
             _give_back(context, nodes)
             raise
-        if args.detach:
-            _print_nodes(context, nodes)
-            return 0
         try:
             if args.command:
                 return _run(args.command, nodes, signals)
@@ -122,7 +120,21 @@ def accept(context: Context) -> int:
             _give_back(context, nodes)
 
 
-def _print_nodes(context: Context, nodes: list[Any]) -> None:
+def _lease(context: Context) -> None:
+    """Turn the request into a lease that outlives this command."""
+    args = context.args
+    find_request(context.zk, args.id)
+    lasts = DETACHED if args.time is None else args.time
+    try:
+        lease = Leases(context.zk).hand_over(args.id, lasts, Terms(user(), f"unix:{os.getuid()}"))
+    except LeaseError as error:
+        raise CommandError(str(error)) from error
+    if not args.json:
+        print(f"Lease {lease.id} for {format_duration(lasts)}", flush=True)
+    _print_nodes(context, lease.nodes)
+
+
+def _print_nodes(context: Context, nodes: Sequence[Node]) -> None:
     if context.args.json:
         print(json.dumps([inventory(node) for node in nodes]), flush=True)
     else:
@@ -130,7 +142,7 @@ def _print_nodes(context: Context, nodes: list[Any]) -> None:
             print(describe(node), flush=True)
 
 
-def _take(context: Context, request_id: str, persistent: bool) -> list[Any]:
+def _take(context: Context, request_id: str) -> list[Any]:
     """Lock all nodes of the request, and delete it in any case, as Zuul does.
 
     :raises CommandError: not fulfilled (nothing is changed), or a node is not available for us.
@@ -139,20 +151,19 @@ def _take(context: Context, request_id: str, persistent: bool) -> list[Any]:
     request = find_request(zk, request_id)
     if request.state != FULFILLED:
         raise CommandError(f"Request {request_id} is {request.state}, not fulfilled; see `request wait {request_id}`")
-    identifier = IDENTIFIER + request_id if persistent else None
     taken: list[Node] = []
     try:
         for node_id in request.nodes:
             node = zk.getNode(node_id)
             if node is None:
                 raise CommandError(f"Node {node_id} of request {request_id} no longer exists")
-            zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT, ephemeral=not persistent, identifier=identifier)
+            zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT)
             taken.append(node)
             if node.allocated_to != request_id or node.state != READY:
                 raise CommandError(f"Node {node_id} is {node.state} and allocated to {node.allocated_to}, not to {request_id}")
     except BaseException:
         for node in taken:
-            _unlock(zk, node, persistent)
+            zk.unlockNode(node)
         _delete_request(context, request_id)
         raise
     _delete_request(context, request_id)
@@ -164,20 +175,13 @@ def _delete_request(context: Context, request_id: str) -> None:
         context.kazoo.delete(paths.request(request_id))
 
 
-def _unlock(zk: ZooKeeper, node: Node, persistent: bool) -> None:
-    if persistent:
-        zk.forceUnlockNode(node)
-    else:
-        zk.unlockNode(node)
-
-
 def _give_back(context: Context, nodes: list[Any]) -> None:
     """Mark the nodes used and unlock them, each independently."""
     for node in nodes:
         try:
             node.state = USED
             context.zk.storeNode(node)
-            _unlock(context.zk, node, context.args.detach)
+            context.zk.unlockNode(node)
         except Exception as error:
             log.error("Cannot return node %s: %s", node.id, describe_error(error))
 
@@ -238,19 +242,20 @@ class _Signals:
 def return_nodes(context: Context) -> None:
     for one in context.args.ids:
         if "-" in one:
-            _return_request(context, one)
+            _return_lease(context, one)
         else:
             _return_node(context, one)
 
 
-def _return_request(context: Context, request_id: str) -> None:
-    zk = context.zk
-    nodes = [node for node in zk.readNodes(with_contenders=True) if node.allocated_to == request_id]
-    mine = [node for node in nodes if _holder(zk, node) == IDENTIFIER + request_id]
-    if not mine:
-        raise CommandError(f"No node is held for request {request_id}")
-    for node in mine:
-        _return_held(zk, node)
+def _return_lease(context: Context, lease_id: str) -> None:
+    leases = Leases(context.zk)
+    lease = leases.get(lease_id)
+    if lease is None or not lease.nodes:
+        raise CommandError(f"No node is held for request {lease_id}")
+    try:
+        leases.give_back(lease_id)
+    except LeaseError as error:
+        raise CommandError(str(error)) from error
 
 
 def _return_node(context: Context, node_id: str) -> None:
@@ -258,28 +263,12 @@ def _return_node(context: Context, node_id: str) -> None:
     node = find_node(zk, node_id)
     if node is None:
         raise CommandError(f"Node id {node_id} not found")
-    holder = _holder(zk, node)
-    if holder is not None and holder.startswith(IDENTIFIER):
-        _return_held(zk, node)
-        return
-    if node.state != IN_USE:
-        raise CommandError(f"Node {node_id} is {node.state}, not {IN_USE}: there is nothing to return")
-    # Not locked by `accept --detach`: if it is locked, then by its user.
+    # A locked node is returned by its user.
     zk.lockNode(node, blocking=True, timeout=RETURN_LOCK_TIMEOUT)
     try:
+        if node.state not in (IN_USE, HOLD):
+            raise CommandError(f"Node {node_id} is {node.state}, not {IN_USE}: there is nothing to return")
         node.state = USED
         zk.storeNode(node)
     finally:
         zk.unlockNode(node)
-
-
-def _holder(zk: ZooKeeper, node: Node) -> str | None:
-    """Return the identifier of the lock's holder; None if the node is not locked."""
-    contenders = zk.getNodeLockContenders(node)
-    return contenders[0] if contenders else None
-
-
-def _return_held(zk: ZooKeeper, node: Node) -> None:
-    node.state = USED
-    zk.storeNode(node)
-    zk.forceUnlockNode(node)
