@@ -366,9 +366,9 @@ It is running; try these in another terminal:
 
   alias np='{nodepool}'
   np list                         the nodes; more columns with --detail
-  np request create host --wait   ask for a node; prints the id of the request
-  np request accept ID --detach   take the node over, as Zuul does
-  np request return ID            give it back
+  np lease host --for 1h          lease a node; prints its address and port
+  np lease list                   who has leased what, and for how long
+  np lease return                 give it back
   np request-list                 all requests
   np request create host --count 30    more than this machine has room for: some wait, and
   np explain request ID           tells why, what would help, and the place in line; so does the request's page
