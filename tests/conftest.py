@@ -170,8 +170,16 @@ class Chroot:
 
 @pytest.fixture
 def zk_chroot(tmp_path: pathlib.Path) -> Iterator[Chroot]:
+    yield from make_chroot(tmp_path)
+
+
+def make_chroot(folder: pathlib.Path) -> Iterator[Chroot]:
+    """Yield a part of the tree, which is deleted afterward.
+
+    :param folder: for configuration files.
+    """
     server = zookeeper_server()
-    chroot = Chroot(server["hosts"], f"/test-{uuid.uuid4().hex}", server["ca"], server["cert"], server["key"], tmp_path)
+    chroot = Chroot(server["hosts"], f"/test-{uuid.uuid4().hex}", server["ca"], server["cert"], server["key"], folder)
     setup = chroot.connect()
     setup.client.ensure_path("/")
     setup.disconnect()

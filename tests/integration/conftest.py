@@ -15,6 +15,7 @@ from tests.support.builder import BuilderBench
 from tests.support.builder import make_bench as make_builder_bench
 from tests.support.launcher import LauncherBench, StatsdReceiver, make_bench, make_statsd
 from tests.support.openstack.cloud import OpenStackCloud, make_cloud
+from tests.support.others import environment
 
 
 @pytest.fixture
@@ -30,6 +31,12 @@ def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[StatsdReceiver]:
 @pytest.fixture
 def builders(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[BuilderBench]:
     yield from make_builder_bench(zk_chroot, monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def others() -> str:
+    """Return the Python of an environment with Zuul and Nodepool 11.0.0."""
+    return environment()
 
 
 @pytest.fixture

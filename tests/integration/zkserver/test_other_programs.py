@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import yaml
 
-from nodepool.base.files import lock_file
 from tests import REPOSITORY
 from tests.conftest import load_tool, wait_for
+from tests.support.others import SERVE, configuration, running
 
 HERE = pathlib.Path(__file__).resolve().parent
-OTHERS = pathlib.Path(os.environ.get("NODEPOOL_OTHERS_VENV") or REPOSITORY / ".others-venv")
-#: What the two import and our own environment lacks.
-REQUIREMENTS = (
-    "nodepool==11.0.0", "zuul==14.3.0", "extras", "google-re2", "grpcio", "ibm-platform-services", "jsonpath-rw", "lockfile",
-    "openshift", "opentelemetry-exporter-otlp-proto-grpc", "Paste", "ply", "python-daemon", "WebOb",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def others() -> str:
-    """Return the Python of an environment with both; all other modules are those of our environment."""
-    python = OTHERS / "bin" / "python"
-    with open(f"{OTHERS}.lock", "w") as lock:
-        lock_file(lock.fileno(), 900)
-        if not (OTHERS / "complete").exists():
-            shutil.rmtree(OTHERS, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", str(OTHERS)], check=True, timeout=120)
-            ours = sysconfig.get_path("purelib")
-            theirs = sysconfig.get_path("purelib", "venv", {"base": str(OTHERS)})
-            pathlib.Path(theirs, "ours.pth").write_text(f"{ours}\n")
-            subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *REQUIREMENTS], check=True, timeout=600)
-            (OTHERS / "complete").touch()
-    return str(python)
 
 
 class Server:
@@ -83,36 +55,17 @@ def server(tmp_path: pathlib.Path) -> Iterator[Server]:
     server.kill()
 
 
-@contextmanager
-def running(command: list[str], log: pathlib.Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A program of another environment: it must not find our package first."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with open(log, "w") as output:
-        process = subprocess.Popen(command, stderr=output, text=True, cwd=log.parent, env=environment, **options)
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("launcher", ["11.0.0", "ours"])
 def test_build_of_zuul_survives_a_restart_of_the_server(
     launcher: str, others: str, server: Server, tmp_path: pathlib.Path
 ) -> None:
     files = server.client_files()
-    config = {
-        "zookeeper-servers": [{"host": "127.0.0.1", "port": server.port}],
-        "zookeeper-tls": files,
-        "webapp": {"port": 0},
-        "labels": [{"name": "small", "min-ready": 0}],
-        "providers": [{"name": "p", "driver": "instant", "pools": [{"name": "main", "labels": ["small"]}]}],
-    }
+    config = {"zookeeper-servers": [{"host": "127.0.0.1", "port": server.port}], "zookeeper-tls": files, **configuration()}
     path = tmp_path / "nodepool.yaml"
     path.write_text(yaml.safe_dump(config))
     python = others if launcher == "11.0.0" else sys.executable
-    serve = [python, str(REPOSITORY / "tests" / "benchmark" / "serve.py"), str(path)]
+    serve = [python, SERVE, str(path)]
     zuul = [others, str(HERE / "zuul_client.py"), f"127.0.0.1:{server.port}", files["cert"], files["key"], files["ca"]]
     logs = tmp_path / "launcher.log", tmp_path / "zuul.log"
     with running(serve, logs[0]), running(zuul, logs[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as build:
