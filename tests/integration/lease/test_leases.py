@@ -238,5 +238,5 @@ def test_terms_survive_json_and_odd_values() -> None:
 def test_request_that_failed_is_a_failed_lease(bench: LauncherBench, leases: Leases) -> None:
     bench.start(config(provider()))
     lease = leases.ask(["nobody-has-it"], ALICE)
-    wait_for(lambda: leases.get(lease.id).state is LeaseState.FAILED, 20, "the failure")  # type: ignore[union-attr]
+    wait_for(lambda: [found.state for found in leases.all()] == [LeaseState.FAILED], 20, "the failure")
     assert leases.give_back(lease.id)

@@ -1,0 +1,49 @@
+"""Ask for a lease of two nodes, print its id at one moment, and stay there until killed.
+
+``python asker.py HOSTS CA CERT KEY MOMENT``, where the moment is ``waiting``, ``fulfilled``, ``locked`` or ``written``.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any
+from unittest import mock
+
+from nodepool.lease import Leases, Terms
+from nodepool.zk import ZooKeeperClient
+from nodepool.zk.records import FULFILLED
+from nodepool.zk.zookeeper import ZooKeeper
+from tests.conftest import wait_for
+
+LABELS = ["small", "small"]
+TERMS = Terms("alice", "unix:1000", "killed", key="job-1")
+
+
+def main(hosts: str, ca: str, cert: str, key: str, moment: str) -> None:
+    client = ZooKeeperClient(hosts, timeout=4.0, tls_ca=ca, tls_cert=cert, tls_key=key)
+    client.connect(timeout=20)
+    zk = ZooKeeper(client, enable_cache=False)
+    lease = Leases(zk).ask(LABELS, TERMS)
+    run = zk.writer.run
+
+    def reached(name: str) -> None:
+        if name == moment:
+            print(lease.id, flush=True)
+            signal.pause()
+
+    def run_slowly(txn: Any) -> Any:
+        reached("locked")
+        result = run(txn)
+        reached("written")
+        return result
+
+    reached("waiting")
+    wait_for(lambda: zk.getNodeRequest(lease.id).state == FULFILLED, 60, "nodes")
+    reached("fulfilled")
+    with mock.patch.object(zk.writer, "run", run_slowly):
+        Leases(zk).hand_over(lease.id, 600)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
