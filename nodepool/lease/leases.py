@@ -43,6 +43,8 @@ log = logging.getLogger("nodepool.lease")
 KEYS = "/nodepool/lease-keys"
 #: Seconds to wait for the lock of a node: Zuul waits as long for its nodes.
 HAND_OVER_LOCK, LOCK = 30.0, 5.0
+#: Seconds for ZooKeeper to come back after a hand-over whose answer is lost, and between two attempts to read it.
+OUTCOME, RECONNECT = 30.0, 0.5
 #: Seconds before its end in which a lease is not renewed: a launcher of 11.0.0 may be about to end it.
 TOO_LATE = 15.0
 
@@ -155,13 +157,24 @@ class Leases:
             raise
         except (KazooException, TimeoutError):
             # The answer may have been lost, and is in the records then.
-            return self._handed_over(lease_id)
+            return self._outcome(lease_id)
 
     def _handed_over(self, lease_id: str) -> Lease:
         lease = self.get(lease_id)
         if lease is None or lease.state is not LeaseState.HELD:
             raise LeaseError(Reason.NOT_FOUND, f"Lease {lease_id} does not exist: it has ended, or its request was canceled")
         return lease
+
+    def _outcome(self, lease_id: str) -> Lease:
+        """Return the lease if the hand-over has happened, as soon as ZooKeeper can be read again."""
+        deadline = time.monotonic() + OUTCOME
+        while True:
+            try:
+                return self._handed_over(lease_id)
+            except (KazooException, TimeoutError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RECONNECT)
 
     def hold(self, node: Node, terms: Terms, seconds: float) -> Lease:
         """Lease a node that the caller has locked, without a request.
