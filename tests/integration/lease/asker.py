@@ -1,11 +1,10 @@
-"""Ask for a lease of two nodes, print its id at one moment, and stay there until killed.
+"""Ask for a lease of two nodes, print its id at one moment, and stay there until killed or told to continue.
 
 ``python asker.py HOSTS CA CERT KEY MOMENT``, where the moment is ``waiting``, ``fulfilled``, ``locked`` or ``written``.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import Any
 from unittest import mock
@@ -30,7 +29,7 @@ def main(hosts: str, ca: str, cert: str, key: str, moment: str) -> None:
     def reached(name: str) -> None:
         if name == moment:
             print(lease.id, flush=True)
-            signal.pause()
+            sys.stdin.readline()
 
     def run_slowly(txn: Any) -> Any:
         reached("locked")

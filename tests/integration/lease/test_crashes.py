@@ -85,19 +85,21 @@ class Scene:
     def wait_gone(self, *node_ids: str, timeout: float = SOON) -> None:
         wait_for(lambda: not set(node_ids) & set(self.zk.getNodes()), timeout, f"deletion of {node_ids}")
 
-    def killed_at(self, moment: str) -> str:
-        """Let a process ask for a lease, and kill it at a moment; return the id of the lease."""
+    @contextmanager
+    def asker(self, moment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+        """Let a process ask for a lease, and wait at a moment; it is killed at the end of the block."""
         zookeeper = [self.chroot.connection, self.chroot.ca, self.chroot.cert, self.chroot.key]
         command = [sys.executable, "-m", asker.__name__, *zookeeper, moment]
-        with running(command, self.folder / "asker.log", stdout=subprocess.PIPE) as process:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with running(command, self.folder / "asker.log", **pipes) as process:
             assert process.stdout is not None
             lease_id = process.stdout.readline().strip()
-        assert lease_id, (self.folder / "asker.log").read_text()
-        return lease_id
+            assert lease_id, (self.folder / "asker.log").read_text()
+            yield process, lease_id
 
 
 @pytest.fixture(scope="module", params=["ours", pytest.param("11.0.0", marks=pytest.mark.full)])
-def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     python = sys.executable if request.param == "ours" else request.getfixturevalue("others")
     folder = tmp_path_factory.mktemp("launcher")
     for chroot in make_chroot(folder):
@@ -106,12 +108,12 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         scene.launcher.kill()
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(scene: Scene) -> Iterator[None]:
-    yield
-    for lease in scene.leases.all():
+@pytest.fixture
+def scene(shared: Scene) -> Iterator[Scene]:
+    yield shared
+    for lease in shared.leases.all():
         with suppress(LeaseError):
-            scene.leases.give_back(lease.id)
+            shared.leases.give_back(lease.id)
 
 
 def refused(reason: Reason, call: Callable[[], object]) -> None:
@@ -122,14 +124,16 @@ def refused(reason: Reason, call: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("moment", ["waiting", "fulfilled", "locked"])
 def test_lease_of_an_asker_that_dies_before_the_transaction_is_gone(scene: Scene, moment: str) -> None:
-    lease_id = scene.killed_at(moment)
+    with scene.asker(moment) as (_process, lease_id):
+        pass
     scene.wait_free(lease_id)
     assert scene.leases.all() == []
     wait_for(lambda: not any(scene.zuul.contenders(node) for node in scene.zk.getNodes()), SOON, "end of all locks")
 
 
 def test_lease_of_an_asker_that_dies_after_the_transaction_is_found_by_its_key(scene: Scene) -> None:
-    lease_id = scene.killed_at("written")
+    with scene.asker("written") as (_process, lease_id):
+        pass
     again = scene.leases.ask(asker.LABELS, asker.TERMS)
     assert (again.id, again.state, len(again.nodes)) == (lease_id, LeaseState.HELD, 2)
     nodes = [node.id or "" for node in again.nodes]
@@ -137,6 +141,43 @@ def test_lease_of_an_asker_that_dies_after_the_transaction_is_found_by_its_key(s
     assert scene.leases.renew(lease_id, 3600).terms.renewed == 1
     assert scene.leases.give_back(lease_id)
     scene.wait_gone(*nodes)
+
+
+def test_asker_that_sleeps_longer_than_its_session_gets_nothing(scene: Scene) -> None:
+    """It is stopped between locking and the transaction; its nodes belong to others when it continues."""
+    with scene.asker("locked") as (process, lease_id):
+        process.send_signal(signal.SIGSTOP)
+        scene.wait_free(lease_id)
+        nodes = {node.id for node in scene.held().nodes}
+        process.send_signal(signal.SIGCONT)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wait_for(lambda: process.poll() is not None, SOON, "end of the asker")
+        assert process.returncode == 1
+    assert "LeaseError" in (scene.folder / "asker.log").read_text()
+    [lease] = scene.leases.all()
+    assert {node.id for node in lease.nodes} == nodes and lease.id != lease_id
+
+
+def test_holder_that_sleeps_longer_than_its_lease_stops_its_command(scene: Scene) -> None:
+    program = (
+        "import sys; from nodepool.cmd import nodepoolcmd; from nodepool.cmd.commands import lease; lease.RENEW_EVERY = 0.5;"
+        "sys.exit(nodepoolcmd.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "-c", scene.config, "lease", "small", "--", "sleep", "120"]
+    log = scene.folder / "paused-holder.log"
+    with running(command, log, stdout=subprocess.PIPE) as holder:
+        wait_for(lambda: [lease.terms.renewed > 0 for lease in scene.leases.all()] == [True], SOON, "a renewal")
+        holder.send_signal(signal.SIGSTOP)
+        [lease] = scene.leases.all()
+        node = lease.nodes[0].id or ""
+        wait_for(lambda: not scene.zuul.contenders(node), SOON, "end of the lock of a renewal")
+        scene.zuul.write_node(node, state_time=time.time() - 3600)
+        scene.wait_gone(node, timeout=LATE)
+        holder.send_signal(signal.SIGCONT)
+        wait_for(lambda: holder.poll() is not None, SOON, "end of the holder")
+    assert (holder.returncode, "has ended" in log.read_text()) == (6, True)
 
 
 def test_lease_of_a_killed_holder_ends_at_its_end(scene: Scene) -> None:
@@ -236,3 +277,19 @@ def test_nothing_is_handed_over_if_the_request_is_canceled(scene: Scene) -> None
     scene.zuul.cancel(lease_id)
     refused(Reason.NOT_FOUND, lambda: scene.leases.hand_over(lease_id, 600))
     scene.wait_free(lease_id)
+
+
+@pytest.mark.full
+def test_lease_survives_a_change_of_the_release_and_back(zk_chroot: Chroot, others: str, tmp_path: pathlib.Path) -> None:
+    scene = Scene(zk_chroot, others, tmp_path)
+    leases = [scene.held()]
+    for python in (sys.executable, others, None):
+        scene.launcher.kill()
+        if python is not None:
+            scene.launcher = Launcher(python, scene.config, tmp_path / "launcher.log")
+            leases.append(scene.held(1))
+        assert {lease.id for lease in scene.leases.all()} == {lease.id for lease in leases}
+    assert all(scene.leases.give_back(lease.id) for lease in leases)
+    scene.launcher.start()
+    scene.wait_gone(*scene.zk.getNodes())
+    scene.launcher.kill()
