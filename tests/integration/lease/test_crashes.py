@@ -160,6 +160,7 @@ def test_asker_that_sleeps_longer_than_its_session_gets_nothing(scene: Scene) ->
     assert {node.id for node in lease.nodes} == nodes and lease.id != lease_id
 
 
+@pytest.mark.timeout(300)
 def test_holder_that_sleeps_longer_than_its_lease_stops_its_command(scene: Scene) -> None:
     program = (
         "import sys; from nodepool.cmd import nodepoolcmd; from nodepool.cmd.commands import lease; lease.RENEW_EVERY = 0.5;"
@@ -180,6 +181,7 @@ def test_holder_that_sleeps_longer_than_its_lease_stops_its_command(scene: Scene
     assert (holder.returncode, "has ended" in log.read_text()) == (6, True)
 
 
+@pytest.mark.timeout(300)
 def test_lease_of_a_killed_holder_ends_at_its_end(scene: Scene) -> None:
     """The command that holds an attached lease is killed; nobody can renew the lease in its last seconds."""
     command = [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", scene.config, "lease", "small"]
