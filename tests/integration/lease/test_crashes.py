@@ -21,6 +21,7 @@ from nodepool.zk.records import DELETING, FULFILLED, READY, USED, Node
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, make_chroot, wait_for
 from tests.integration.lease import asker
+from tests.support.embedded import Server
 from tests.support.launcher import Zuul
 from tests.support.others import SERVE, configuration, running
 
@@ -61,9 +62,17 @@ class Scene:
         self.chroot, self.folder = chroot, folder
         self.config = chroot.config(configuration(), timeout=4.0)
         self.launcher = Launcher(python, self.config, folder / "launcher.log")
-        self.zk = ZooKeeper(chroot.connect(), enable_cache=False)
-        self.zuul = Zuul(chroot.connect().client)
+        self.connect()
+
+    def connect(self) -> None:
+        self.zk = ZooKeeper(self.chroot.connect(), enable_cache=False)
+        self.zuul = Zuul(self.chroot.connect().client)
         self.leases = Leases(self.zk)
+
+    def disconnect(self) -> None:
+        for client in self.chroot.clients:
+            client.disconnect()
+        self.chroot.clients.clear()
 
     def ready(self, count: int = 2) -> tuple[str, list[str]]:
         """Ask for a lease and wait until its nodes are ready; return its id and theirs."""
@@ -96,6 +105,24 @@ class Scene:
             lease_id = process.stdout.readline().strip()
             assert lease_id, (self.folder / "asker.log").read_text()
             yield process, lease_id
+
+    def impatient_holder(self) -> list[str]:
+        """Return a command that holds a lease and renews it twice a second."""
+        program = (
+            "import sys; from nodepool.cmd import nodepoolcmd; from nodepool.cmd.commands import lease;"
+            "lease.RENEW_EVERY = lease.RETRY = 0.5; sys.exit(nodepoolcmd.main(sys.argv[1:]))"
+        )
+        return [sys.executable, "-c", program, "-c", self.config, "lease", "small", "--", "sleep", "120"]
+
+    def wait_renewed(self, more_than: int = 0) -> Lease:
+        """Wait until the only lease was renewed more often."""
+
+        def renewed() -> Lease | None:
+            leases = self.leases.all()
+            return leases[0] if len(leases) == 1 and leases[0].terms.renewed > more_than else None
+
+        found: Lease = wait_for(renewed, SOON, "a renewal")
+        return found
 
 
 @pytest.fixture(scope="module", params=["ours", pytest.param("11.0.0", marks=pytest.mark.full)])
@@ -162,16 +189,11 @@ def test_asker_that_sleeps_longer_than_its_session_gets_nothing(scene: Scene) ->
 
 @pytest.mark.timeout(300)
 def test_holder_that_sleeps_longer_than_its_lease_stops_its_command(scene: Scene) -> None:
-    program = (
-        "import sys; from nodepool.cmd import nodepoolcmd; from nodepool.cmd.commands import lease; lease.RENEW_EVERY = 0.5;"
-        "sys.exit(nodepoolcmd.main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", program, "-c", scene.config, "lease", "small", "--", "sleep", "120"]
+    command = scene.impatient_holder()
     log = scene.folder / "paused-holder.log"
     with running(command, log, stdout=subprocess.PIPE) as holder:
-        wait_for(lambda: [lease.terms.renewed > 0 for lease in scene.leases.all()] == [True], SOON, "a renewal")
+        lease = scene.wait_renewed()
         holder.send_signal(signal.SIGSTOP)
-        [lease] = scene.leases.all()
         node = lease.nodes[0].id or ""
         wait_for(lambda: not scene.zuul.contenders(node), SOON, "end of the lock of a renewal")
         scene.zuul.write_node(node, state_time=time.time() - 3600)
@@ -295,3 +317,39 @@ def test_lease_survives_a_change_of_the_release_and_back(zk_chroot: Chroot, othe
     scene.launcher.start()
     scene.wait_gone(*scene.zk.getNodes())
     scene.launcher.kill()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("release", ["ours", "11.0.0"])
+def test_lease_and_its_holder_survive_the_absence_of_zookeeper(release: str, others: str, tmp_path: pathlib.Path) -> None:
+    server = Server(tmp_path)
+    files = server.client_files()
+    chroot = Chroot(f"127.0.0.1:{server.port}", "/t", files["ca"], files["cert"], files["key"], tmp_path)
+    chroot.connect().client.ensure_path("/")
+    scene = Scene(chroot, sys.executable if release == "ours" else others, tmp_path)
+    ends = scene.held(1)
+    [overdue] = [node.id or "" for node in ends.nodes]
+    log = tmp_path / "holder.log"
+    try:
+        with running(scene.impatient_holder(), log, stdout=subprocess.PIPE) as holder:
+            wait_for(lambda: len(scene.leases.all()) == 2, SOON, "the lease")
+            scene.zuul.write_node(overdue, hold_expiration=5)
+            end = time.time() + 5
+            scene.disconnect()
+            server.kill()
+            wait_for(lambda: time.time() > end, SOON, "the end of one lease, and of all sessions")
+            server.start()
+            scene.connect()
+            scene.wait_gone(overdue, timeout=LATE)
+            lease = scene.wait_renewed()
+            scene.wait_renewed(lease.terms.renewed)
+            assert holder.poll() is None, log.read_text()
+            holder.terminate()
+            wait_for(lambda: holder.poll() is not None, SOON, "end of the holder")
+        assert scene.leases.all() == []
+        scene.wait_gone(*scene.zk.getNodes())
+    finally:
+        scene.launcher.kill()
+        scene.disconnect()
+        server.kill()
