@@ -50,7 +50,7 @@ TOO_LATE = 15.0
 
 
 def key_path(owner: str, key: str) -> str:
-    """Return the path of an idempotency key; owners have keys of their own."""
+    """Return the path of an idempotency key of this owner."""
     digest = hashlib.sha256("\0".join((owner, key)).encode())
     return f"{KEYS}/{digest.hexdigest()[:32]}"
 
@@ -88,7 +88,10 @@ class Leases:
         return self._ask_once(request, terms, terms.key, priority)
 
     def _ask_once(self, request: NodeRequest, terms: Terms, key: str, priority: str) -> Lease:
-        """Create the request together with the znode of its key, which two askers cannot both create."""
+        """Create the request and the znode of its key in one transaction.
+
+        Two askers cannot both create that znode.
+        """
         kazoo, path, version = self._zk.kazoo_client, key_path(terms.owner, key), -1
         kazoo.ensure_path(KEYS)
         kazoo.ensure_path(paths.REQUESTS)
@@ -125,7 +128,7 @@ class Leases:
     # -- hand over
 
     def hand_over(self, lease_id: str, seconds: float, terms: Terms | None = None) -> Lease:
-        """Turn the fulfilled request into a lease that ends after some seconds, unless it is renewed.
+        """Turn the fulfilled request into a lease that ends after this time.
 
         Either all nodes are handed over, or none; then the request is deleted, and launchers free its nodes.
 
@@ -248,7 +251,7 @@ class Leases:
             return of_nodes(lease_id, nodes)
 
     def give_back(self, lease_id: str) -> bool:
-        """Return the nodes of a lease, or cancel its request; return whether there was anything to return.
+        """Return the nodes of a lease, or cancel its request; return False if there is neither.
 
         Each node is returned on its own: one that cannot be locked ends at the end of the lease.
 

@@ -83,7 +83,7 @@ class Terms:
 
     @classmethod
     def read(cls, stored: object) -> Terms | None:
-        """Return the terms in ``requestor_data`` or ``user_data``; None if there are none that we understand.
+        """Return the terms in ``requestor_data`` or ``user_data``; None: there are none.
 
         Anybody who may write records may write anything there.
         """

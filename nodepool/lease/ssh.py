@@ -66,7 +66,7 @@ def config(nodes: Sequence[Node], directory: str, insecure: bool = False) -> str
 
 
 def _shared_connection(path: str) -> str:
-    """Return the options for a master connection, which later sessions use; none if no socket can have this path."""
+    """Return the options for a connection that later sessions share, if its path is valid."""
     if len(os.fsencode(path)) > LONGEST_SOCKET:
         return ""
     return f"    ControlMaster auto\n    ControlPath {_quoted(path)}\n    ControlPersist 60\n"

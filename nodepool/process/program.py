@@ -57,7 +57,7 @@ def seconds(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of a time such as ``90``, ``30s``, ``15m``, ``4h`` or ``2d`` (argument type)."""
+    """Return the seconds of a time such as ``90``, ``15m``, ``4h`` or ``2d`` (argument type)."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     try:
         return seconds(text) if text[-1:] not in units else seconds(text[:-1]) * units[text[-1]]

@@ -77,7 +77,7 @@ def register(subparsers: Subparsers) -> None:
         if head and head[0] not in known and head[0] not in ("-h", "--help"):
             head = [DEFAULT, *head]
         found, unknown = parse(head, namespace)
-        found.command = command or getattr(found, "command", None)
+        found.command = command or vars(found).get("command")
         return found, unknown
 
     group.parse_known_args = with_default
@@ -87,7 +87,7 @@ def _register_get(commands: Subparsers) -> None:
     parser = add_command(commands, DEFAULT, get, "lease nodes (the default)")
     parser.add_argument("labels", metavar="LABEL", nargs="+", help="label of a node; repeat it for several nodes")
     parser.add_argument(
-        "--for", dest="time", metavar="TIME", type=duration, help="such as 90m, 4h or 2d; then the command ends at once"
+        "--for", dest="time", metavar="TIME", type=duration, help="such as 90m, 4h or 2d; the command ends immediately"
     )
     parser.add_argument("--purpose", default="", help="shown to others")
     parser.add_argument("--key", help="the same key gives the same lease")

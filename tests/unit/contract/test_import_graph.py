@@ -16,7 +16,7 @@ LAYERS = (
     ("base", "logconfig", "reasons"),
     ("metrics",),
     ("zk", "config", "zkserver"),
-    ("cloud", "nodescan", "nodeutils", "process", "simulation"),
+    ("cloud", "lease", "nodescan", "nodeutils", "process", "simulation"),
     ("status",),
     ("nodemanager",),
     ("driver",),
