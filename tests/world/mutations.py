@@ -488,7 +488,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.driver.backing.slots", "if not record.lost and not record.isEmpty():", "if not record.lost:", 8
     ),
     "warns-of-released-backing-nodes": Mutation(
-        _HOUSEKEEPING, "if again is None or again.state != zk.IN_USE or again.version != node.version:", "if False:", 64
+        _HOUSEKEEPING, "if again is None or again.state != zk.IN_USE or again.version != node.version:", "if False:", 12
     ),
     # -- locks and sessions
     "waiting-contenders-hold-the-lock": Mutation(
@@ -771,7 +771,7 @@ MUTATIONS: dict[str, Mutation] = {
         "tests/unit/builder/test_retention.py::test_tidying_of_kept_builds",
     ),
     "files-without-build-stay": Mutation(
-        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 24
+        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 7
     ),
     "images-of-failed-uploads-are-not-looked-for": Mutation(
         "nodepool.builder.cleanup.worker", "self._strays.sweep(config)", "pass", 7
@@ -830,7 +830,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.requests.tenants",
         "exact(limit - used.get(name, 0) - need) < 0",
         "exact(limit - used.get(name, 0) - need) <= 0",
-        2,
+        4,
     ),
     "idle-nodes-keep-their-room": Mutation(
         _LIFE, "                handler.zk.make_room(host.provider_name, host.pool_name)", "                pass", 12
@@ -916,7 +916,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "slivers-of-nodes-are-strays": Mutation(_SLIVERS, '            and node.external_id.get("host") != host.name\n', "", 2),
     "leases-are-not-renewed": Mutation(
-        _SLIVERS, 'host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)', "pass", 47
+        _SLIVERS, 'host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)', "pass", 7
     ),
     "deletion-of-slivers-is-not-awaited": Mutation(
         _SLIVERS,
