@@ -9,11 +9,11 @@ import sys
 from typing import Any
 from unittest import mock
 
+from nodepool.cmd.commands.requests.follow import Follower
 from nodepool.lease import Leases, Terms
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.records import FULFILLED
 from nodepool.zk.zookeeper import ZooKeeper
-from tests.conftest import wait_for
 
 LABELS = ["small", "small"]
 TERMS = Terms("alice", "unix:1000", "killed", key="job-1")
@@ -38,7 +38,8 @@ def main(hosts: str, ca: str, cert: str, key: str, moment: str) -> None:
         return result
 
     reached("waiting")
-    wait_for(lambda: zk.getNodeRequest(lease.id).state == FULFILLED, 60, "nodes")
+    states = Follower(zk.kazoo_client).follow([lease.id], 60, lambda *_: None, lambda _ids: None)
+    assert states == {lease.id: FULFILLED}
     reached("fulfilled")
     with mock.patch.object(zk.writer, "run", run_slowly):
         Leases(zk).hand_over(lease.id, 600)

@@ -98,7 +98,7 @@ class Scene:
     def asker(self, moment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         """Let a process ask for a lease, and wait at a moment; it is killed at the end of the block."""
         zookeeper = [self.chroot.connection, self.chroot.ca, self.chroot.cert, self.chroot.key]
-        command = [sys.executable, "-m", asker.__name__, *zookeeper, moment]
+        command = [sys.executable, asker.__file__, *zookeeper, moment]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with running(command, self.folder / "asker.log", **pipes) as process:
             assert process.stdout is not None
