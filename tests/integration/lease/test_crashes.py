@@ -333,7 +333,7 @@ def test_lease_and_its_holder_survive_the_absence_of_zookeeper(release: str, oth
     log = tmp_path / "holder.log"
     try:
         with running(scene.impatient_holder(), log, stdout=subprocess.PIPE) as holder:
-            wait_for(lambda: len(scene.leases.all()) == 2, SOON, "the lease")
+            wait_for(lambda: [lease.state for lease in scene.leases.all()] == [LeaseState.HELD] * 2, SOON, "the lease")
             scene.zuul.write_node(overdue, hold_expiration=5)
             end = time.time() + 5
             scene.disconnect()
