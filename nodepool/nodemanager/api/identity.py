@@ -12,7 +12,6 @@ from typing import Any
 from nodepool.nodemanager.api.methods import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller
 from nodepool.nodemanager.client.texts import clean
 
-_UCRED = struct.Struct("iII")
 #: The shared account of delegates without their own (C.5).
 SHARED_DELEGATE = "nodepool-nm"
 #: Hint for root or a launcher on a connection of another type.
@@ -86,12 +85,6 @@ class Identity:
             if delegate is not None:
                 return delegate
         return Caller(OTHER, clean(account.pw_name), advice=advice)
-
-    @staticmethod
-    def unix_uid(connection: socket.socket) -> int:
-        """Return the uid that the peer had when it connected, even if its process has ended."""
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        return int(_UCRED.unpack(credentials)[1])
 
     @staticmethod
     def tcp_uid(connection: socket.socket) -> int | None:

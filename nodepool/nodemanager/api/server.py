@@ -9,11 +9,11 @@ import os
 import secrets
 import socket
 import ssl
-import stat
 import threading
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from nodepool.base import unix_socket
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.api import delegates
 from nodepool.nodemanager.api.connections import Connections
@@ -31,13 +31,6 @@ log = logging.getLogger("nodepool.nodemanager.server")
 
 STOP_TIMEOUT = 5.0
 SOCKET_NAME = "nodemanager.api"
-
-
-def _bind(stream: socket.socket, path: str) -> None:
-    """Listen on the path for everybody: the kernel identifies the callers."""
-    stream.bind(path)
-    os.chmod(path, 0o666)
-    stream.listen(BACKLOG)
 
 
 class Served(Protocol):
@@ -149,7 +142,7 @@ class Servers:
         return Peer(key, OTHER, lambda: self.identity.of_uid(uid, trust))
 
     def _of_unix(self, connection: socket.socket, trust: bool = True) -> Peer:
-        return self._peer(self.identity.unix_uid(connection), trust)
+        return self._peer(unix_socket.peer_uid(connection), trust)
 
     def _of_tcp(self, connection: socket.socket) -> Peer | None:
         uid = self.identity.tcp_uid(connection)
@@ -165,33 +158,11 @@ class Servers:
 
     def _unix(self, path: str) -> socket.socket:
         try:
-            if stat.S_ISSOCK(os.lstat(path).st_mode):
-                probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                probe.settimeout(1)
-                try:
-                    probe.connect(path)
-                except ConnectionRefusedError:
-                    os.unlink(path)  # of a node manager that has ended
-                except OSError as error:
-                    raise ConfigurationError(f"api.unix: cannot connect to the existing {path}: {error.strerror}") from error
-                else:
-                    raise ConfigurationError(
-                        f"api.unix: another node manager answers at {path}; stop it, or give this one another run-dir"
-                    )
-                finally:
-                    probe.close()
-            else:
-                raise ConfigurationError(f"api.unix: {path} exists and is not a socket; remove it")
-        except FileNotFoundError:
-            pass
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            _bind(listener, path)
+            listener = unix_socket.listen(path, "node manager")
             status = os.lstat(path)
-            self._socket_files[path] = status.st_dev, status.st_ino
         except OSError as error:
-            listener.close()
-            raise ConfigurationError(f"api.unix: cannot listen at {path}: {error.strerror or error}") from error
+            raise ConfigurationError(f"api.unix: {error}") from error
+        self._socket_files[path] = status.st_dev, status.st_ino
         return listener
 
     @staticmethod
@@ -264,7 +235,7 @@ class Servers:
             os.makedirs(directory, mode=0o755, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # of the last daemon
-            _bind(stream, path)
+            unix_socket.bind(stream, path)
         except OSError as error:
             stream.close()
             log.warning("Sliver %s has no socket of the API: %s: %s", name, path, error.strerror or error)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nodepool.base import unix_socket
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.api import identity as module
 from nodepool.nodemanager.api.identity import Identity, socket_owner
@@ -177,12 +178,12 @@ def test_unix_socket_identity_is_that_of_the_connect(tmp_path: object) -> None:
         server.listen()
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            assert WHO.of_uid(WHO.unix_uid(theirs)).kind == ROOT
+            assert WHO.of_uid(unix_socket.peer_uid(theirs)).kind == ROOT
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
             connection, _ = server.accept()
             with connection:
-                assert WHO.of_uid(WHO.unix_uid(connection)).kind == ROOT
+                assert WHO.of_uid(unix_socket.peer_uid(connection)).kind == ROOT
 
 
 @pytest.mark.spec("issue 10, F15: controllers must be named")
