@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -53,6 +53,11 @@ def key_path(owner: str, key: str) -> str:
     """Return the path of an idempotency key of this owner."""
     digest = hashlib.sha256("\0".join((owner, key)).encode())
     return f"{KEYS}/{digest.hexdigest()[:32]}"
+
+
+def _may_have(node: Node, lease_id: str) -> bool:
+    """Return False if the id of the node's lease is another one, without reading its terms."""
+    return node.allocated_to == lease_id or f"node-{node.id}" == lease_id
 
 
 class Leases:
@@ -223,19 +228,19 @@ class Leases:
 
         return self._change(lease_id, change)
 
-    def describe(self, lease_id: str, purpose: str | None = None, notes: dict[str, Any] | None = None) -> Lease:
-        """Change what is said about a lease."""
+    def describe(
+        self, lease_id: str, purpose: str | None = None, notes: Mapping[str, Any] | None = None, secret: str | None = None
+    ) -> Lease:
+        """Change what is said about a lease, or the hash of its token; None: stays."""
+        changes: dict[str, Any] = {
+            name: value for name, value in (("purpose", purpose), ("notes", notes), ("secret", secret)) if value is not None
+        }
 
         def change(node: Node) -> None:
             terms = Terms.read(node.user_data)
             if terms is None:
                 raise LeaseError(Reason.BAD_REQUEST, f"{lease_id} is a hold without an owner; it cannot be described")
-            write_terms(
-                node,
-                replace(
-                    terms, purpose=terms.purpose if purpose is None else purpose, notes=terms.notes if notes is None else notes
-                ),
-            )
+            write_terms(node, replace(terms, **changes))
 
         return self._change(lease_id, change)
 
@@ -282,7 +287,14 @@ class Leases:
 
     def get(self, lease_id: str) -> Lease | None:
         """Return a lease that waits or is held; None if there is none of this id."""
-        return next((lease for lease in self._all() if lease.id == lease_id), None)
+        # The request is read first: one transaction turns a request into nodes.
+        request = self._zk.getNodeRequest(lease_id) if "/" not in lease_id else None
+        terms = None if request is None else Terms.read(request.requestor_data)
+        if request is not None and terms is not None and request.requestor == REQUESTOR:
+            return of_request(request, terms)
+        nodes = [node for node in self._zk.readNodes() if node.state == HOLD and _may_have(node, lease_id)]
+        nodes = [node for node in nodes if id_of(node) == lease_id]
+        return of_nodes(lease_id, nodes) if nodes else None
 
     def all(self) -> list[Lease]:
         """Return all leases, and all other held nodes, by id."""
