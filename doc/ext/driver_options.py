@@ -1,7 +1,7 @@
 """Reference of a driver's options, generated from the schema that its configuration is validated with.
 
 ``.. driver-options:: aws`` makes tables of every option of the driver: name and type from the schema, default and meaning from
-the declarations in ``nodepool/driver/aws/config.py``. ``nodemanager.yaml`` stands for the options of the node manager itself. An
+the declarations in ``nodepool/driver/aws/config.py``. ``nodemanager.yaml`` stands for the options of the node manager itself, ``access`` for that section of the main file. An
 option without meaning is an error of the build.
 """
 
@@ -19,6 +19,9 @@ from nodepool.base.option import REQUIRED, Derived, rows, schema
 
 #: Stands for the configuration file of the node manager.
 NODE_MANAGER = "nodemanager.yaml"
+#: Stands for the section ``access`` of the main file.
+ACCESS = "access"
+FILES = (NODE_MANAGER, ACCESS)
 TYPES = {str: "str", int: "int", float: "number", bool: "bool", dict: "dict", list: "list"}
 
 
@@ -50,6 +53,10 @@ def class_of(driver: str) -> Any:
         from nodepool.nodemanager.config import NodeManagerConfig
 
         return NodeManagerConfig
+    if driver == ACCESS:
+        from nodepool.config.access import AccessConfig
+
+        return AccessConfig
     return type(_provider(driver))
 
 
@@ -62,7 +69,7 @@ def _provider(driver: str) -> Any:
 
 def schema_of(driver: str) -> dict[Any, Any]:
     """All options of a provider of this driver, the common ones included."""
-    if driver == NODE_MANAGER:
+    if driver in FILES:
         return dict(schema(class_of(driver)))
     config = _provider(driver)
     return {**config.getCommonSchemaDict(), **config.getSchema().schema}
@@ -157,7 +164,7 @@ def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]
             (f"``{option.name}``", option.kind, "required" if option.required else default or "none", meaning)
         )
     for path, found in tables.items():
-        top = driver if driver == NODE_MANAGER else "provider"
+        top = driver if driver in FILES else "provider"
         yield ".".join(path) or top, sorted(found, key=lambda row: row[2] != "required")
 
 

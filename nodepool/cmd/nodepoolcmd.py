@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 
+from nodepool.cmd import audit
 from nodepool.cmd.commands import (
     aliens,
     configuration,
@@ -21,11 +22,12 @@ from nodepool.cmd.commands import (
     recover,
     requests,
     simulate,
+    token,
 )  # fmt: skip
 from nodepool.cmd.commands.context import Context
 from nodepool.process.program import arguments, make_parser, run_console, seconds, setup_command_logging
 
-COMMANDS = (nodes, images, aliens, providers, data, configuration, requests, lease, observe, recover, dev, simulate)
+COMMANDS = (nodes, images, aliens, providers, data, configuration, requests, lease, token, observe, recover, dev, simulate)
 EPILOG = "See `nodepool SUBCOMMAND --help` for details; the manual is in doc/operation/ of the source, also as rendered pages."
 WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev", "simulate"})
 
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _ = context.zk
         if args.watch:
             return observe.watch(context, args.function)
-        return args.function(context) or 0
+        return audit.run(context)
     finally:
         context.close()
 

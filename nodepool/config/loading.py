@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
+from nodepool.config.access import AccessConfig
 from nodepool.config.drivers import drivers
 from nodepool.config.live.watch import modification_time
 from nodepool.config.location import find_line, readable_path
@@ -96,6 +97,7 @@ def load_main(source: Source, replaced: Collection[str] = ()) -> Config:
         newconfig.setBuildLimits(data.get("failed-build-retention"), data.get("build-min-free"))
         newconfig.setMaxHoldAge(data.get("max-hold-age"))
         newconfig.setWebApp(data.get("webapp"))
+        newconfig.access = AccessConfig(data.get("access"))
         newconfig.setZooKeeperServers(data.get("zookeeper-servers"))
         if data.get("zookeeper-timeout") is not None:
             newconfig.setZooKeeperTimeout(data["zookeeper-timeout"])

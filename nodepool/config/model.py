@@ -14,6 +14,7 @@ from nodepool.base import optional
 from nodepool.base.config_value import ConfigValue
 from nodepool.base.connection_string import TLS_REQUIRED
 from nodepool.base.option import REQUIRED, load, option, schema
+from nodepool.config.access import AccessConfig
 from nodepool.config.diskimages import DiskImage, build_disk_images
 from nodepool.config.drivers import drivers
 from nodepool.config.errors import DriverLoadError, ProviderLoadError, ProviderUnavailable, UnknownDriver, UnknownName
@@ -273,6 +274,7 @@ class Config(ConfigValue):
         self.webapp: dict[str, Any] = {"port": 8005, "listen_address": "0.0.0.0"}
         #: Who may see the pages and /api/v1; not among the arguments of 11.0.0.
         self.web_pages = "loopback"
+        self.access = AccessConfig()
         self.tenant_resource_limits: dict[str, dict[str, float]] = {}
         self.config_mtimes: dict[str, int] = {}
         #: Files that drivers have read (clouds.yaml), as ``config_mtimes``; None for one that does not exist.

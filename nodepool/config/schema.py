@@ -7,7 +7,9 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.base.option import schema
 from nodepool.base.schema import ListOf, thorough
+from nodepool.config.access import AccessConfig
 
 TEXT = str
 NUMBER = v.Any(float, int)
@@ -36,6 +38,7 @@ def top_level_schema() -> dict[Any, Any]:
     tenant = {v.Required("tenant-name"): str, "max-cores": int, "max-ram": int, "max-servers": int, str: int}
     return {
         "webapp": {"port": int, "listen_address": str, "pages": v.Any("loopback", "everywhere", "off", False)},
+        "access": schema(AccessConfig),
         "elements-dir": str,
         "images-dir": str,
         "build-log-dir": str,

@@ -104,6 +104,15 @@ def _packed(events: Iterable[Event]) -> Iterator[bytes]:
         yield zlib.compress(b"\n".join(lines))
 
 
+def append(kazoo: KazooClient, kind: str, fields: dict[str, Any]) -> None:
+    """Write one event of a process without a feed.
+
+    :raises KazooException: no connection, or no answer in time.
+    """
+    for data in _packed([{"time": round(time.time(), 3), "type": kind, **fields}]):
+        kazoo.create_async(f"{ROOT}/", data, sequence=True, makepath=True).get(timeout=TIMEOUT)
+
+
 def wait_for_write(kazoo: KazooClient, written: Callable[[], object]) -> None:
     """Call ``written`` at the next write, from another thread.
 

@@ -161,7 +161,7 @@ class Context:
 
 def add_command(subparsers: Subparsers, name: str, function: Command, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text)
-    parser.set_defaults(function=function)
+    parser.set_defaults(function=function, path=parser.prog.partition(" ")[2])
     return parser
 
 

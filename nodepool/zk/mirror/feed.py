@@ -38,6 +38,7 @@ TYPES = {
     "launch-failed": "an attempt to launch a node failed",
     "console-log": "the last console lines of a machine that did not respond",
     "image-changed": "builds, uploads or the pause of an image have changed",
+    "action": "somebody has changed something with a command or over the API",
     "component-changed": "a launcher, builder or pool was registered or unregistered",
 }
 KEPT = 5000
@@ -231,8 +232,11 @@ def describe(event: Event) -> str:
         "console-log": "the console of the machine said last",
         "image-changed": "changed",
         "component-changed": str(event.get("state")),
+        "action": f"{event.get('action')} by {event.get('owner')}: {event.get('result')}",
     }
     if kind in ("node-changed", "request-changed") and event.get("nodes"):
         texts[kind] += f", nodes {', '.join(event['nodes'])}"
     whose = "node" if subject in ("launch", "console") else subject
+    if kind == "action":
+        whose, name = "", event.get("target")
     return one_line(f"{event.get('kind') or whose} {name}: {texts.get(kind, what)}")

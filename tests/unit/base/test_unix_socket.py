@@ -43,5 +43,5 @@ def test_file_that_is_no_socket_is_kept(path: str) -> None:
 
 
 def test_missing_directory_is_named(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(OSError, match="cannot listen at .*/none/api.sock: No such file"):
+    with pytest.raises(OSError, match=r"cannot listen at .*/none/api\.sock: No such file"):
         unix_socket.listen(str(tmp_path / "none" / "api.sock"), "launcher")

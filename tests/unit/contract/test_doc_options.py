@@ -54,6 +54,12 @@ def test_every_option_of_the_node_manager_has_a_text(reference: Any) -> None:
         assert f"Options of ``{section}``" in text
 
 
+def test_every_option_of_access_has_a_text(reference: Any) -> None:
+    text = "\n".join(reference.lines(reference.ACCESS))
+    for section in ("access", "leases", "oidc", "oidc.rules"):
+        assert f"Options of ``{section}``" in text
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_texts_of_defaults_name_existing_options(reference: Any, driver: str) -> None:
     """A text replaces only a default that says nothing, and what it refers to exists."""

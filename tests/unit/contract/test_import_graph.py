@@ -12,12 +12,12 @@ from tests import REPOSITORY
 
 #: From below to above; those on a line import nothing of each other unless ``MAY`` says so.
 LAYERS = (
-    ("exceptions", "version"),
+    ("client", "exceptions", "version"),
     ("base", "logconfig", "reasons"),
     ("metrics",),
     ("zk", "config", "zkserver"),
     ("cloud", "lease", "nodescan", "nodeutils", "process", "simulation"),
-    ("status",),
+    ("access", "status"),
     ("nodemanager",),
     ("driver",),
     ("launcher", "builder", "web"),

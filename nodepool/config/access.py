@@ -1,0 +1,127 @@
+"""Who may use the API that changes things: the section ``access`` of the main file."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import urllib.parse
+from typing import Any, cast
+
+import voluptuous as v
+
+from nodepool.base.config_value import ConfigValue
+from nodepool.base.option import REQUIRED, load, option, schema
+from nodepool.exceptions import ConfigError
+
+ROLES = ("read", "borrow", "operate", "admin")
+_ROLE = v.Any(*ROLES)
+_SECONDS = v.All(int, v.Range(min=60))
+#: Claims that name the owner of a lease, such as ``{repository}``.
+_CLAIM = re.compile(r"\{([^{}]+)\}")
+
+
+def _url(value: str) -> str:
+    """Return the URL of an issuer: HTTPS, or HTTP on this machine."""
+    parts = urllib.parse.urlsplit(value)
+    local = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not parts.hostname or not (parts.scheme == "https" or local):
+        raise v.Invalid("expected the https URL of an issuer")
+    return value
+
+
+def _network(value: str) -> str:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        raise v.Invalid("expected an address or network such as 192.0.2.0/28") from None
+    return value
+
+
+class Rule(ConfigValue):
+    """Which job tokens get which rights."""
+
+    match: dict[str, str] = option(
+        v.All({str: v.Any(str, bool, int)}, v.Length(min=1)),
+        REQUIRED,
+        "claims that must all have these values; ``*`` is a wildcard",
+    )
+    role: str = option(_ROLE, REQUIRED, "``read``, ``borrow``, ``operate`` or ``admin``")
+    owner: str = option(str, REQUIRED, "owner of the leases; ``{claim}`` is replaced by the value of that claim")
+    tenant: str | None = option(str, None, "the only tenant of the leases")
+    labels: list[str] = option([str], [], "patterns of labels that may be leased", shown="all")
+    max: int | None = option(_SECONDS, None, "longest lease, in seconds from now", shown="that of ``leases``")
+    per_owner: int | None = option(v.All(int, v.Range(min=1)), None, "leases of one owner", shown="that of ``leases``")
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        load(self, options)
+        self.match = {claim: _text(value) for claim, value in self.match.items()}
+
+    def claims(self) -> list[str]:
+        """Return the claims that the owner's name is made of."""
+        return _CLAIM.findall(self.owner)
+
+    def owner_of(self, claims: dict[str, Any]) -> str:
+        return _CLAIM.sub(lambda found: str(claims[found[1]]), self.owner)
+
+
+class Issuer(ConfigValue):
+    """A system whose job tokens are accepted."""
+
+    name: str = option(v.All(str, v.Match(r"^[\w.-]+$")), REQUIRED, "part of the owner's name")
+    issuer: str = option(v.All(str, _url), REQUIRED, "URL, exactly as in the claim ``iss``")
+    audience: str = option(str, REQUIRED, "the claim ``aud``, which the job has to ask for")
+    rules: list[Rule] = option([Rule], REQUIRED, "the first one that matches decides; none: refused", stored=False)
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        load(self, options)
+        self.rules = [Rule(each) for each in options["rules"]]
+
+
+class Limits(ConfigValue):
+    """Limits of borrowers who have no others; operators have none."""
+
+    max: int = option(_SECONDS, 8 * 3600, "longest lease, in seconds from now; renewals count anew", shown="8 hours")
+    per_owner: int = option(v.All(int, v.Range(min=1)), 10, "leases of one owner, held and waiting")
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        load(self, options)
+
+
+class AccessConfig(ConfigValue):
+    """The section ``access``."""
+
+    socket: str | None = option(str, None, "path of the launcher's Unix socket, such as ``/run/nodepool/api.sock``", shown="none")
+    users: dict[str, str] = option(
+        {str: _ROLE}, {}, "role of users on that socket, by name, ``@group`` or ``*``; root is ``admin``"
+    )
+    proxies: list[str] = option(
+        [v.All(str, _network)], [], "addresses of proxies that terminate TLS and set X-Forwarded-For and -Proto"
+    )
+    leases: Limits = option(Limits, cast("Limits", None), "limits of borrowers", stored=False, shown="")
+    oidc: list[Issuer] = option([Issuer], [], "systems whose job tokens are accepted", stored=False)
+
+    def __init__(self, options: object = None) -> None:
+        """Load the section.
+
+        :raises ConfigError: an option is invalid; names its path.
+        """
+        given = {} if options is None else options
+        try:
+            v.Schema(schema(AccessConfig))(given)
+        except v.MultipleInvalid as error:
+            first = error.errors[0]
+            raise ConfigError(first.error_message, where=("access", *_path(first))) from None
+        assert isinstance(given, dict)
+        load(self, given)
+        self.leases = Limits(given.get("leases") or {})
+        self.oidc = [Issuer(each) for each in given.get("oidc") or ()]
+        self.networks = [ipaddress.ip_network(each) for each in self.proxies]
+
+
+def _path(error: v.Invalid) -> list[str | int]:
+    return [item if isinstance(item, int) else str(item) for item in error.path]
+
+
+def _text(value: object) -> str:
+    """Return a claim as text; YAML reads true and 12 as other types."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

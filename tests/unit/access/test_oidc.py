@@ -1,0 +1,257 @@
+"""Job tokens, signed by test keys that a real HTTP server publishes."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from nodepool.access import oidc
+from nodepool.access.identity import Denied, Role
+from nodepool.access.oidc import Verifiers
+from nodepool.config.access import Issuer
+from tests.support.clock import HandClock
+
+#: Claims as the four systems send them (names and types of their documentation).
+GITHUB = {
+    "sub": "repo:acme/site:ref:refs/heads/main", "repository": "acme/site", "repository_id": "74", "repository_owner": "acme",
+    "repository_owner_id": "65", "ref": "refs/heads/main", "ref_type": "branch", "run_id": "5", "environment": "prod",
+    "job_workflow_ref": "acme/site/.github/workflows/ci.yml@refs/heads/main",
+}  # fmt: skip
+GITLAB = {
+    "sub": "project_path:acme/site:ref_type:branch:ref:main", "project_id": "22", "project_path": "acme/site", "ref": "main",
+    "ref_type": "branch", "ref_protected": "true", "pipeline_source": "push", "job_id": "302", "namespace_path": "acme",
+}  # fmt: skip
+FORGEJO = {
+    "sub": "repo:acme/site:ref:refs/heads/main",
+    "repository": "acme/site",
+    "repository_owner": "acme",
+    "ref": "refs/heads/main",
+}
+KEYCLOAK = {
+    "sub": "d41d8cd9",
+    "azp": "ci",
+    "preferred_username": "service-account-ci",
+    "groups": ["builders", "all"],
+    "email_verified": True,
+}
+
+
+@functools.cache
+def rsa_key() -> Any:
+    return rsa.generate_private_key(65537, 2048)
+
+
+class IssuerServer(http.server.ThreadingHTTPServer):
+    """Publishes the keys of an issuer."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.keys = {"one": rsa_key(), "two": ec.generate_private_key(ec.SECP256R1())}
+        self.hang = threading.Event()
+        self.hang.set()
+        self.override: dict[str, Any] = {}
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def document(self, path: str) -> Any:
+        if path.endswith("/openid-configuration"):
+            return {"issuer": self.url, "jwks_uri": f"{self.url}/keys", **self.override}
+        keys = []
+        for kid, key in self.keys.items():
+            algorithm = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
+            keys.append({**algorithm.to_jwk(key.public_key(), as_dict=True), "kid": kid, "use": "sig"})
+        return {"keys": [*keys, {"kty": "future", "kid": "three"}, {"no": "kid"}]}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: IssuerServer
+
+    def do_GET(self) -> None:
+        self.server.requests.append(self.path)
+        self.server.hang.wait(20)
+        data = json.dumps(self.server.document(self.path)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[IssuerServer]:
+    with IssuerServer() as found:
+        thread = threading.Thread(target=found.serve_forever, name="issuer")
+        thread.start()
+        yield found
+        found.hang.set()
+        found.shutdown()
+        thread.join()
+
+
+def issuer(server: IssuerServer, *rules: dict[str, Any]) -> Issuer:
+    given = rules or ({"match": {"sub": "*"}, "role": "borrow", "owner": "{sub}"},)
+    return Issuer({"name": "ci", "issuer": server.url, "audience": "nodepool", "rules": list(given)})
+
+
+def token(server: IssuerServer, claims: dict[str, Any] | None = None, kid: str = "one", key: Any = None, **more: Any) -> str:
+    now = time.time()
+    content = {"iss": server.url, "aud": "nodepool", "exp": now + 300, "iat": now, "nbf": now, **(claims or GITHUB), **more}
+    key = key or server.keys[kid]
+    algorithm = "RS256" if isinstance(key, rsa.RSAPrivateKey) else "ES256"
+    return jwt.encode(content, key, algorithm, headers={"kid": kid})
+
+
+def refused(verifiers: Verifiers, text: str) -> tuple[int, str]:
+    with pytest.raises(Denied) as caught:
+        verifiers.identify(text)
+    return int(caught.value.status), str(caught.value)
+
+
+@pytest.mark.parametrize("claims, match, owner", [
+    (GITHUB, {"repository_owner_id": "65", "ref": "refs/heads/main"}, "{repository}"),
+    (GITHUB, {"job_workflow_ref": "acme/site/.github/workflows/*@refs/heads/main"}, "{repository}"),
+    (GITLAB, {"project_path": "acme/*", "ref_protected": "true"}, "{project_path}"),
+    (FORGEJO, {"repository": "acme/site"}, "{repository}"),
+])  # fmt: skip
+def test_job_is_identified_by_its_claims(server: IssuerServer, claims: dict[str, Any], match: dict[str, str], owner: str) -> None:
+    rule = {"match": match, "role": "borrow", "owner": owner, "tenant": "acme", "labels": ["small"], "max": 7200}
+    found = Verifiers([issuer(server, rule)]).identify(token(server, claims))
+    assert (found.owner, found.via, found.role, found.tenant) == ("ci:acme/site", "oidc:ci", Role.BORROW, "acme")
+    assert (found.labels, found.longest) == (("small",), 7200)
+
+
+def test_claim_with_several_values_matches_any_of_them(server: IssuerServer) -> None:
+    rule = {"match": {"groups": "builders", "email_verified": True}, "role": "operate", "owner": "{preferred_username}"}
+    found = Verifiers([issuer(server, rule)]).identify(token(server, KEYCLOAK, "two"))
+    assert (found.owner, found.role) == ("ci:service-account-ci", Role.OPERATE)
+
+
+@pytest.mark.parametrize("match", [
+    {"repository": "acme"}, {"repository": "acme/?ite"}, {"repository": "[a]cme/site"}, {"repository": "ACME/site"},
+    {"unknown": "*"}, {"repository": "acme/site", "ref": "refs/heads/other"},
+])  # fmt: skip
+def test_job_without_a_matching_rule_is_refused(server: IssuerServer, match: dict[str, str]) -> None:
+    rule = {"match": match, "role": "borrow", "owner": "x"}
+    status, text = refused(Verifiers([issuer(server, rule)]), token(server))
+    assert status == 403 and "No rule of issuer ci" in text
+
+
+def test_first_matching_rule_decides(server: IssuerServer) -> None:
+    rules = [
+        {"match": {"ref": "refs/heads/*"}, "role": "read", "owner": "a"},
+        {"match": {"sub": "*"}, "role": "admin", "owner": "b"},
+    ]
+    assert Verifiers([issuer(server, *rules)]).identify(token(server)).role is Role.READ
+
+
+def test_rule_whose_owner_needs_a_missing_claim_does_not_match(server: IssuerServer) -> None:
+    rule = {"match": {"sub": "*"}, "role": "borrow", "owner": "{nothing}"}
+    assert refused(Verifiers([issuer(server, rule)]), token(server))[0] == 403
+
+
+@pytest.mark.parametrize("more", [
+    {"aud": "other"}, {"iss": "https://evil.example"}, {"exp": 1}, {"exp": None}, {"nbf": 9999999999}, {"aud": None},
+    {"exp": "soon"}, {"iss": ["a"]}, {"sub": "a\nb"},
+])  # fmt: skip
+def test_invalid_claims_are_refused(server: IssuerServer, more: dict[str, Any]) -> None:
+    content = {name: value for name, value in {**GITHUB, **more}.items() if value is not None}
+    now = time.time()
+    claims = {"iss": server.url, "aud": "nodepool", "exp": now + 300, **content}
+    for name, value in more.items():
+        if value is None:
+            del claims[name]
+    text = jwt.api_jws.encode(json.dumps(claims).encode(), server.keys["one"], "RS256", {"kid": "one"})
+    assert refused(Verifiers([issuer(server)]), text)[0] == 401
+
+
+def test_clocks_may_differ_by_a_minute(server: IssuerServer) -> None:
+    verifiers, now = Verifiers([issuer(server)]), time.time()
+    assert verifiers.identify(token(server, exp=now - 50, nbf=now + 50)).role is Role.BORROW
+    assert refused(verifiers, token(server, exp=now - 70))[0] == 401
+
+
+def test_other_algorithms_are_refused(server: IssuerServer) -> None:
+    """Also the public key as the secret of HS256."""
+    verifiers = Verifiers([issuer(server)])
+    claims = {"iss": server.url, "aud": "nodepool", "exp": time.time() + 300, **GITHUB}
+    assert refused(verifiers, jwt.encode(claims, None, "none", {"kid": "one"}))[0] == 401
+    public = rsa_key().public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    head = base64.urlsafe_b64encode(json.dumps({"alg": "HS256", "typ": "JWT", "kid": "one"}).encode()).rstrip(b"=")
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=")
+    import hashlib
+    import hmac
+
+    signature = base64.urlsafe_b64encode(hmac.digest(public, head + b"." + body, hashlib.sha256)).rstrip(b"=")
+    assert refused(verifiers, b".".join((head, body, signature)).decode())[0] == 401
+
+
+def test_signature_of_another_key_is_refused(server: IssuerServer) -> None:
+    other = ec.generate_private_key(ec.SECP256R1())
+    assert refused(Verifiers([issuer(server)]), token(server, kid="one", key=other))[0] == 401
+
+
+@pytest.mark.parametrize("text", ["a.b.c", "..", "e30.e30.e30", "x" * 5000 + ".a.b"])
+def test_texts_that_are_no_jwt_are_refused(server: IssuerServer, text: str) -> None:
+    assert refused(Verifiers([issuer(server)]), text)[0] == 401
+    assert server.requests == []
+
+
+def test_unknown_keys_let_the_keys_be_read_once_a_minute(server: IssuerServer) -> None:
+    clock = HandClock()
+    verifiers = Verifiers([issuer(server)], clock)
+    verifiers.identify(token(server))
+    new = rsa.generate_private_key(65537, 2048)
+    for _ in range(5):
+        assert refused(verifiers, token(server, kid="new", key=new))[0] == 401
+    assert server.requests.count("/keys") == 1
+    server.keys["new"] = new
+    clock.now += 61
+    assert verifiers.identify(token(server, kid="new", key=new)).role is Role.BORROW
+    assert server.requests.count("/keys") == 2
+
+
+def test_keys_are_read_again_after_an_hour(server: IssuerServer) -> None:
+    clock = HandClock()
+    verifiers = Verifiers([issuer(server)], clock)
+    verifiers.identify(token(server))
+    clock.now += 3599
+    verifiers.identify(token(server))
+    clock.now += 2
+    del server.keys["one"]
+    assert refused(verifiers, token(server, kid="one", key=rsa_key()))[0] == 401
+
+
+def test_issuer_that_hangs_holds_up_one_call_only(server: IssuerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oidc, "TIMEOUT", 3.0)
+    monkeypatch.setattr(oidc, "BUSY", 0.1)
+    server.hang.clear()
+    verifiers, text = Verifiers([issuer(server)]), token(server)
+    first = threading.Thread(target=refused, args=(verifiers, text))
+    first.start()
+    while not server.requests:
+        time.sleep(0.01)
+    status, why = refused(verifiers, text)
+    assert status == 401 and "are being read; try again" in why and first.is_alive()
+    first.join(20)
+    assert not first.is_alive()
+
+
+@pytest.mark.parametrize(
+    "override", [{"issuer": "https://evil.example"}, {"jwks_uri": "http://192.0.2.1/keys"}, {"jwks_uri": "file:///etc/passwd"}]
+)
+def test_configuration_of_another_issuer_and_unprotected_keys_are_refused(server: IssuerServer, override: dict[str, str]) -> None:
+    server.override = override
+    assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
