@@ -54,5 +54,5 @@ def _remove_dead(path: str, owner: str) -> None:
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Return the user id that the other end had when it connected, even if its process has ended."""
+    """Return the user id of the other end when it connected; its process may have ended."""
     return int(_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])

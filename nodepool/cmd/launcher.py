@@ -49,9 +49,16 @@ class LauncherService:
         # Only created to check the TLS files; the pool creates its own in its thread, where errors end nothing.
         ZooKeeperClient.from_config(config)
         if self._args.webapp:
+            from nodepool.web.actions.actions import Actions
             from nodepool.web.server import WebApp
 
-            self._webapp = WebApp(self._pool, **config.webapp, pages=config.web_pages)
+            self._webapp = WebApp(
+                self._pool,
+                **config.webapp,
+                pages=config.web_pages,
+                actions=Actions.of_launcher(self._pool, config.web_pages),
+                unix=config.access.socket,
+            )
         if self._args.repl:
             from nodepool.process.repl import ReplServer
 

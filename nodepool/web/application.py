@@ -13,9 +13,8 @@ from kazoo.exceptions import KazooException
 from nodepool import status
 from nodepool.exceptions import ZKException
 from nodepool.metrics.prometheus import Exposition
-from nodepool.web import access
 from nodepool.web.cache import ResponseCache
-from nodepool.web.http import HttpError, Request, Response, StartResponse, format_date, negotiate, send
+from nodepool.web.http import ANSWER, HttpError, Request, Response, StartResponse, format_date, negotiate, send
 from nodepool.web.streams import Streams
 from nodepool.web.tables import Launcher
 from nodepool.web.v1 import EVENTS, PAGES, Api
@@ -70,21 +69,25 @@ class Application:
         cache: ResponseCache[bytes],
         exposition: Exposition,
         max_age: float,
-        pages: str,
+        check: Callable[[Mapping[str, Any]], None],
         streams: Streams,
         api: Api,
     ) -> None:
+        """Create the application.
+
+        :param check: raises HttpError if a client may not see pages, tables and events.
+        """
         self._nodepool = nodepool
         self._cache = cache
         self._exposition = exposition
         self._max_age = max_age
-        self._pages = pages
+        self._check = check
         self._api = api
         self._streams = streams
 
     def __call__(self, environ: Mapping[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         head = environ.get("REQUEST_METHOD") == "HEAD"
-        return send(self._answer(environ), head, start_response)
+        return send(environ.get(ANSWER) or self._answer(environ), head, start_response)
 
     def _answer(self, environ: Mapping[str, Any]) -> Response:
         own = Api.serves(str(environ.get("PATH_INFO", "")))
@@ -96,7 +99,8 @@ class Application:
                 # Clients of streams are handled by StreamChannel; rejected ones get a 503 response with the reason.
                 self._streams.check(environ)
                 raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Try again")
-            return self._api.answer(request, self._pages, environ)
+            self._check(environ)
+            return self._api.answer(request, environ)
         except HttpError as error:
             return _failure(error.status, error.text, not own)
         except (KazooException, ZKException) as error:
@@ -116,7 +120,7 @@ class Application:
             return Response(*self._exposition.render(request.accept), headers=NO_STORE)
         if request.path == "/" and negotiate(request.accept, (TEXT, JSON, HTML)) == HTML:
             try:
-                access.check(self._pages, environ)
+                self._check(environ)
             except HttpError as error:
                 log.debug("Not redirecting to the pages: %s", error)
             else:

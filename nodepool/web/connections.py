@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import socket
 import time
 from collections import Counter
 from typing import Any
 
-from waitress.server import TcpWSGIServer
+from waitress.server import BaseWSGIServer, TcpWSGIServer, UnixWSGIServer
+from waitress.task import WSGITask
 
+from nodepool.access.access import UID
+from nodepool.base import unix_socket
+from nodepool.web.actions.actions import Actions, Parked
+from nodepool.web.http import ANSWER, Response, path_of
 from nodepool.web.streams import StreamChannel, Streams
 
 #: Maximum number of connections, and seconds without a byte after which one is closed.
@@ -18,11 +25,29 @@ REQUEST_TIMEOUT = 10.0
 CHECK = 5.0
 
 
-class Channel(StreamChannel):
-    """A connection that knows since when a request has been incomplete."""
+class Task(WSGITask):
+    """Adds the user of a Unix socket, and an answer that exists already, to the environment."""
 
+    channel: Channel
+
+    def get_environment(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environment()
+        if self.channel.uid is not None:
+            environ[UID] = self.channel.uid
+        if self.channel.answer is not None:
+            environ[ANSWER] = self.channel.answer
+        return environ
+
+
+class Channel(StreamChannel):
+    """A connection that times incomplete requests, and may wait for a lease."""
+
+    task_class = Task
     request: Any
     incomplete_since: float | None = None
+    uid: int | None = None
+    parked: Parked | None = None
+    answer: Response | None = None
 
     def received(self, data: bytes) -> bool:
         taken = super().received(data)
@@ -32,8 +57,28 @@ class Channel(StreamChannel):
             self.incomplete_since = time.monotonic()
         return taken
 
+    def service(self) -> None:
+        actions, request = self.server.actions, self.requests[0]
+        if actions is not None and not request.error and self.connected:
+            outcome: Response | Parked | None = None
+            if self.parked is not None:
+                outcome = actions.resume(self.parked)
+            else:
+                environ = Task(self, request).get_environment()
+                if actions.serves(path_of(environ)):
+                    outcome = actions.answer(environ)
+            if isinstance(outcome, Parked):
+                self.parked = outcome
+                # The connection keeps its request, but no thread, until it is resumed.
+                if actions.waiting.park(outcome.later, functools.partial(self.server.add_task, self)):
+                    return
+            self.answer = actions.give_up(outcome) if isinstance(outcome, Parked) else outcome
+        self.parked = None
+        super().service()
+        self.answer = None
 
-class Server(TcpWSGIServer):
+
+class _Limited(BaseWSGIServer):
     """Always accepts connections.
 
     If there are too many, the client with most of them loses its oldest idle one.
@@ -41,6 +86,7 @@ class Server(TcpWSGIServer):
 
     channel_class = Channel
     streams: Streams
+    actions: Actions | None = None
 
     def handle_accept(self) -> None:
         super().handle_accept()
@@ -57,3 +103,24 @@ class Server(TcpWSGIServer):
         for channel in self.active_channels.values():
             if channel.incomplete_since is not None and channel.incomplete_since < latest:
                 channel.will_close = True
+
+
+class Server(_Limited, TcpWSGIServer):
+    """Listens on an address."""
+
+
+class UnixChannel(Channel):
+    """A connection whose other end the kernel identifies."""
+
+    def __init__(self, server: object, sock: socket.socket, addr: object, adj: object, map: object = None) -> None:
+        self.uid = unix_socket.peer_uid(sock)
+        super().__init__(server, sock, addr, adj, map)
+
+
+class UnixServer(_Limited, UnixWSGIServer):
+    """Listens on a Unix socket."""
+
+    channel_class = UnixChannel
+
+    def fix_addr(self, _addr: object) -> tuple[str, None]:
+        return "unix", None

@@ -15,6 +15,9 @@ MAX_PARAMETER_LENGTH = 1024
 
 _MEDIA_RANGE = re.compile(r"([\w!#$&^.+-]+|\*)/([\w!#$&^.+-]+|\*)\Z")
 
+#: Key of the environment with a Response that exists already.
+ANSWER = "nodepool.answer"
+
 StartResponse = Callable[..., Any]
 
 
@@ -53,16 +56,20 @@ class Request:
 
         :raises HttpError: a parameter is invalid (400).
         """
-        path = environ.get("PATH_INFO", "").encode("latin-1", "replace").decode("utf-8", "replace")
         lists = parse_parameters(environ.get("QUERY_STRING", ""))
         return cls(
-            path=path,
+            path=path_of(environ),
             parameters={name: values[0] for name, values in lists.items()},
             lists=lists,
             accept=environ.get("HTTP_ACCEPT"),
             if_modified_since=parse_date(environ.get("HTTP_IF_MODIFIED_SINCE")),
             head=environ.get("REQUEST_METHOD") == "HEAD",
         )
+
+
+def path_of(environ: Mapping[str, Any]) -> str:
+    """Return the path, which WSGI passes as latin-1."""
+    return str(environ.get("PATH_INFO", "")).encode("latin-1", "replace").decode("utf-8", "replace")
 
 
 def parse_parameters(query: str) -> dict[str, list[str]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -13,9 +16,11 @@ from waitress.adjustments import Adjustments
 from waitress.task import ThreadedTaskDispatcher
 
 from nodepool import metrics
+from nodepool.base import unix_socket
 from nodepool.metrics.prometheus import Exposition
-from nodepool.web import connections
+from nodepool.web import access, connections
 from nodepool.web.access import LOOPBACK
+from nodepool.web.actions.actions import Actions
 from nodepool.web.application import Application
 from nodepool.web.cache import ResponseCache
 from nodepool.web.streams import Streams
@@ -44,6 +49,18 @@ def _listen(address: str, port: int) -> socket.socket:
     return sock
 
 
+def _adjustments(listening: socket.socket) -> Adjustments:
+    return Adjustments(
+        sockets=[listening],
+        connection_limit=2 * connections.CONNECTION_LIMIT,  # ours comes first
+        channel_timeout=connections.IDLE_TIMEOUT,
+        cleanup_interval=connections.CHECK,
+        max_request_header_size=16384,
+        max_request_body_size=65536,
+        ident=None,
+    )
+
+
 class _Dispatcher(ThreadedTaskDispatcher):
     """Names its threads as test benches expect (FAK-4.5)."""
 
@@ -66,7 +83,14 @@ class WebApp(threading.Thread):
         *,
         pages: str = LOOPBACK,
         statistics: metrics.Metrics | None = None,
+        actions: Actions | None = None,
+        unix: str | None = None,
     ) -> None:
+        """Create the server.
+
+        :param actions: the calls that change things; None: there are none.
+        :param unix: path of the Unix socket; None: there is none.
+        """
         super().__init__(name="Thread-WebApp", daemon=True)
         self.nodepool = nodepool
         self.port = port
@@ -80,33 +104,51 @@ class WebApp(threading.Thread):
         dispatcher = _Dispatcher()
         dispatcher.set_thread_count(THREADS)
         api = Api(nodepool)
-        self.streams = Streams(nodepool.feed, pages, api.renew)
+        check = functools.partial(access.check, pages) if actions is None else actions.check_reader
+        self.streams = Streams(nodepool.feed, check, api.renew)
+        application = Application(nodepool, self.cache, exposition, cache_expiry, check, self.streams, api)
+        self.actions = actions
         self.server = connections.Server(
-            Application(nodepool, self.cache, exposition, cache_expiry, pages, self.streams, api),
+            application,
             self._map,
             True,
             listening,
             dispatcher=dispatcher,
             bind_socket=False,
             sockinfo=(listening.family, listening.type, listening.proto, listening.getsockname()),
-            adj=Adjustments(
-                sockets=[listening],
-                connection_limit=2 * connections.CONNECTION_LIMIT,  # ours comes first
-                channel_timeout=connections.IDLE_TIMEOUT,
-                cleanup_interval=connections.CHECK,
-                max_request_header_size=16384,
-                max_request_body_size=65536,
-                ident=None,
-            ),
+            adj=_adjustments(listening),
         )
-        self.server.streams = self.streams
+        self.servers: list[connections.Server | connections.UnixServer] = [self.server]
+        self._unix = unix
+        if unix is not None:
+            self.servers.append(self._unix_server(unix, application, dispatcher))
+        for server in self.servers:
+            server.streams, server.actions = self.streams, actions
+
+    def _unix_server(self, path: str, application: Application, dispatcher: ThreadedTaskDispatcher) -> connections.UnixServer:
+        listening = unix_socket.listen(path, "launcher")
+        return connections.UnixServer(
+            application,
+            self._map,
+            True,
+            listening,
+            dispatcher=dispatcher,
+            bind_socket=False,
+            sockinfo=(listening.family, listening.type, listening.proto, path),
+            adj=_adjustments(listening),
+        )
 
     def run(self) -> None:
         self.streams.start()
+        if self.actions is not None:
+            self.actions.waiting.start()
         log.debug("Web server listens on %s port %s", *self.server.socket.getsockname()[:2])
         while not self._stopping.is_set():
             wasyncore.loop(
-                timeout=connections.CHECK if self.server.active_channels else 60, use_poll=True, map=self._map, count=1
+                timeout=connections.CHECK if any(server.active_channels for server in self.servers) else 60,
+                use_poll=True,
+                map=self._map,
+                count=1,
             )
 
     def stop(self) -> None:
@@ -115,9 +157,14 @@ class WebApp(threading.Thread):
             return
         self._stopping.set()
         self.streams.stop(STOP_TIMEOUT)
+        if self.actions is not None:
+            self.actions.waiting.stop(STOP_TIMEOUT)
         if self.is_alive():
             self.server.pull_trigger()
             self.join(STOP_TIMEOUT)
         # Not earlier: the loop must not use closed descriptors, and we must not write to one.
         wasyncore.close_all(self._map, ignore_all=True)
+        if self._unix is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._unix)
         self.server.task_dispatcher.shutdown(timeout=STOP_TIMEOUT)

@@ -83,15 +83,20 @@ class Streams:
     """All streams of one server, and the thread that feeds them."""
 
     def __init__(
-        self, feed: Feed | None, pages: str, renew: Callable[[], None], monotonic: Callable[[], float] = time.monotonic
+        self,
+        feed: Feed | None,
+        check: Callable[[Mapping[str, Any]], None],
+        renew: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the streams.
 
+        :param check: raises HttpError if a client may not follow events.
         :param renew: called before pages are notified to fetch again: no answer may be from before the change.
         """
         self._feed = feed
         self._renew = renew
-        self._pages = pages
+        self._check = check
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._streams: list[Stream] = []
@@ -122,7 +127,7 @@ class Streams:
 
         :raises HttpError: the request is invalid.
         """
-        access.check(self._pages, environ)
+        self._check(environ)
         if self._feed is None:
             raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; only launchers provide events")
         request = Request.fromEnviron(environ)

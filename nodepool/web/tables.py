@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nodepool import status
+from nodepool.config.model import Config
 from nodepool.status import causes, cluster
 from nodepool.status.explain import expected_wait, places, rates
 from nodepool.status.once import Facade
@@ -52,6 +53,9 @@ class Charts(Protocol):
 
 class Launcher(status.Explaining, Protocol):
     """The launcher or builder whose process serves the pages."""
+
+    @property
+    def config(self) -> Config | None: ...
 
     @property
     def feed(self) -> Feed | None: ...

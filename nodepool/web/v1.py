@@ -58,12 +58,11 @@ class Api:
     def serves(path: str) -> bool:
         return path.startswith((API, PAGES)) or path in ("/api/v1", "/ui")
 
-    def answer(self, request: Request, pages: str, environ: Mapping[str, Any]) -> Response:
+    def answer(self, request: Request, environ: Mapping[str, Any]) -> Response:
         """Return the answer.
 
         :raises HttpError: anything but 200 and 304.
         """
-        access.check(pages, environ)
         if request.path.startswith(STATIC):
             response = self._static(request.path.removeprefix(STATIC))
         elif request.path == "/ui" or request.path.startswith(PAGES):

@@ -1,0 +1,518 @@
+"""Lease machines from a program, with nothing but the standard library.
+
+::
+
+    from nodepool.client import Pool
+
+    with Pool().lease("noble", purpose="bisect") as lease:
+        lease.put("src.tar", "/tmp/src.tar")
+        done = lease.run("tar -C /tmp -xf /tmp/src.tar && make -C /tmp/src check", timeout="1h")
+        lease.get("/tmp/src/log", "log")
+
+A lease without ``for_`` lives as long as this program: a thread renews it, and the end of ``with``, or of the program,
+returns it. If the program is killed, the lease ends within two minutes. A lease with ``for_`` lives until its end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import http.client
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.parse
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+SOCKET = "unix:///run/nodepool/api.sock"
+#: Seconds that an attached lease outlives its program, and between two renewals.
+ATTACHED, RENEW_EVERY = 120, 40.0
+#: Seconds of one long poll, and beyond it until the server counts as gone.
+POLL, TIMEOUT = 30.0, 30.0
+#: Seconds between two attempts to reach the server.
+RETRY = 2.0
+#: Codes of answers to a lease that waits after which it is requested again.
+AGAIN = ("gone", "ended", "try-again")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+#: Seconds, or a text such as ``90s``, ``10m``, ``4h``, ``2d``.
+Duration = float | str
+T = TypeVar("T")
+
+
+class NodepoolError(Exception):
+    """The server refuses a call, or cannot be reached.
+
+    :ivar code: of the server, for programs; ``unreachable`` if there is no answer.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class NotAllowed(NodepoolError):
+    """The token is missing or invalid, or does not permit the call."""
+
+
+class NoCapacity(NodepoolError):
+    """The nodes were not ready in time, or cannot be had; the text says why."""
+
+
+class LeaseEnded(NodepoolError):
+    """The lease has been returned, has expired, or its nodes were deleted."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of a lease; see ``doc/operation/leases.rst`` for the fields."""
+
+    id: str
+    labels: list[str] = field(default_factory=list)
+    state: str = ""
+    provider: str | None = None
+    az: str | None = None
+    address: str | None = None
+    port: object = None
+    username: str | None = None
+    host_keys: list[str] = field(default_factory=list)
+    connection_type: str | None = None
+    python_path: str | None = None
+    shell_type: str | None = None
+    attributes: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of a command."""
+
+    status: int
+    stdout: bytes
+    stderr: bytes
+
+
+def seconds(duration: Duration) -> float:
+    """Return a duration in seconds.
+
+    :raises ValueError: it is not one.
+    """
+    if isinstance(duration, int | float):
+        return float(duration)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration.strip())
+    if found is None:
+        raise ValueError(f"{duration!r} is not a duration such as 90s, 10m, 4h or 2d")
+    return float(found[1]) * _UNITS.get(found[2], 1)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Pool:
+    """The API of a launcher.
+
+    :param url: ``unix:///path``, ``http://127.0.0.1:8005`` or ``https://pool.example.org``; default: ``NODEPOOL_URL``, or
+        the socket of this machine.
+    :param token: default: ``NODEPOOL_TOKEN``. The socket needs none.
+    :param key_file: private key for SSH; default: ``NODEPOOL_SSH_KEY``, or what ``ssh`` finds.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None, key_file: str | None = None) -> None:
+        self.url = (url or os.environ.get("NODEPOOL_URL") or SOCKET).rstrip("/")
+        self.key_file = key_file or os.environ.get("NODEPOOL_SSH_KEY")
+        self._token = token or os.environ.get("NODEPOOL_TOKEN")
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("unix", "http", "https") or not (parts.path if parts.scheme == "unix" else parts.hostname):
+            raise ValueError(f"{self.url!r} is not a URL such as https://pool.example.org or unix:///run/nodepool/api.sock")
+        self._parts = parts
+
+    def lease(
+        self,
+        *labels: str,
+        for_: Duration | None = None,
+        wait: Duration | None = "10m",
+        purpose: str = "",
+        key: str | None = None,
+        tenant: str | None = None,
+        provider: str | None = None,
+        priority: str | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> Lease:
+        """Lease one node for each label; all come from one pool.
+
+        :param for_: time until the end; None: as long as this program lives.
+        :param wait: longest time to wait for the nodes; None: return at once, see ``Lease.wait``.
+        :param key: a second call with the same key gives the same lease.
+        :raises NoCapacity: the nodes were not ready in time, and are no longer wanted, or cannot be had.
+        :raises NotAllowed, NodepoolError: the server refuses the call.
+        """
+        limit = None if wait is None else time.monotonic() + seconds(wait)
+        body: dict[str, Any] = {"labels": list(labels), "for": ATTACHED if for_ is None else int(seconds(for_))}
+        given = {"purpose": purpose, "tenant": tenant, "provider": provider, "priority": priority, "notes": dict(notes or {})}
+        body.update({name: value for name, value in given.items() if value})
+        # A call whose answer is lost is repeated: the key makes sure that it gives the same lease.
+        key = key or uuid.uuid4().hex
+        while True:
+            try:
+                return self._ask(body, key, limit, for_ is None)
+            except NodepoolError as error:
+                # A server that ends takes its waiting leases along, and another user may take a node at the last moment.
+                if error.code not in AGAIN or limit is None or time.monotonic() + RETRY >= limit:
+                    raise
+            time.sleep(RETRY)
+
+    def _ask(self, body: dict[str, Any], key: str, limit: float | None, attached: bool) -> Lease:
+        wait = 0.0 if limit is None else min(POLL, max(0.0, limit - time.monotonic()))
+        answer = self.call("POST", "/leases", {**body, "wait": wait}, headers={"Idempotency-Key": key}, retry=limit)
+        lease = Lease(self, answer, attached=attached)
+        if limit is not None:
+            try:
+                lease.wait(max(0.0, limit - time.monotonic()))
+            except BaseException:
+                with contextlib.suppress(NodepoolError):
+                    lease.give_back()
+                raise
+        return lease
+
+    def get(self, lease_id: str, token: str | None = None) -> Lease:
+        """Return a lease that exists.
+
+        :param token: of the lease, if the pool's own may not use it.
+        :raises LeaseEnded: it does not exist, or has ended.
+        """
+        return Lease(self, self.call("GET", _path(lease_id), token=token), token=token)
+
+    def leases(self, owner: str | None = None, state: str | None = None) -> list[Lease]:
+        """Return leases and held nodes.
+
+        :param owner: only of this owner; ``me``: your own.
+        """
+        query = urllib.parse.urlencode({name: text for name, text in (("owner", owner), ("state", state)) if text})
+        found = self.call("GET", f"/leases?{query}" if query else "/leases")["leases"]
+        return [Lease(self, answer) for answer in found]
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        retry: float | None = None,
+    ) -> Any:
+        """Return the answer of a call below ``/api/v1``: parsed JSON, or a text.
+
+        :param retry: monotonic time until which it is repeated while the server cannot be reached.
+        """
+        while True:
+            try:
+                return self._call(method, path, body, token or self._token, headers or {})
+            except NodepoolError as error:
+                if error.code not in ("unreachable", "no-zookeeper") or retry is None or time.monotonic() + RETRY >= retry:
+                    raise
+            time.sleep(RETRY)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None, token: str | None, headers: Mapping[str, str]) -> Any:
+        connection = self._connection()
+        sent = {**headers, **({"Authorization": f"Bearer {token}"} if token else {})}
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+        try:
+            connection.request(method, f"/api/v1{path}", None if body is None else json.dumps(body), sent)
+            answer = connection.getresponse()
+            data, status, kind = answer.read(), answer.status, answer.headers.get_content_type()
+        except (OSError, http.client.HTTPException) as error:
+            raise NodepoolError("unreachable", f"{self.url} cannot be reached: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if status >= 400:
+            raise _error(status, kind, data)
+        return json.loads(data) if kind == "application/json" and data else data.decode("utf-8", "replace")
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts, timeout = self._parts, POLL + TIMEOUT
+        if parts.scheme == "unix":
+            return _UnixConnection(parts.path, timeout)
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+
+
+def _error(status: int, kind: str, data: bytes) -> NodepoolError:
+    """Return the exception for an answer."""
+    problem: object = None
+    if kind.endswith("json"):
+        with contextlib.suppress(ValueError):
+            problem = json.loads(data)
+    code, text = f"http-{status}", data[:200].decode("utf-8", "replace") or f"status {status}"
+    if isinstance(problem, dict):
+        code, text = str(problem.get("code", code)), str(problem.get("detail", text))
+    kinds = {401: NotAllowed, 403: NotAllowed, 410: LeaseEnded, 429: NoCapacity}
+    if code in ("failed", "try-again"):
+        return NoCapacity(code, text)
+    return kinds.get(status, NodepoolError)(code, text)
+
+
+def _path(lease_id: str) -> str:
+    return f"/leases/{urllib.parse.quote(lease_id, safe='')}"
+
+
+class Lease:
+    """Nodes that are yours until the end of the lease.
+
+    :ivar state: ``waiting``, ``ready``, ``held`` or ``failed``, when it was last read.
+    :ivar ends: time with time zone; None: it has no end, or has not begun.
+    :ivar why: what it waits for: ``text``, and perhaps ``code``, ``suggestion``, ``queue_position``.
+    :ivar token: renews and returns this lease from other processes.
+    """
+
+    id: str
+    state: str
+    owner: str
+    purpose: str
+    tenant: str | None
+    labels: list[str]
+    renewed: int
+    lost: int
+    notes: Mapping[str, Any]
+    why: Mapping[str, Any] | None
+
+    def __init__(self, pool: Pool, answer: Mapping[str, Any], attached: bool = False, token: str | None = None) -> None:
+        self._pool = pool
+        self.token = token
+        self.nodes: list[Node] = []
+        self.ends: datetime.datetime | None = None
+        self.created: datetime.datetime | None = None
+        self._apply(answer)
+        self._ended: LeaseEnded | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._directory: str | None = None
+        self._lock = threading.Lock()
+        if attached:
+            atexit.register(self._leave)
+            self._thread = threading.Thread(target=self._renew, name=f"lease-{self.id}", daemon=True)
+            self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.id} {self.state}>"
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.give_back()
+
+    def _apply(self, answer: Mapping[str, Any]) -> None:
+        for name in ("id", "state", "owner", "purpose", "tenant", "labels", "renewed", "lost", "notes", "why"):
+            setattr(self, name, answer.get(name))
+        self.created, self.ends = (_moment(answer.get(name)) for name in ("created", "ends"))
+        self.token = answer.get("token") or self.token
+        known = Node.__dataclass_fields__
+        self.nodes = [Node(**{name: value for name, value in one.items() if name in known}) for one in answer.get("nodes", ())]
+
+    # -- life
+
+    def refresh(self, wait: float = 0.0) -> Lease:
+        """Read the lease again.
+
+        :param wait: seconds to wait, at most 60, while it is waiting.
+        :raises LeaseEnded, NoCapacity: it has ended, or will not get nodes.
+        """
+        self._check()
+        query = f"?wait={wait:.3f}" if wait else ""
+        try:
+            self._apply(self._pool.call("GET", _path(self.id) + query, token=self.token))
+        except LeaseEnded:
+            self._stopping.set()
+            raise
+        return self
+
+    def wait(self, longest: Duration | None = None) -> Lease:
+        """Wait until the nodes are yours.
+
+        :raises NoCapacity: they are not in this time; the text says what they wait for.
+        """
+        limit = None if longest is None else time.monotonic() + seconds(longest)
+        for change in self.changes(limit):
+            if change.state == "held":
+                return self
+        reason = (self.why or {}).get("text") or "no reason is known yet"
+        raise NoCapacity("not-in-time", f"Lease {self.id} was not ready in time: {reason}")
+
+    def changes(self, until: float | None = None) -> Iterator[Lease]:
+        """Return this lease whenever state or reason have changed, until it is held.
+
+        :param until: monotonic time.
+        """
+        last: object = None
+        while True:
+            now = (self.state, (self.why or {}).get("text"))
+            if now != last:
+                last = now
+                yield self
+            left = POLL if until is None else min(POLL, until - time.monotonic())
+            if self.state == "held" or left <= 0:
+                return
+            try:
+                self.refresh(left)
+            except NodepoolError as error:
+                if error.code not in ("unreachable", "no-zookeeper"):
+                    raise
+                self._stopping.wait(min(RETRY, left))
+
+    def renew(self, for_: Duration) -> Lease:
+        """Let the lease end at least this much later than now.
+
+        :raises LeaseEnded: it has ended. :raises NotAllowed: beyond your limits.
+        """
+        self._apply(self._pool.call("POST", _path(self.id) + "/renew", {"for": int(seconds(for_))}, token=self.token))
+        return self
+
+    def note(self, **notes: object) -> Lease:
+        """Add notes, such as the id of a job; they are shown with the lease."""
+        self._apply(self._pool.call("PATCH", _path(self.id), {"notes": {**(self.notes or {}), **notes}}, token=self.token))
+        return self
+
+    def give_back(self) -> None:
+        """Return the nodes, or stop waiting for them; this may be repeated."""
+        self._stopping.set()
+        atexit.unregister(self._leave)
+        self._close()
+        self._pool.call("DELETE", _path(self.id), token=self.token, retry=time.monotonic() + TIMEOUT)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(NodepoolError):
+            self.give_back()
+
+    def _renew(self) -> None:
+        pause = RENEW_EVERY
+        while not self._stopping.wait(pause):
+            pause = RENEW_EVERY
+            try:
+                if self.state == "held":
+                    answer = self._pool.call("POST", _path(self.id) + "/renew", {"for": ATTACHED}, token=self.token)
+                    self.ends = _moment(answer["ends"])
+            except NodepoolError as error:
+                if isinstance(error, LeaseEnded) or (self.ends is not None and time.time() > self.ends.timestamp()):
+                    self._ended = LeaseEnded(error.code, f"Lease {self.id} has ended: {error}")
+                    self._close()  # a command that runs there ends
+                    return
+                pause = RETRY
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    # -- use
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        node: int = 0,
+        input: bytes | None = None,
+        timeout: Duration | None = None,
+        check: bool = False,
+    ) -> Done:
+        """Run a command on a node over SSH, and return its status and output.
+
+        :param command: a text for the login shell, or a list of words.
+        :param check: raise ``subprocess.CalledProcessError`` if its status is not 0.
+        :raises subprocess.TimeoutExpired: it has not ended in time.
+        :raises LeaseEnded: the lease has ended meanwhile.
+        """
+        text = command if isinstance(command, str) else shlex.join(command)
+        argv = ["ssh", "-F", self._ssh(), f"n{node + 1}", "--", text]
+        done = self._execute(argv, input, timeout)
+        if check and done.status:
+            raise subprocess.CalledProcessError(done.status, text, done.stdout, done.stderr)
+        return done
+
+    def put(self, source: str | os.PathLike[str], target: str, node: int = 0, timeout: Duration | None = None) -> None:
+        """Copy a file or directory to a node."""
+        self._copy([os.fspath(source), f"n{node + 1}:{target}"], timeout)
+
+    def get(self, source: str, target: str | os.PathLike[str], node: int = 0, timeout: Duration | None = None) -> None:
+        """Copy a file or directory from a node."""
+        self._copy([f"n{node + 1}:{source}", os.fspath(target)], timeout)
+
+    def _copy(self, paths: list[str], timeout: Duration | None) -> None:
+        done = self._execute(["scp", "-q", "-r", "-F", self._ssh(), "--", *paths], None, timeout)
+        if done.status:
+            raise OSError(done.stderr.decode("utf-8", "replace").strip() or f"scp ended with status {done.status}")
+
+    def _execute(self, argv: list[str], data: bytes | None, timeout: Duration | None) -> Done:
+        self._check()
+        limit = None if timeout is None else seconds(timeout)
+        stdin = subprocess.DEVNULL if data is None else None
+        found = subprocess.run(argv, capture_output=True, timeout=limit, check=False, stdin=stdin, input=data)
+        self._check()
+        return Done(found.returncode, found.stdout, found.stderr)
+
+    def write_ssh(self, directory: str | os.PathLike[str]) -> str:
+        """Write ``ssh_config`` and ``known_hosts`` to a directory; return the path of the former.
+
+        ``ssh -F PATH n1`` logs in to the first node.
+        """
+        folder = pathlib.Path(directory).absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for form in ("known_hosts", "config"):
+            query = urllib.parse.urlencode({"format": form, "directory": str(folder)})
+            text = self._pool.call("GET", f"{_path(self.id)}/ssh?{query}", token=self.token)
+            if form == "config" and self._pool.key_file:
+                text = f"IdentityFile {shlex.quote(os.path.abspath(self._pool.key_file))}\n{text}"
+            (folder / ("ssh_config" if form == "config" else form)).write_text(text)
+        return str(folder / "ssh_config")
+
+    def inventory(self) -> dict[str, Any]:
+        """Return Ansible's dynamic inventory: a group for each label."""
+        found: dict[str, Any] = self._pool.call("GET", _path(self.id) + "/inventory", token=self.token)
+        return found
+
+    def _ssh(self) -> str:
+        self._check()
+        with self._lock:
+            if self._directory is None:
+                # Short: the path of a socket has at most 107 bytes.
+                self._directory = tempfile.mkdtemp(prefix="nplease-", dir="/tmp")
+                self.write_ssh(self._directory)
+            return os.path.join(self._directory, "ssh_config")
+
+    def _close(self) -> None:
+        """End the shared connections, and remove the files."""
+        with self._lock:
+            directory, self._directory = self._directory, None
+        if directory is None:
+            return
+        for number in range(len(self.nodes)):
+            argv = ["ssh", "-F", os.path.join(directory, "ssh_config"), "-O", "exit", f"n{number + 1}"]
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(argv, capture_output=True, check=False, timeout=10)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _moment(text: str | None) -> datetime.datetime | None:
+    return None if text is None else datetime.datetime.fromisoformat(text)

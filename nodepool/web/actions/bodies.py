@@ -1,0 +1,121 @@
+"""JSON of calls and answers; parsing and the OpenAPI document follow from these types."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from nodepool.lease.record import LEAST, MOST
+
+#: Printable text without line breaks: it is stored in records and shown in tables.
+_PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
+Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_PRINTABLE)]
+Text = Annotated[str, Meta(max_length=200, pattern=_PRINTABLE)]
+Seconds = Annotated[int, Meta(ge=LEAST, le=MOST, description="seconds from now")]
+Wait = Annotated[float, Meta(ge=0, le=60, description="seconds to wait for the nodes before the answer")]
+#: Notes of a holder: few and flat, at most 1 KiB as JSON.
+Notes = Annotated[dict[Name, str | int | float | bool | None], Meta(max_length=20)]
+
+
+class Body(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Base of what clients send."""
+
+
+class NewLease(Body):
+    labels: Annotated[list[Name], Meta(min_length=1, max_length=20, description="one node for each, all from one pool")]
+    seconds: Seconds = field(default=3600, name="for")
+    purpose: Text = ""
+    wait: Wait = 0
+    tenant: Name | None = None
+    provider: Annotated[Name, Meta(description="preferred provider")] | None = None
+    priority: Literal["100", "200", "300"] = "200"
+    notes: Notes = {}
+
+
+class Renewal(Body):
+    seconds: Seconds = field(name="for")
+
+
+class Description(Body):
+    purpose: Text | UnsetType = UNSET
+    notes: Notes | UnsetType = UNSET
+
+
+class NewHold(Body):
+    seconds: Seconds = field(default=86400, name="for")
+    purpose: Text = ""
+
+
+class Why(Struct):
+    """Why nodes are not ready yet, or will not be."""
+
+    text: str
+    code: str | None = None
+    suggestion: str | None = None
+    queue_position: int | None = None
+
+
+class NodeView(Struct):
+    id: str
+    labels: list[str]
+    state: str
+    provider: str | None
+    az: str | None
+    address: str | None
+    username: str | None
+    host_keys: list[str]
+    connection_type: str | None
+    python_path: str | None
+    shell_type: str | None
+    attributes: dict[str, Any] | None
+    #: A number, or the connection data of a container cluster, which only the holder and operators get.
+    port: int | str | dict[str, Any] | None = None
+
+
+class LeaseView(Struct):
+    id: str
+    state: Literal["waiting", "ready", "held", "failed"]
+    owner: str
+    purpose: str
+    tenant: str | None
+    labels: list[str]
+    created: datetime.datetime
+    ends: datetime.datetime | None
+    renewed: int
+    lost: int
+    notes: dict[str, Any]
+    nodes: list[NodeView]
+    why: Why | None = None
+    #: Renews and returns this lease; only in the answer that creates it.
+    token: str | None = None
+
+
+class LeaseList(Struct):
+    leases: list[LeaseView]
+
+
+class NodeChange(Struct):
+    node: str
+    state: str
+
+
+class ImageChange(Struct):
+    image: str
+    result: Literal["requested", "paused", "resumed"]
+
+
+class UploadChange(Struct):
+    upload: str
+    state: str
+
+
+class Problem(Struct):
+    """RFC 9457; ``code`` is for programs."""
+
+    title: str
+    status: int
+    code: str
+    detail: str
+    type: str = "about:blank"

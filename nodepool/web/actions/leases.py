@@ -1,0 +1,369 @@
+"""Leases by the API: create, poll, renew, describe, return, connect."""
+
+from __future__ import annotations
+
+import datetime
+import http
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from nodepool.access.identity import Identity, Role
+from nodepool.access.tokens import LEASE_PREFIX, digest
+from nodepool.base.offered_labels import why_not_offered
+from nodepool.config.model import Config
+from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms, ssh
+from nodepool.lease.record import MOST_NOTES
+from nodepool.status import causes
+from nodepool.status.explain import places
+from nodepool.status.once import Once
+from nodepool.web.actions.bodies import Description, LeaseList, LeaseView, NewLease, NodeView, Renewal, Why
+from nodepool.web.actions.routes import Call, Later, Refused, Reply, Route
+from nodepool.web.actions.waiting import Waiting
+from nodepool.zk.records import Node
+from nodepool.zk.zookeeper import ZooKeeper
+
+LONGEST_WAIT = 60.0
+#: Seconds in which a request that was fulfilled must appear as nodes in the mirror.
+GRACE = 2.0
+_NO_HEADERS: tuple[tuple[str, str], ...] = ()
+OPEN = (LeaseState.WAITING, LeaseState.READY)
+_STATUS = {
+    Reason.NOT_FOUND: http.HTTPStatus.NOT_FOUND,
+    Reason.NOT_READY: http.HTTPStatus.CONFLICT,
+    Reason.FAILED: http.HTTPStatus.CONFLICT,
+    Reason.ENDED: http.HTTPStatus.GONE,
+    Reason.TOO_LATE: http.HTTPStatus.CONFLICT,
+    Reason.KEY_IN_USE: http.HTTPStatus.CONFLICT,
+    Reason.UNAVAILABLE: http.HTTPStatus.CONFLICT,
+    Reason.BAD_REQUEST: http.HTTPStatus.UNPROCESSABLE_ENTITY,
+}
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn errors of leases into answers."""
+    try:
+        yield
+    except LeaseError as error:
+        raise Refused(_STATUS[error.reason], error.reason.value, str(error)) from error
+
+
+class LeaseCalls:
+    """The calls on leases.
+
+    :param zk: returns the facade, which has a mirror.
+    :param config: returns the configuration in force; None: there is none yet.
+    """
+
+    def __init__(
+        self,
+        zk: Callable[[], ZooKeeper],
+        config: Callable[[], Config | None],
+        waiting: Waiting,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._zk = zk
+        self._config = config
+        self.waiting = waiting
+        self._now = now
+        self.monotonic = monotonic
+
+    def routes(self) -> list[Route]:
+        ok, created, accepted, empty = (
+            http.HTTPStatus.OK, http.HTTPStatus.CREATED, http.HTTPStatus.ACCEPTED, http.HTTPStatus.NO_CONTENT,
+        )  # fmt: skip
+        wait = {"wait": "seconds to wait, at most 60, while the lease is in the given state", "state": "default: waiting"}
+        formats = {"format": "config or known_hosts", "directory": "of the files, for config"}
+        one, lease = "/leases/{id}", "lease {id}"
+        return [
+            Route("POST", "/leases", self.create, "Lease nodes", Role.BORROW,
+                  {created: LeaseView, accepted: LeaseView, ok: LeaseView}, NewLease, target="lease"),
+            Route("GET", "/leases", self.list, "List leases and held nodes", Role.READ, {ok: LeaseList},
+                  query={"owner": "only of this owner; me: your own", "state": "only in this state"}),
+            Route("GET", one, self.show, "Show a lease, or wait until its state changes", Role.READ, {ok: LeaseView},
+                  of_lease=True, query=wait),
+            Route("POST", one + "/renew", self.renew, "Let a lease end later", Role.BORROW, {ok: LeaseView}, Renewal,
+                  of_lease=True, target=lease),
+            Route("PATCH", one, self.describe, "Change purpose and notes", Role.BORROW, {ok: LeaseView}, Description,
+                  of_lease=True, target=lease),
+            Route("DELETE", one, self.give_back, "Return a lease, or stop waiting for it", Role.BORROW, {empty: None},
+                  of_lease=True, target=lease),
+            Route("GET", one + "/ssh", self.ssh, "Return files to connect by SSH", Role.BORROW, {ok: str},
+                  of_lease=True, query=formats),
+            Route("GET", one + "/inventory", self.inventory, "Return Ansible's dynamic inventory", Role.BORROW,
+                  {ok: dict[str, Any]}, of_lease=True),
+        ]  # fmt: skip
+
+    @property
+    def leases(self) -> Leases:
+        return Leases(self._zk(), self._now)
+
+    # -- create
+
+    def create(self, call: Call) -> Reply | Later:
+        body = call.parsed(NewLease)
+        identity = call.identity
+        self._check(identity, body)
+        self._check_end(identity, self._now() + body.seconds, self._now(), body.seconds)
+        secret = secrets.token_urlsafe(32)
+        terms = Terms(
+            identity.owner, identity.via, body.purpose, key=call.key, secret=digest(secret), notes=_checked_notes(body.notes)
+        )
+        with refusals():
+            lease = self.leases.ask(body.labels, terms, self._tenant(identity, body), body.provider, body.priority)
+        known = lease.terms.secret != terms.secret
+        if known and lease.state is LeaseState.HELD:
+            # The client that repeats a call may have lost the answer, and with it the token.
+            with refusals():
+                lease = self.leases.describe(lease.id, secret=terms.secret)
+        token = None if known and lease.state is not LeaseState.HELD else f"{LEASE_PREFIX}{lease.id}_{secret}"
+        if lease.state is not LeaseState.HELD and not known:
+            self.waiting.expect(lease.id, body.seconds)
+        status = http.HTTPStatus.OK if known else http.HTTPStatus.CREATED
+        return self._answer(lease.id, body.wait, identity, OPEN, token, status)
+
+    def _check(self, identity: Identity, body: NewLease) -> None:
+        """Check what the caller may ask for."""
+        forbidden = [label for label in body.labels if not identity.offers(label)]
+        if forbidden:
+            raise _forbidden("not-allowed", f"You may not lease {', '.join(forbidden)}; allowed: {', '.join(identity.labels)}")
+        if identity.tenant is not None and body.tenant not in (None, identity.tenant):
+            raise _forbidden("not-allowed", f"You may lease for tenant {identity.tenant} only")
+        if body.priority == "100" and identity.role < Role.OPERATE:
+            raise _forbidden("not-allowed", "Priority 100 needs the role operate")
+        pools = self._zk().getRegisteredPools()
+        missing = why_not_offered(body.labels, pools, "launcher") if pools else None
+        if missing is not None:
+            raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "unknown-label", missing)
+        if identity.per_owner is not None:
+            count = sum(lease.terms.owner == identity.owner for lease in self.leases.all())
+            if count >= identity.per_owner:
+                text = f"{identity.owner} has {count} leases; at most {identity.per_owner} are allowed. Return one first"
+                raise Refused(http.HTTPStatus.TOO_MANY_REQUESTS, "too-many-leases", text)
+
+    def _check_end(self, identity: Identity, end: float, began: float, seconds: float) -> None:
+        """Check the end of a lease against the limits of the caller and of the configuration."""
+        if identity.longest is not None and seconds > identity.longest:
+            latest = _time(self._now() + identity.longest)
+            raise _forbidden("cap", f"A lease may last {identity.longest:g} s from now, until {latest.isoformat()}")
+        config = self._config()
+        most = math.inf if config is None else config.max_hold_age
+        if end - began > most:
+            raise _forbidden("cap", f"max-hold-age limits leases to {most:g} s, until {_time(began + most).isoformat()}")
+
+    @staticmethod
+    def _tenant(identity: Identity, body: NewLease) -> str | None:
+        return body.tenant or identity.tenant
+
+    # -- read
+
+    def list(self, call: Call) -> Reply:
+        owner, state = call.query.get("owner"), call.query.get("state")
+        owner = call.identity.owner if owner == "me" else owner
+        found = [
+            lease for lease in self.leases.all()
+            if owner in (None, lease.terms.owner) and state in (None, lease.state.value)
+        ]  # fmt: skip
+        order = places(self._zk().readRequests()) if any(lease.state in OPEN for lease in found) else {}
+        return Reply(LeaseList([self.view(lease, call.identity, order=order) for lease in found]))
+
+    def show(self, call: Call) -> Reply | Later:
+        state = call.query.get("state", "waiting")
+        known = {each.value: (each,) for each in LeaseState} | {"waiting": OPEN}
+        if state not in known:
+            raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", f"state must be one of {', '.join(known)}")
+        return self._answer(call.names["id"], _seconds(call.query.get("wait", "0")), call.identity, known[state])
+
+    def _answer(
+        self,
+        lease_id: str,
+        wait: float,
+        identity: Identity,
+        while_in: tuple[LeaseState, ...],
+        token: str | None = None,
+        created: http.HTTPStatus | None = None,
+    ) -> Reply | Later:
+        """Return the lease when it is in another state, or after some seconds."""
+        poll = _Poll(self, lease_id, self.monotonic() + wait, identity, while_in, token, created)
+        return poll.resume() or poll
+
+    def gone(self, lease_id: str) -> Refused:
+        ended = self.waiting.ended(lease_id)
+        code, text = ended or ("ended", f"Lease {lease_id} does not exist, or has ended")
+        return Refused(http.HTTPStatus.GONE, code, text)
+
+    def _of(self, call: Call) -> Lease:
+        """Return the lease of a call that changes it, or reads its connection data.
+
+        :raises Refused: it does not exist (410), or belongs to somebody else (403).
+        """
+        lease = self.leases.get(call.names["id"])
+        if lease is None:
+            raise self.gone(call.names["id"])
+        if not _may_use(call.identity, lease):
+            raise _forbidden("not-allowed", f"Lease {lease.id} belongs to {lease.terms.owner}")
+        return lease
+
+    # -- change
+
+    def renew(self, call: Call) -> Reply:
+        lease, seconds = self._of(call), call.parsed(Renewal).seconds
+        now = self._now()
+        for node in lease.nodes:
+            self._check_end(call.identity, now + seconds, node.state_time or now, seconds)
+        with refusals():
+            return Reply(self.view(self.leases.renew(lease.id, seconds), call.identity))
+
+    def describe(self, call: Call) -> Reply:
+        lease, body = self._of(call), call.parsed(Description)
+        purpose = None if body.purpose is msgspec.UNSET else body.purpose
+        notes = None if body.notes is msgspec.UNSET else _checked_notes(body.notes)
+        with refusals():
+            return Reply(self.view(self.leases.describe(lease.id, purpose, notes), call.identity))
+
+    def give_back(self, call: Call) -> Reply:
+        lease = self._of(call)
+        with refusals():
+            self.leases.give_back(lease.id)
+        return Reply(None, http.HTTPStatus.NO_CONTENT)
+
+    def _held(self, call: Call) -> Lease:
+        lease = self._of(call)
+        if lease.state is not LeaseState.HELD:
+            raise Refused(http.HTTPStatus.CONFLICT, "not-ready", f"Lease {lease.id} is {lease.state.value}")
+        return lease
+
+    def ssh(self, call: Call) -> Reply:
+        form, directory = call.query.get("format", "config"), call.query.get("directory", ".")
+        if form not in ("config", "known_hosts") or '"' in directory or not directory.isprintable():
+            text = "format must be config or known_hosts, and directory a path without quotation marks"
+            raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", text)
+        nodes = self._held(call).nodes
+        return Reply(ssh.config(nodes, directory) if form == "config" else ssh.known_hosts(nodes))
+
+    def inventory(self, call: Call) -> Reply:
+        return Reply(ssh.inventory(self._held(call)))
+
+    # -- views
+
+    def view(self, lease: Lease, identity: Identity, token: str | None = None, order: dict[str, int] | None = None) -> LeaseView:
+        terms, full = lease.terms, _may_use(identity, lease)
+        return LeaseView(
+            lease.id, lease.state.value, terms.owner, terms.purpose, lease.tenant, list(lease.labels), _time(terms.created),
+            None if lease.ends is None else _time(lease.ends), terms.renewed, lease.lost, dict(terms.notes) if full else {},
+            [_node_view(node, full) for node in lease.nodes], None if lease.nodes else self._why(lease, order), token,
+        )  # fmt: skip
+
+    def _why(self, lease: Lease, order: dict[str, int] | None) -> Why | None:
+        zk = self._zk()
+        request = zk.getNodeRequest(lease.id, cached=True)
+        if request is None:
+            return None
+        cause = causes.of_request(Once(zk), request)
+        place = (places(zk.readRequests()) if order is None else order).get(lease.id)
+        return Why(cause.text, cause.code or None, cause.remedy or None, place)
+
+
+class _Poll:
+    """A call that waits until a lease leaves some states."""
+
+    def __init__(
+        self,
+        calls: LeaseCalls,
+        lease_id: str,
+        deadline: float,
+        identity: Identity,
+        while_in: tuple[LeaseState, ...],
+        token: str | None,
+        created: http.HTTPStatus | None,
+    ) -> None:
+        """Create the call.
+
+        :param created: the call has asked for the lease: its status when the lease is held.
+        """
+        self._calls = calls
+        self.lease_id = lease_id
+        self.deadline = deadline
+        self.since = 0
+        self._identity = identity
+        self._while_in = while_in
+        self._token = token
+        self._created = created
+        self._seen = False
+        self._gone = 0.0
+
+    def resume(self) -> Reply | None:
+        self.since = self._calls.waiting.number
+        lease, now = self._calls.leases.get(self.lease_id), self._calls.monotonic()
+        if lease is None:
+            if self._calls.waiting.ended(self.lease_id) is None and self._seen:
+                # The nodes of a request may be read a moment later than its end.
+                self._gone = self._gone or now
+                self.deadline = min(self.deadline, self._gone + GRACE)
+                if now < self.deadline:
+                    return None
+            raise self._calls.gone(self.lease_id)
+        # The reason of a failed request is noted when the request is removed.
+        finishing = lease.state is LeaseState.FAILED and self._calls.waiting.expects(lease.id)
+        if (finishing or lease.state in self._while_in) and now < self.deadline:
+            self._seen = True
+            return None
+        status, headers = http.HTTPStatus.OK, _NO_HEADERS
+        if self._created is not None:
+            status = http.HTTPStatus.ACCEPTED if lease.state in OPEN else self._created
+            headers = (("Location", f"/api/v1/leases/{lease.id}"),)
+        return Reply(self._calls.view(lease, self._identity, self._token), status, headers, f"lease {lease.id}")
+
+
+def _node_view(node: Node, full: bool) -> NodeView:
+    port = node.connection_port
+    return NodeView(
+        node.id or "", list(node.type), str(node.state), node.provider, node.az, node.interface_ip, node.username,
+        [key for key in node.host_keys if isinstance(key, str)], node.connection_type, node.python_path, node.shell_type,
+        node.attributes if isinstance(node.attributes, dict) else None, port if full or isinstance(port, int) else None,
+    )  # fmt: skip
+
+
+def _may_use(identity: Identity, lease: Lease) -> bool:
+    """Return whether the caller holds the lease, or may act for its holder."""
+    if identity.lease is not None:
+        return identity.lease == lease.id
+    if identity.role >= Role.OPERATE:
+        return True
+    return identity.role >= Role.BORROW and identity.owner == lease.terms.owner and lease.terms.via != "record"
+
+
+def _forbidden(code: str, text: str) -> Refused:
+    return Refused(http.HTTPStatus.FORBIDDEN, code, text)
+
+
+def _checked_notes(notes: dict[str, str | int | float | bool | None]) -> dict[str, str | int | float | bool | None]:
+    size = len(msgspec.json.encode(notes))
+    if size > MOST_NOTES:
+        raise Refused(
+            http.HTTPStatus.UNPROCESSABLE_ENTITY,
+            "bad-request",
+            f"notes have {size} bytes as JSON; at most {MOST_NOTES} are allowed",
+        )
+    return notes
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_WAIT:
+        raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", f"wait must be seconds from 0 to {LONGEST_WAIT:g}")
+    return seconds
+
+
+def _time(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(min(max(seconds, 0.0), 1e11), datetime.UTC)

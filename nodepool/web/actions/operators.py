@@ -1,0 +1,157 @@
+"""Calls of operators: nodes, requests, images, uploads."""
+
+from __future__ import annotations
+
+import http
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
+
+from nodepool.access.identity import Role
+from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
+from nodepool.lease import Leases, Terms, record
+from nodepool.status.results import format_duration
+from nodepool.web.actions.bodies import ImageChange, LeaseView, NewHold, NodeChange, UploadChange
+from nodepool.web.actions.leases import LeaseCalls, refusals
+from nodepool.web.actions.routes import Call, Refused, Reply, Route
+from nodepool.zk import paths
+from nodepool.zk.records import DELETING, HOLD, UPLOADING, Node
+from nodepool.zk.zookeeper import ZooKeeper
+
+#: Seconds to wait for the lock of a node.
+LOCK = 5.0
+#: How often a record is read again if another client changes it at the same time.
+TRIES = 10
+
+
+class OperatorCalls:
+    """The calls that need the role ``operate``."""
+
+    def __init__(self, zk: Callable[[], ZooKeeper], leases: LeaseCalls, now: Callable[[], float] = time.time) -> None:
+        self._zk = zk
+        self._leases = leases
+        self._now = now
+
+    def routes(self) -> list[Route]:
+        ok, accepted, empty = http.HTTPStatus.OK, http.HTTPStatus.ACCEPTED, http.HTTPStatus.NO_CONTENT
+        image, operate = "image {image}", Role.OPERATE
+        return [
+            Route("POST", "/nodes/{id}/hold", self.hold, "Lease a ready or held node to yourself", operate,
+                  {http.HTTPStatus.CREATED: LeaseView}, NewHold, target="node {id}"),
+            Route("DELETE", "/nodes/{id}", self.delete, "Delete a node", operate, {accepted: NodeChange}, target="node {id}",
+                  query={"force": "true: although somebody has leased it"}),
+            Route("DELETE", "/requests/{id}", self.cancel, "Cancel a request", operate, {empty: None}, target="request {id}"),
+            Route("POST", "/images/{image}/build", self.build, "Request the build of an image", operate,
+                  {accepted: ImageChange}, target=image),
+            Route("POST", "/images/{image}/pause", self.pause, "Stop building an image", operate, {ok: ImageChange},
+                  target=image),
+            Route("POST", "/images/{image}/resume", self.resume, "Build a paused image again", operate, {ok: ImageChange},
+                  target=image),
+            Route("DELETE", "/images/{image}/builds/{build}/providers/{provider}/uploads/{upload}", self.delete_upload,
+                  "Delete an upload", operate, {accepted: UploadChange}, target="upload {image}-{build} {provider} {upload}"),
+        ]  # fmt: skip
+
+    # -- nodes and requests
+
+    @contextmanager
+    def _locked(self, node_id: str) -> Iterator[Node]:
+        """Lock a node and read it.
+
+        :raises Refused: it does not exist (404), or is in use (409).
+        """
+        zk = self._zk()
+        node = zk.getNode(node_id.zfill(10) if node_id.isdecimal() else node_id)
+        if node is None:
+            raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"Node {node_id} does not exist")
+        try:
+            zk.lockNode(node, blocking=True, timeout=LOCK)
+        except (TimeoutException, ZKLockException) as error:
+            text = f"Node {node.id} is {node.state} and locked by somebody else: {error}"
+            raise Refused(http.HTTPStatus.CONFLICT, "unavailable", text) from error
+        try:
+            yield node
+        except ZKException as error:
+            # Somebody has deleted it meanwhile, with its lock.
+            raise Refused(http.HTTPStatus.CONFLICT, "unavailable", f"Node {node.id} has changed: {error}") from error
+        finally:
+            with suppress(KazooException, ZKException):
+                zk.unlockNode(node)
+
+    def hold(self, call: Call) -> Reply:
+        identity, body = call.identity, call.parsed(NewHold)
+        with self._locked(call.names["id"]) as node, refusals():
+            lease = Leases(self._zk(), self._now).hold(node, Terms(identity.owner, identity.via, body.purpose), body.seconds)
+            return Reply(self._leases.view(lease, identity), http.HTTPStatus.CREATED)
+
+    def delete(self, call: Call) -> Reply:
+        with self._locked(call.names["id"]) as node:
+            terms = Terms.read(node.user_data) if node.state == HOLD else None
+            if terms is not None and call.query.get("force") != "true":
+                end = record.end_of(node)
+                left = "without an end" if end is None else f"for another {format_duration(end - self._now())}"
+                text = f"{terms.owner} has leased node {node.id} {left}; to delete it in any case, use force=true"
+                raise Refused(http.HTTPStatus.CONFLICT, "leased", text)
+            node.state = DELETING
+            self._zk().storeNode(node)
+            return Reply(NodeChange(node.id or "", DELETING), http.HTTPStatus.ACCEPTED)
+
+    def cancel(self, call: Call) -> Reply:
+        try:
+            self._zk().kazoo_client.delete(paths.request(call.names["id"]))
+        except NoNodeError:
+            text = f"Request {call.names['id']} does not exist"
+            raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", text) from None
+        return Reply(None, http.HTTPStatus.NO_CONTENT)
+
+    # -- images
+
+    def _image(self, call: Call) -> str:
+        """Return the name of an image that exists.
+
+        :raises Refused: it does not (404).
+        """
+        name = call.names["image"]
+        if name not in self._zk().getImageNames():
+            raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"No builder has image {name}; GET /api/v1/images lists them")
+        return name
+
+    def build(self, call: Call) -> Reply:
+        name = self._image(call)
+        if self._zk().getImagePaused(name):
+            raise Refused(http.HTTPStatus.CONFLICT, "paused", f"Image {name} is paused; resume it first")
+        self._zk().submitBuildRequest(name)
+        return Reply(ImageChange(name, "requested"), http.HTTPStatus.ACCEPTED)
+
+    def pause(self, call: Call) -> Reply:
+        name = self._image(call)
+        self._zk().setImagePaused(name, True)
+        return Reply(ImageChange(name, "paused"))
+
+    def resume(self, call: Call) -> Reply:
+        name = self._image(call)
+        self._zk().setImagePaused(name, False)
+        return Reply(ImageChange(name, "resumed"))
+
+    def delete_upload(self, call: Call) -> Reply:
+        zk = self._zk()
+        names = tuple(call.names[key] for key in ("image", "build", "provider", "upload"))
+        image, build, provider, number = names
+        for _ in range(TRIES):
+            upload = zk.getImageUpload(image, build, provider, number)
+            if upload is None:
+                break
+            if upload.state == UPLOADING:
+                raise Refused(http.HTTPStatus.CONFLICT, "unavailable", "The upload is in progress; it cannot be deleted now")
+            upload.state = DELETING
+            try:
+                zk.kazoo_client.set(paths.upload(*names), upload.serialize(), -1 if upload.stat is None else upload.stat.version)
+            except BadVersionError:
+                continue
+            except NoNodeError:
+                break
+            return Reply(UploadChange("/".join(names), DELETING), http.HTTPStatus.ACCEPTED)
+        else:
+            raise Refused(http.HTTPStatus.CONFLICT, "unavailable", "The upload keeps changing; try again")
+        raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"Upload {'/'.join(names)} does not exist")

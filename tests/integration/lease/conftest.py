@@ -1,0 +1,80 @@
+"""A launcher with the API of leases."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import pathlib
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+from nodepool.access.identity import Role
+from nodepool.access.tokens import Tokens
+
+from nodepool.client import Pool
+from nodepool.web.actions.actions import Actions
+from nodepool.web.server import WebApp
+from tests.support.launcher import LauncherBench, config, provider
+
+
+class Answer(NamedTuple):
+    status: int
+    content: Any
+    headers: Mapping[str, str]
+
+
+class Api:
+    """The API of one launcher, and tokens for it."""
+
+    def __init__(self, bench: LauncherBench, launcher: Any, directory: pathlib.Path) -> None:
+        self.bench, self.launcher = bench, launcher
+        self.socket = str(directory / "api.sock")
+        self.actions = Actions.of_launcher(launcher, "loopback")
+        self.app = WebApp(launcher, port=0, listen_address="127.0.0.1", actions=self.actions, unix=self.socket)
+        self.port = int(self.app.server.socket.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.app.start()
+
+    def token(self, name: str = "alice", role: Role = Role.BORROW, **limits: Any) -> str:
+        return Tokens(lambda: self.bench.zk).create(name, role, **limits)[1]
+
+    def pool(self, name: str = "alice", role: Role = Role.BORROW, **limits: Any) -> Pool:
+        return Pool(self.url, self.token(name, role, **limits))
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        unix: bool = False,
+    ) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
+        if unix:
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(90)
+            connection.sock.connect(self.socket)
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        if token is not None:
+            sent["Authorization"] = f"Bearer {token}"
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        connection.request(method, f"/api/v1{path}", data, sent)
+        answer = connection.getresponse()
+        found = answer.read()
+        connection.close()
+        content = json.loads(found) if found and "json" in answer.headers.get_content_type() else found.decode()
+        return Answer(answer.status, content, dict(answer.headers))
+
+
+@pytest.fixture
+def api(bench: LauncherBench, tmp_path: pathlib.Path) -> Iterator[Api]:
+    """One launcher with four nodes of the label ``fake-label`` and of ``other``."""
+    bench.quota(instances=4)
+    served = Api(bench, bench.start(config(provider(labels=["fake-label", "other"]))), tmp_path)
+    try:
+        yield served
+    finally:
+        served.app.stop()

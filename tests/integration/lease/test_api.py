@@ -1,0 +1,278 @@
+"""The API of leases, with a real ZooKeeper and a launcher (lease, section 6)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from nodepool.access.identity import Role
+from nodepool.zk.records import DELETING, HOLD, READY
+from tests.conftest import wait_for
+from tests.integration.lease.conftest import Api
+
+NEW = {"labels": ["fake-label"], "for": 3600, "wait": 30, "purpose": "debug #12"}
+
+
+def test_lease_is_granted_in_one_call(api: Api) -> None:
+    token = api.token()
+    status, lease, headers = api.call("POST", "/leases", NEW, token)
+    assert status == 201 and headers["Location"] == f"/api/v1/leases/{lease['id']}"
+    assert (lease["state"], lease["owner"], lease["purpose"], lease["labels"]) == ("held", "alice", "debug #12", ["fake-label"])
+    assert lease["token"].startswith(f"npl_{lease['id']}_") and lease["why"] is None
+    [node] = lease["nodes"]
+    stored = api.bench.zuul.node(node["id"])
+    assert (stored["state"], stored["hold_expiration"], stored["allocated_to"]) == (HOLD, 3600, lease["id"])
+    assert lease["token"].rpartition("_")[2] not in str(stored), "only the hash of the token is stored"
+    assert (node["address"], node["port"], node["username"]) == (
+        stored["interface_ip"],
+        stored["connection_port"],
+        stored["username"],
+    )
+    shown = api.call("GET", f"/leases/{lease['id']}", token=token).content
+    assert shown == {**lease, "token": None}
+
+
+def test_waiting_lease_says_why_and_is_handed_over_when_its_nodes_are_ready(api: Api) -> None:
+    token = api.token()
+    held = [api.call("POST", "/leases", NEW, token).content["id"] for _ in range(4)]
+    status, lease, _ = api.call("POST", "/leases", {**NEW, "wait": 0}, token)
+    assert (status, lease["state"], lease["nodes"], lease["ends"]) == (202, "waiting", [], None)
+    assert lease["why"]["text"] and lease["why"]["queue_position"] == 1
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(api.call("GET", f"/leases/{lease['id']}?wait=60", token=token)))
+    thread.start()
+    assert api.call("DELETE", f"/leases/{held[0]}", token=token).status == 204
+    thread.join(30)
+    assert [(answer.status, answer.content["state"]) for answer in found] == [(200, "held")]
+
+
+def test_long_polls_occupy_no_thread(api: Api) -> None:
+    token = api.token()
+    for _ in range(4):
+        api.call("POST", "/leases", NEW, token)
+    waiting = api.call("POST", "/leases", {**NEW, "wait": 0}, token).content["id"]
+    polls = [threading.Thread(target=api.call, args=("GET", f"/leases/{waiting}?wait=60", None, token)) for _ in range(20)]
+    for poll in polls:
+        poll.start()
+    wait_for(lambda: len(api.actions.waiting) == 20, what="20 long polls")
+    assert api.call("GET", "/leases", token=token).status == 200
+    assert api.call("DELETE", f"/leases/{waiting}", token=token).status == 204
+    for poll in polls:
+        poll.join(10)
+        assert not poll.is_alive()
+
+
+def test_poll_ends_at_its_deadline_with_the_lease_as_it_is(api: Api) -> None:
+    token = api.token()
+    for _ in range(4):
+        api.call("POST", "/leases", NEW, token)
+    start = time.monotonic()
+    status, lease, _ = api.call("POST", "/leases", {**NEW, "wait": 1.5}, token)
+    assert (status, lease["state"]) == (202, "waiting") and time.monotonic() - start >= 1.5
+
+
+def test_same_key_gives_the_same_lease_with_a_new_token(api: Api) -> None:
+    token, key = api.token(), {"Idempotency-Key": "job-1"}
+    first = api.call("POST", "/leases", NEW, token, key)
+    second = api.call("POST", "/leases", NEW, token, key)
+    assert (first.status, second.status) == (201, 200) and second.content["id"] == first.content["id"]
+    path = f"/leases/{first.content['id']}/renew"
+    assert api.call("POST", path, {"for": 4000}, first.content["token"]).status == 401
+    assert api.call("POST", path, {"for": 4000}, second.content["token"]).status == 200
+    other = api.call("POST", "/leases", {**NEW, "labels": ["other"]}, token, key)
+    assert (other.status, other.content["code"]) == (409, "key-in-use")
+    assert api.call("POST", "/leases", NEW, api.token("bob"), key).status == 201
+
+
+def test_concurrent_calls_with_one_key_give_one_lease(api: Api) -> None:
+    token, answers = api.token(), []
+    threads = [
+        threading.Thread(target=lambda: answers.append(api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "k"})))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({answer.content["id"] for answer in answers}) == 1, answers
+    assert len(api.bench.nodes(state=HOLD)) == 1
+
+
+def test_lease_token_renews_describes_and_returns_its_own_lease_only(api: Api) -> None:
+    token = api.token()
+    one, two = (api.call("POST", "/leases", NEW, token).content for _ in range(2))
+    path, own = f"/leases/{one['id']}", one["token"]
+    assert api.call("POST", path + "/renew", {"for": 7000}, own).content["renewed"] == 1
+    described = api.call("PATCH", path, {"purpose": "new", "notes": {"runner": 1004}}, own).content
+    assert (described["purpose"], described["notes"]) == ("new", {"runner": 1004})
+    assert api.call("GET", path, token=own).status == 200
+    for method, other, body in (
+        ("DELETE", f"/leases/{two['id']}", None), ("POST", "/leases", NEW), ("GET", "/leases", None), ("GET", "/nodes", None),
+        ("DELETE", f"/nodes/{one['nodes'][0]['id']}", None),
+    ):  # fmt: skip
+        assert api.call(method, other, body, own).status == 403, (method, other)
+    assert api.call("DELETE", path, token=own).status == 204
+
+
+def test_return_is_repeatable(api: Api) -> None:
+    token = api.token()
+    lease = api.call("POST", "/leases", NEW, token).content
+    for _ in range(3):
+        assert api.call("DELETE", f"/leases/{lease['id']}", token=token).status == 204
+    api.bench.wait_gone(lease["nodes"][0]["id"])
+    answer = api.call("POST", f"/leases/{lease['id']}/renew", {"for": 60}, token)
+    assert (answer.status, answer.content["code"]) == (410, "ended")
+
+
+def test_others_neither_change_a_lease_nor_see_its_notes(api: Api) -> None:
+    lease = api.call("POST", "/leases", {**NEW, "notes": {"job": 7}}, api.token()).content
+    path = f"/leases/{lease['id']}"
+    bob, operator = api.token("bob"), api.token("carol", Role.OPERATE)
+    for method, body in (("DELETE", None), ("PATCH", {"purpose": "mine"})):
+        answer = api.call(method, path, body, bob)
+        assert (answer.status, answer.content["code"]) == (403, "not-allowed") and "alice" in answer.content["detail"]
+    assert api.call("GET", path, token=bob).content["notes"] == {}
+    assert api.call("GET", path, token=operator).content["notes"] == {"job": 7}
+    assert api.call("DELETE", path, token=operator).status == 204
+
+
+def test_limits_of_a_token_are_kept(api: Api) -> None:
+    token = api.token(labels=("fake-*",), longest=7200.0, tenant="acme", per_owner=2)
+    lease = api.call("POST", "/leases", NEW, token).content
+    assert lease["tenant"] == "acme"
+    for change, code in (
+        ({"labels": ["other"]}, "not-allowed"), ({"tenant": "else"}, "not-allowed"), ({"for": 7201}, "cap"),
+        ({"priority": "100"}, "not-allowed"),
+    ):  # fmt: skip
+        answer = api.call("POST", "/leases", {**NEW, **change}, token)
+        assert (answer.status, answer.content["code"]) == (403, code), change
+    answer = api.call("POST", f"/leases/{lease['id']}/renew", {"for": 7201}, token)
+    assert (answer.status, answer.content["code"]) == (403, "cap")
+    api.call("POST", "/leases", NEW, token)
+    answer = api.call("POST", "/leases", NEW, token)
+    assert (answer.status, answer.content["code"]) == (429, "too-many-leases")
+
+
+@pytest.mark.parametrize("change, place", [
+    ({"labels": []}, "labels"), ({"labels": ["x"] * 21}, "labels"), ({"labels": "fake-label"}, "labels"), ({"for": 59}, "for"),
+    ({"for": 1e3}, "for"), ({"for": True}, "for"), ({"for": 10**30}, "for"), ({"wait": 61}, "wait"), ({"wait": -1}, "wait"),
+    ({"purpose": "a\nb"}, "purpose"), ({"purpose": "x" * 201}, "purpose"), ({"unknown": 1}, "unknown"),
+    ({"notes": {"a": "x" * 1100}}, "notes"), ({"notes": {"a": {}}}, "notes"), ({"priority": "1"}, "priority"),
+    ({"labels": ["no-such-label"]}, "no-such-label"),
+])  # fmt: skip
+def test_invalid_bodies_are_refused_with_the_place(api: Api, change: dict[str, Any], place: str) -> None:
+    answer = api.call("POST", "/leases", {**NEW, **change}, api.token())
+    assert answer.status == 422 and place in answer.content["detail"], answer
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert api.bench.zk.getNodeRequests() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 60000, b'{"labels": ["\\ud800"]}', b"1" * 1000])
+def test_hostile_json_is_refused(api: Api, data: bytes) -> None:
+    assert api.call("POST", "/leases", data, api.token()).status == 422
+
+
+def test_calls_need_json_and_a_known_method(api: Api) -> None:
+    token = api.token()
+    assert api.call("POST", "/leases", NEW, token, {"Content-Type": "text/plain"}).status == 415
+    answer = api.call("PUT", "/leases", NEW, token)
+    assert answer.status == 405 and answer.headers["Allow"] == "GET, POST"
+    assert api.call("GET", "/leases?wat=1", token=token).status == 422
+
+
+def test_callers_without_a_token_may_only_read(api: Api) -> None:
+    assert api.call("GET", "/leases").status == 200
+    answer = api.call("POST", "/leases", NEW)
+    assert answer.status == 401 and answer.headers["Www-Authenticate"].startswith("Bearer")
+    assert api.call("POST", "/leases", NEW, "np_x_y").status == 401
+    assert api.call("POST", "/leases", NEW, api.token(role=Role.READ)).status == 403
+    # A foreign page whose name resolves to this machine.
+    assert api.call("GET", "/leases", headers={"Host": "evil.example"}).status == 403
+
+
+def test_root_is_administrator_on_the_unix_socket(api: Api) -> None:
+    lease = api.call("POST", "/leases", NEW, unix=True).content
+    assert (lease["state"], lease["owner"]) == ("held", "root")
+    assert api.call("GET", "/nodes", unix=True).content["total"] == 1
+
+
+def test_operators_hold_and_delete_nodes(api: Api) -> None:
+    api.bench.fulfilled("fake-label")
+    operator, [node] = api.token("carol", Role.OPERATE), api.bench.nodes()
+    [request] = api.bench.zk.getNodeRequests()
+    assert api.call("DELETE", f"/requests/{request}", token=operator).status == 204
+    assert api.call("DELETE", f"/requests/{request}", token=operator).status == 404
+    api.bench.wait_nodes(1, state=READY, allocated_to=None)
+    path = f"/nodes/{int(node.id)}"
+    assert api.call("POST", path + "/hold", {}, api.token()).status == 403
+    held = api.call("POST", path + "/hold", {"for": 600, "purpose": "look"}, operator)
+    assert (held.status, held.content["owner"], held.content["state"]) == (201, "carol", "held")
+    answer = api.call("DELETE", path, token=operator)
+    assert (answer.status, answer.content["code"]) == (409, "leased") and "carol" in answer.content["detail"]
+    assert api.call("DELETE", path + "?force=true", token=operator).content == {"node": node.id, "state": DELETING}
+    api.bench.wait_gone(node.id)
+    assert api.call("DELETE", path, token=operator).status == 404
+
+
+def test_operators_build_pause_and_resume_images_and_delete_uploads(api: Api) -> None:
+    zk, operator = api.bench.zk, api.token("carol", Role.OPERATE)
+    upload = api.bench.store_image("fake-image", "fake-provider")
+    assert api.call("POST", "/images/fake-image/build", token=operator).status == 202
+    assert zk.hasBuildRequest("fake-image")
+    assert api.call("POST", "/images/fake-image/pause", token=operator).status == 200
+    assert zk.getImagePaused("fake-image")
+    assert api.call("POST", "/images/fake-image/build", token=operator).content["code"] == "paused"
+    assert api.call("POST", "/images/fake-image/resume", token=operator).status == 200
+    assert not zk.getImagePaused("fake-image")
+    assert api.call("POST", "/images/none/build", token=operator).status == 404
+    path = f"/images/fake-image/builds/{upload.build_id}/providers/fake-provider/uploads/{upload.id}"
+    assert api.call("DELETE", path, token=api.token()).status == 403
+    assert api.call("DELETE", path, token=operator).status == 202
+    assert zk.getImageUpload("fake-image", upload.build_id, "fake-provider", upload.id).state == DELETING
+
+
+def test_failed_request_is_reported_with_its_reason_and_removed(api: Api) -> None:
+    answer = api.call("POST", "/leases", {**NEW, "labels": ["fake-label"] * 5}, api.token())
+    assert answer.status == 410, answer
+    assert answer.content["code"] == "failed" and answer.content["detail"]
+    assert api.bench.zk.getNodeRequests() == []
+
+
+def test_canceled_request_ends_the_wait(api: Api) -> None:
+    token, found = api.token(), []
+    for _ in range(4):
+        api.call("POST", "/leases", NEW, token)
+    waiting = api.call("POST", "/leases", {**NEW, "wait": 0}, token).content["id"]
+    poll = threading.Thread(target=lambda: found.append(api.call("GET", f"/leases/{waiting}?wait=60", token=token)))
+    poll.start()
+    wait_for(lambda: len(api.actions.waiting) == 1, what="a long poll")
+    assert api.call("DELETE", f"/requests/{waiting}", token=api.token("carol", Role.OPERATE)).status == 204
+    poll.join(30)
+    assert [(answer.status, answer.content["code"]) for answer in found] == [(410, "gone")]
+
+
+def test_audit_log_names_caller_action_object_and_result(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    token = api.token()
+    with caplog.at_level("INFO", "nodepool.audit"):
+        lease = api.call("POST", "/leases", NEW, token).content
+        api.call("DELETE", f"/leases/{lease['id']}", token=token)
+        api.call("DELETE", "/nodes/0000000001", token=token)
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "nodepool.audit"]
+    seen = [(line["owner"], line["action"], line["target"], line["result"]) for line in lines]
+    assert seen == [
+        ("alice", "create", f"lease {lease['id']}", "ok"), ("alice", "give-back", f"lease {lease['id']}", "ok"),
+        ("alice", "delete", "node 0000000001", "not-allowed"),
+    ]  # fmt: skip
+    assert lease["token"] not in caplog.text and token not in caplog.text
+    assert {"action"} <= {event["type"] for event in api.launcher.feed.since(0)[0]}
+
+
+def test_openapi_document_describes_every_call(api: Api) -> None:
+    document = api.call("GET", "/openapi.json").content
+    calls = {(method.upper(), path.removeprefix("/api/v1")) for path, item in document["paths"].items() for method in item}
+    assert calls == {(route.method, route.path) for route in api.actions.table.routes}
+    assert document["components"]["schemas"]["NewLease"]["required"] == ["labels"]

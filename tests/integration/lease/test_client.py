@@ -1,0 +1,173 @@
+"""``nodepool.client`` against a launcher, and a host that a real sshd serves."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nodepool import client
+from nodepool.client import LeaseEnded, NoCapacity, NodepoolError, NotAllowed, Pool
+from nodepool.zk.records import HOLD
+from tests import REPOSITORY
+from tests.conftest import wait_for
+from tests.integration.lease.conftest import Api
+from tests.support.launcher import LauncherBench
+from tests.support.sshd import SSHServer, ssh_server
+
+
+@pytest.fixture(scope="module")
+def sshd() -> Iterator[SSHServer]:
+    with ssh_server(kinds=["ed25519"], options=["Subsystem sftp internal-sftp"]) as server:
+        yield server
+
+
+@pytest.fixture
+def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
+    """A pool with two nodes on one host."""
+    host = {
+        "name": "127.0.0.1", "labels": ["small"], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": 2,
+        "host-key-checking": True,
+    }  # fmt: skip
+    entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
+    api = Api(bench, bench.start({"labels": [{"name": "small"}], "providers": [entry]}), tmp_path)
+    try:
+        yield Pool(api.url, api.token(), str(sshd.client_key))
+    finally:
+        api.app.stop()
+
+
+def test_commands_run_and_files_are_copied_on_the_node(pool: Pool, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "in").write_bytes(b"\0\xffdata")
+    with pool.lease("small", purpose="test") as lease:
+        done = lease.run(["sh", "-c", "cat; echo $0 >&2; exit 3", "a b"], input=b"typed")
+        assert (done.status, done.stdout, done.stderr) == (3, b"typed", b"a b\n")
+        with pytest.raises(subprocess.CalledProcessError):
+            lease.run("exit 4", check=True)
+        target = str(tmp_path / "there")
+        lease.put(tmp_path / "in", target)
+        lease.get(target, tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == b"\0\xffdata"
+        with pytest.raises(OSError, match="No such file"):
+            lease.get("/nowhere/at/all", tmp_path / "none")
+        with pytest.raises(subprocess.TimeoutExpired):
+            lease.run("sleep 60", timeout=0.5)
+        assert lease.inventory()["small"] == {"hosts": ["n1"]}
+    wait_for(lambda: pool.leases() == [], what="the lease returned")
+
+
+def test_lease_is_returned_after_an_error_in_the_block(pool: Pool) -> None:
+    with pytest.raises(RuntimeError), pool.lease("small"):
+        raise RuntimeError
+    wait_for(lambda: pool.leases() == [], what="the lease returned")
+
+
+def test_attached_lease_is_renewed_while_the_program_lives(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "RENEW_EVERY", 0.1)
+    lease = api.pool().lease("fake-label")
+    wait_for(lambda: lease.refresh().renewed >= 3, what="three renewals")
+    lease.give_back()
+    wait_for(lambda: f"lease-{lease.id}" not in {thread.name for thread in threading.enumerate()}, what="the thread ended")
+
+
+def test_detached_lease_has_the_given_end_and_is_found_by_others(api: Api) -> None:
+    pool = api.pool()
+    lease = pool.lease("fake-label", for_="4h", key="job-1", notes={"runner": 1})
+    assert lease.ends is not None and 4 * 3600 - 60 < lease.ends.timestamp() - time.time() <= 4 * 3600
+    assert pool.lease("fake-label", for_="4h", key="job-1").id == lease.id
+    with pytest.raises(NotAllowed):
+        Pool(api.url, f"npl_{lease.id}_wrong").get(lease.id)
+    token = pool.lease("fake-label", for_="4h", key="job-1").token
+    again = Pool(api.url).get(lease.id, token)
+    again.note(job=2)
+    assert again.notes == {"runner": 1, "job": 2}
+    again.renew("6h").give_back()
+    again.give_back()
+    with pytest.raises(LeaseEnded):
+        pool.get(lease.id)
+
+
+def test_wait_ends_with_the_reason_and_withdraws_the_request(api: Api) -> None:
+    pool = api.pool()
+    held = [pool.lease("fake-label", for_="1h") for _ in range(4)]
+    with pytest.raises(NoCapacity, match=r"was not ready in time: \w+"):
+        pool.lease("fake-label", wait="2s")
+    assert len(pool.leases()) == len(held) and api.bench.zk.getNodeRequests() == []
+
+
+def test_waiting_lease_reports_its_changes(api: Api) -> None:
+    pool = api.pool()
+    held = [pool.lease("fake-label", for_="1h") for _ in range(4)]
+    lease = pool.lease("fake-label", wait=None)
+    states = []
+    for change in lease.changes(time.monotonic() + 60):
+        states.append(change.state)
+        held[0].give_back()
+    assert (states[0], states[-1]) == ("waiting", "held")
+    lease.give_back()
+
+
+def test_deleted_node_ends_an_attached_lease(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "RENEW_EVERY", 0.2)
+    lease = api.pool().lease("fake-label")
+    [node] = api.bench.nodes(state=HOLD)
+    api.bench.zuul.write_node(node.id, state="deleting")
+
+    def ended() -> bool:
+        try:
+            lease.refresh()
+        except LeaseEnded:
+            return True
+        return False
+
+    wait_for(ended, what="LeaseEnded")
+    with pytest.raises(LeaseEnded):
+        lease.run("true")
+
+
+def test_end_of_the_program_returns_its_leases(api: Api, tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from nodepool.client import Pool\nlease = Pool().lease('fake-label')\nprint(lease.id, flush=True)\ninput()\n"
+    )
+    environment = {**os.environ, "NODEPOOL_URL": api.url, "NODEPOOL_TOKEN": api.token(), "PYTHONPATH": str(REPOSITORY)}
+
+    def started() -> Any:
+        process = subprocess.Popen(
+            [sys.executable, str(program)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert process.stdout is not None and process.stdout.readline().startswith(b"200-")
+        return process
+
+    for end in (lambda process: process.stdin.write(b"\n"), lambda process: process.send_signal(signal.SIGINT)):
+        with started() as process:
+            assert len(api.bench.nodes(state=HOLD)) == 1
+            end(process)
+        wait_for(lambda: api.bench.nodes(state=HOLD) == [], what="the node returned")
+
+
+def test_server_that_cannot_be_reached_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(NodepoolError, match="unix:///nowhere cannot be reached"):
+        Pool("unix:///nowhere").leases()
+    with pytest.raises(ValueError, match="not a URL"):
+        Pool("pool.example.org")
+
+
+def test_client_needs_nothing_but_the_standard_library() -> None:
+    tree = ast.parse((REPOSITORY / "nodepool" / "client.py").read_text())
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in modules} <= set(sys.stdlib_module_names)
