@@ -140,7 +140,7 @@ class Pool:
     def __init__(self, url: str | None = None, token: str | None = None, key_file: str | None = None) -> None:
         self.url = (url or os.environ.get("NODEPOOL_URL") or SOCKET).rstrip("/")
         self.key_file = key_file or os.environ.get("NODEPOOL_SSH_KEY")
-        self._token = token or os.environ.get("NODEPOOL_TOKEN")
+        self.token = token or os.environ.get("NODEPOOL_TOKEN")
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("unix", "http", "https") or not (parts.path if parts.scheme == "unix" else parts.hostname):
             raise ValueError(f"{self.url!r} is not a URL such as https://pool.example.org or unix:///run/nodepool/api.sock")
@@ -227,7 +227,7 @@ class Pool:
         """
         while True:
             try:
-                return self._call(method, path, body, token or self._token, headers or {})
+                return self._call(method, path, body, token or self.token, headers or {})
             except NodepoolError as error:
                 if error.code not in ("unreachable", "no-zookeeper") or retry is None or time.monotonic() + RETRY >= retry:
                     raise

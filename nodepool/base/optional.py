@@ -23,6 +23,7 @@ DISTRIBUTIONS = {
     "keystoneauth1": "keystoneauth1",
     "kubernetes": "kubernetes",
     "lxml": "lxml",
+    "mcp": "mcp",
     "openstack": "openstacksdk",
     "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
     "opentelemetry.sdk": "opentelemetry-sdk",

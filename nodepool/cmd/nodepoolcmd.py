@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from nodepool.cmd import audit
 from nodepool.cmd.commands import (
+    agents,
     aliens,
     configuration,
     data,
@@ -27,9 +28,24 @@ from nodepool.cmd.commands import (
 from nodepool.cmd.commands.context import Context
 from nodepool.process.program import arguments, make_parser, run_console, seconds, setup_command_logging
 
-COMMANDS = (nodes, images, aliens, providers, data, configuration, requests, lease, token, observe, recover, dev, simulate)
+COMMANDS = (
+    nodes,
+    images,
+    aliens,
+    providers,
+    data,
+    configuration,
+    requests,
+    lease,
+    token,
+    observe,
+    recover,
+    dev,
+    simulate,
+    agents,
+)
 EPILOG = "See `nodepool SUBCOMMAND --help` for details; the manual is in doc/operation/ of the source, also as rendered pages."
-WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev", "simulate"})
+WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev", "simulate", "mcp"})
 
 
 def create_parser() -> argparse.ArgumentParser:

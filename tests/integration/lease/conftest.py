@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
+
 from nodepool.access.identity import Role
 from nodepool.access.tokens import Tokens
-
 from nodepool.client import Pool
 from nodepool.web.actions.actions import Actions
 from nodepool.web.server import WebApp
 from tests.support.launcher import LauncherBench, config, provider
+from tests.support.sshd import SSHServer, ssh_server
 
 
 class Answer(NamedTuple):
@@ -78,3 +79,24 @@ def api(bench: LauncherBench, tmp_path: pathlib.Path) -> Iterator[Api]:
         yield served
     finally:
         served.app.stop()
+
+
+@pytest.fixture(scope="module")
+def sshd() -> Iterator[SSHServer]:
+    with ssh_server(kinds=["ed25519"], options=["Subsystem sftp internal-sftp"]) as server:
+        yield server
+
+
+@pytest.fixture
+def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
+    """A pool with two nodes on one host."""
+    host = {
+        "name": "127.0.0.1", "labels": ["small"], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": 2,
+        "host-key-checking": True,
+    }  # fmt: skip
+    entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
+    api = Api(bench, bench.start({"labels": [{"name": "small"}], "providers": [entry]}), tmp_path)
+    try:
+        yield Pool(api.url, api.token(), str(sshd.client_key))
+    finally:
+        api.app.stop()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,29 +20,6 @@ from nodepool.zk.records import HOLD
 from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.integration.lease.conftest import Api
-from tests.support.launcher import LauncherBench
-from tests.support.sshd import SSHServer, ssh_server
-
-
-@pytest.fixture(scope="module")
-def sshd() -> Iterator[SSHServer]:
-    with ssh_server(kinds=["ed25519"], options=["Subsystem sftp internal-sftp"]) as server:
-        yield server
-
-
-@pytest.fixture
-def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
-    """A pool with two nodes on one host."""
-    host = {
-        "name": "127.0.0.1", "labels": ["small"], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": 2,
-        "host-key-checking": True,
-    }  # fmt: skip
-    entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
-    api = Api(bench, bench.start({"labels": [{"name": "small"}], "providers": [entry]}), tmp_path)
-    try:
-        yield Pool(api.url, api.token(), str(sshd.client_key))
-    finally:
-        api.app.stop()
 
 
 def test_commands_run_and_files_are_copied_on_the_node(pool: Pool, tmp_path: pathlib.Path) -> None:

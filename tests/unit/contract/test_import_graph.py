@@ -13,6 +13,7 @@ from tests import REPOSITORY
 #: From below to above; those on a line import nothing of each other unless ``MAY`` says so.
 LAYERS = (
     ("client", "exceptions", "version"),
+    ("mcp",),
     ("base", "logconfig", "reasons"),
     ("metrics",),
     ("zk", "config", "zkserver"),

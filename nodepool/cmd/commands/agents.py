@@ -1,0 +1,24 @@
+"""``mcp``: machines for agents."""
+
+from __future__ import annotations
+
+from nodepool.base import optional
+from nodepool.client import Pool
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "mcp", serve, "lease machines for an agent, by the Model Context Protocol")
+    parser.add_argument("--url", help="of the API (default: $NODEPOOL_URL, or the socket of this machine)")
+
+
+def serve(context: Context) -> None:
+    absent = optional.missing(("mcp",))
+    if absent is not None:
+        raise CommandError(f"mcp needs {absent}")
+    from nodepool import mcp
+
+    try:
+        mcp.serve(Pool(context.args.url))
+    except ValueError as error:
+        raise CommandError(str(error)) from error

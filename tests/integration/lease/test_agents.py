@@ -1,0 +1,76 @@
+"""``nodepool mcp`` with the SDK's own client, a launcher, and a host that a real sshd serves."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import sys
+from typing import Any
+
+from mcp import Client, StdioServerParameters
+
+from nodepool.client import Pool
+from tests import REPOSITORY
+from tests.conftest import wait_for
+
+EXPECTED = {"lease", "run", "read_file", "write_file", "renew", "return", "why"}
+
+
+async def session(pool: Pool, environment: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "nodepool.cmd.nodepoolcmd", "mcp"], env={**os.environ, **environment}
+    )
+    async with Client(server) as client:
+
+        async def call(name: str, **arguments: Any) -> Any:
+            result = await client.call_tool(name, arguments)
+            text = "".join(part.text for part in result.content if part.type == "text")
+            return (text, True) if result.is_error else result.structured_content or text
+
+        found["tools"] = {tool.name for tool in (await client.list_tools()).tools}
+        lease = await call("lease", labels=["small"], wait="60s")
+        found["lease"] = lease
+        name = lease["lease"]
+        found["run"] = await call("run", lease=name, command="echo out; echo err >&2; exit 3")
+        found["slow"] = await call("run", lease=name, command="sleep 60", timeout="1s")
+        path = f"/tmp/nodepool-agents-{os.getpid()}/a b"
+        found["write"] = await call("write_file", lease=name, path=path, text="héllo\n")
+        found["read"] = await call("read_file", lease=name, path=path)
+        found["missing"] = await call("read_file", lease=name, path="/nowhere")
+        found["unknown"] = await call("run", lease="200-0000000099", command="true")
+        found["label"] = await call("lease", labels=["no-such-label"])
+        found["renewed"] = await call("renew", lease=name, time="1h")
+        found["why"] = await call("why")
+        found["held"] = [one.id for one in pool.leases(state="held")]
+        await call("run", lease=name, command=f"rm -r /tmp/nodepool-agents-{os.getpid()}")
+        second = await call("lease", labels=["small"], wait="60s")
+        found["returned"] = await call("return", lease=second["lease"])
+    return found
+
+
+def test_agent_leases_machines_and_works_on_them(pool: Pool) -> None:
+    environment = {
+        "NODEPOOL_URL": pool.url,
+        "NODEPOOL_TOKEN": pool.token or "",
+        "NODEPOOL_SSH_KEY": pool.key_file or "",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    found = asyncio.run(asyncio.wait_for(session(pool, environment), 120))
+    assert found["tools"] == EXPECTED
+    assert found["lease"]["state"] == "held" and found["lease"]["machines"][0]["address"] == "127.0.0.1"
+    assert found["run"] == {"status": 3, "stdout": "out\n", "stderr": "err\n"}
+    assert found["slow"][1] and "not ended within 1 s" in found["slow"][0]
+    assert "wrote 7 bytes" in str(found["write"]) and "héllo" in str(found["read"])
+    for failure, text in (("missing", "No such file"), ("unknown", "has no lease 200-0000000099"), ("label", "no-such-label")):
+        assert found[failure][1] and text in found[failure][0], failure
+    assert found["held"] == [found["lease"]["lease"]]
+    assert "is returned" in str(found["returned"])
+    wait_for(lambda: pool.leases() == [], what="the leases returned at the end of the session")
+
+
+def test_agents_need_nothing_of_nodepool_but_the_client() -> None:
+    tree = ast.parse((REPOSITORY / "nodepool" / "mcp.py").read_text())
+    modules = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in modules if name.startswith("nodepool")} == {"nodepool.client"}
