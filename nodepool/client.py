@@ -42,6 +42,8 @@ SOCKET = "unix:///run/nodepool/api.sock"
 ATTACHED, RENEW_EVERY = 120, 40.0
 #: Seconds of one long poll, and beyond it until the server counts as gone.
 POLL, TIMEOUT = 30.0, 30.0
+#: Seconds before the end of a certificate at which a new one is signed.
+SOON = 60.0
 #: Seconds between two attempts to reach the server.
 RETRY = 2.0
 #: Codes of answers to a lease that waits after which it is requested again.
@@ -311,6 +313,8 @@ class Lease:
         self._thread: threading.Thread | None = None
         self._directory: str | None = None
         self._lock = threading.Lock()
+        #: Unix time at which the certificate ends; 0: there is none yet; None: the server signs none.
+        self._certified: float | None = 0.0
         if attached:
             atexit.register(self._leave)
             self._thread = threading.Thread(target=self._renew, name=f"lease-{self.id}", daemon=True)
@@ -482,10 +486,32 @@ class Lease:
         for form in ("known_hosts", "config"):
             query = urllib.parse.urlencode({"format": form, "directory": str(folder)})
             text = self._pool.call("GET", f"{_path(self.id)}/ssh?{query}", token=self.token)
-            if form == "config" and self._pool.key_file:
-                text = f"IdentityFile {shlex.quote(os.path.abspath(self._pool.key_file))}\n{text}"
+            if form == "config":
+                text = self._identity(folder) + text
             (folder / ("ssh_config" if form == "config" else form)).write_text(text)
         return str(folder / "ssh_config")
+
+    def _identity(self, folder: pathlib.Path) -> str:
+        """Return the options for the configured key, or for a new one with a certificate."""
+        if self._pool.key_file:
+            return f"IdentityFile {shlex.quote(os.path.abspath(self._pool.key_file))}\n"
+        if self._certified is None:
+            return ""
+        key = folder / "id"
+        if not key.exists():
+            argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.id, "-f", str(key)]
+            subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT)
+        body = {"public_key": key.with_suffix(".pub").read_text().strip()}
+        try:
+            answer = self._pool.call("POST", _path(self.id) + "/certificate", body, token=self.token)
+        except NodepoolError as error:
+            if error.code not in ("no-certificates", "not-found"):
+                raise
+            self._certified = None
+            return ""
+        (folder / "id-cert.pub").write_text(answer["certificate"] + "\n")
+        self._certified = datetime.datetime.fromisoformat(answer["valid_before"]).timestamp()
+        return f"IdentityFile {key}\nCertificateFile {folder}/id-cert.pub\n"
 
     def inventory(self) -> dict[str, Any]:
         """Return Ansible's dynamic inventory: a group for each label."""
@@ -498,6 +524,8 @@ class Lease:
             if self._directory is None:
                 # Short: the path of a socket has at most 107 bytes.
                 self._directory = tempfile.mkdtemp(prefix="nplease-", dir="/tmp")
+                self.write_ssh(self._directory)
+            elif self._certified is not None and 0 < self._certified < time.time() + SOON:
                 self.write_ssh(self._directory)
             return os.path.join(self._directory, "ssh_config")
 

@@ -87,6 +87,23 @@ class Limits(ConfigValue):
         load(self, options)
 
 
+def _public_key(value: str) -> str:
+    # Parts only: a comment could contain anything.
+    if not re.fullmatch(r"(ssh|ecdsa)-[a-z0-9@.-]+ AAAA[A-Za-z0-9+/]+=*", value.strip(), re.ASCII):
+        raise v.Invalid("expected a public key without comment, such as `ssh-ed25519 AAAA...`")
+    return value.strip()
+
+
+class Certificates(ConfigValue):
+    """The CA of SSH certificates for leases."""
+
+    key: str = option(str, REQUIRED, "file with the private key of the CA, without passphrase, readable by the launcher only")
+    public: str = option(v.All(str, _public_key), REQUIRED, "its public key, without comment", convert=str.strip)
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        load(self, options)
+
+
 class AccessConfig(ConfigValue):
     """The section ``access``."""
 
@@ -98,6 +115,7 @@ class AccessConfig(ConfigValue):
         [v.All(str, _network)], [], "addresses of proxies that terminate TLS and set X-Forwarded-For and -Proto"
     )
     leases: Limits = option(Limits, cast("Limits", None), "limits of borrowers", stored=False, shown="")
+    certificates: Certificates | None = option(Certificates, None, "CA of SSH certificates for leases", stored=False)
     oidc: list[Issuer] = option([Issuer], [], "systems whose job tokens are accepted", stored=False)
 
     def __init__(self, options: object = None) -> None:
@@ -114,6 +132,7 @@ class AccessConfig(ConfigValue):
         assert isinstance(given, dict)
         load(self, given)
         self.leases = Limits(given.get("leases") or {})
+        self.certificates = Certificates(given["certificates"]) if given.get("certificates") else None
         self.oidc = [Issuer(each) for each in given.get("oidc") or ()]
         self.networks = [ipaddress.ip_network(each) for each in self.proxies]
 

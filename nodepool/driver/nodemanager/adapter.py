@@ -121,7 +121,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             "name": name,
             "image": image,
             "rspec": rspec_of(label, host.cores),
-            "ssh_keys": label.ssh_keys,
+            "ssh_keys": self.provider.keys_of(name, label.ssh_keys),
             "metadata": dict(metadata),
             "username": source.username or "root",
             "expiry": int(time.time()) + self.provider.lease_time,

@@ -216,13 +216,20 @@ class NodeManagerProviderConfig(ProviderConfig):
         super().__init__(provider)
         self.driver_object = driver
         self.backing = None
+        self.certificate_ca: str | None = None
         self._pools, self.cloud_images, self.diskimages, self.hosts = {}, {}, {}, {}
 
     @property
     def manage_images(self) -> bool:
         return self.backing is None
 
+    def keys_of(self, hostname: str, keys: str) -> str:
+        """Return the keys of a sliver, with the CA whose certificates are for this host name."""
+        return f'{keys}\ncert-authority,principals="{hostname}" {self.certificate_ca}'.strip() if self.certificate_ca else keys
+
     def load(self, newconfig: Config) -> None:
+        certificates = newconfig.access.certificates
+        self.certificate_ca = None if certificates is None else certificates.public
         options = self.provider
         if "backing-label" in options:
             self.backing = BackingOptions(options)

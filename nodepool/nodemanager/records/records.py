@@ -25,7 +25,12 @@ MAX_KEYS = 64 * 1024
 MAX_INITSCRIPT = 256 * 1024
 MAX_RECORD = 512 * 1024
 # The type must be one of sshd's: "cert-authority rsa AAAA..." would be a key with an option.
-_KEY_LINE = re.compile(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ AAAA[A-Za-z0-9+/]+=*( [^\x00-\x1f\x7f]*)?", re.ASCII)
+# The only options are those of a CA whose certificates must name a host: they cannot run programs.
+_KEY_LINE = re.compile(
+    r"(?:cert-authority,principals=\"[A-Za-z0-9._,-]+\" )?"
+    r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ AAAA[A-Za-z0-9+/]+=*( [^\x00-\x1f\x7f]*)?",
+    re.ASCII,
+)
 _ROOT = re.compile(
     r"host|(?:dir|tar):/[^\x00-\x1f\x7f]+|image:[A-Za-z0-9][\w.-]{0,127}"
     r"|oci:[A-Za-z0-9][\w./:@-]{0,254}",
@@ -48,7 +53,7 @@ def record_key(account_type: str, name: str) -> str:
 def clean_keys(text: object) -> str:
     """Return the SSH public keys, one per line.
 
-    Options before a key are refused, as they could run programs.
+    Options before a key are refused, as they could run programs, but for a CA with named principals.
 
     :raises RecordError: a line is not a public key.
     """

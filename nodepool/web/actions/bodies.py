@@ -43,6 +43,10 @@ class Description(Body):
     notes: Notes | UnsetType = UNSET
 
 
+class NewCertificate(Body):
+    public_key: Annotated[str, Meta(min_length=1, max_length=16384)]
+
+
 class NewHold(Body):
     seconds: Seconds = field(default=86400, name="for")
     purpose: Text = ""
@@ -94,6 +98,11 @@ class LeaseView(Struct):
 
 class LeaseList(Struct):
     leases: list[LeaseView]
+
+
+class Certificate(Struct):
+    certificate: str
+    valid_before: datetime.datetime
 
 
 class NodeChange(Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import http
+import logging
 import math
 import secrets
 import time
@@ -17,16 +18,28 @@ from nodepool.access.identity import Identity, Role
 from nodepool.access.tokens import LEASE_PREFIX, digest
 from nodepool.base.offered_labels import why_not_offered
 from nodepool.config.model import Config
-from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms, ssh
+from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms, certificates, ssh
 from nodepool.lease.record import MOST_NOTES
 from nodepool.status import causes
 from nodepool.status.explain import places
 from nodepool.status.once import Once
-from nodepool.web.actions.bodies import Description, LeaseList, LeaseView, NewLease, NodeView, Renewal, Why
+from nodepool.web.actions.bodies import (
+    Certificate,
+    Description,
+    LeaseList,
+    LeaseView,
+    NewCertificate,
+    NewLease,
+    NodeView,
+    Renewal,
+    Why,
+)
 from nodepool.web.actions.routes import Call, Later, Refused, Reply, Route
 from nodepool.web.actions.waiting import Waiting
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
+
+log = logging.getLogger("nodepool.lease")
 
 LONGEST_WAIT = 60.0
 #: Seconds in which a request that was fulfilled must appear as nodes in the mirror.
@@ -99,6 +112,8 @@ class LeaseCalls:
                   of_lease=True, query=formats),
             Route("GET", one + "/inventory", self.inventory, "Return Ansible's dynamic inventory", Role.BORROW,
                   {ok: dict[str, Any]}, of_lease=True),
+            Route("POST", one + "/certificate", self.certificate, "Sign an SSH key for the nodes of a lease", Role.BORROW,
+                  {ok: Certificate}, NewCertificate, of_lease=True, target=lease),
         ]  # fmt: skip
 
     @property
@@ -250,6 +265,22 @@ class LeaseCalls:
 
     def inventory(self, call: Call) -> Reply:
         return Reply(ssh.inventory(self._held(call)))
+
+    def certificate(self, call: Call) -> Reply:
+        config, lease = self._config(), self._held(call)
+        if config is None or config.access.certificates is None:
+            text = "This launcher signs no certificates: access: certificates is not configured"
+            raise Refused(http.HTTPStatus.NOT_FOUND, "no-certificates", text)
+        try:
+            with refusals():
+                signed = certificates.sign(
+                    config.access.certificates.key, call.parsed(NewCertificate).public_key, lease, self._now
+                )
+        except OSError as error:
+            log.error("Lease %s: no certificate: %s", lease.id, error)
+            text = "The certificate cannot be signed, see the log of the launcher"
+            raise Refused(http.HTTPStatus.INTERNAL_SERVER_ERROR, "internal", text) from error
+        return Reply(Certificate(signed, _time(lease.ends or 0.0)))
 
     # -- views
 

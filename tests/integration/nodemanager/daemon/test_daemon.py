@@ -28,6 +28,20 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     yield from make_daemon(tmp_path)
 
 
+def test_certificate_of_a_lease_opens_the_slivers_that_it_names(nm: NmDaemon) -> None:
+    """The scene's own key is signed; the slivers know only the CA."""
+    ca = nm.tmp / "ca"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(ca)], check=True, timeout=30)
+    public = ca.with_suffix(".pub").read_text().strip()
+    for name in ("np1", "np2"):
+        nm.put(name, hostname=name, ssh_keys=f'cert-authority,principals="{name}" {public}')
+    subprocess.run(
+        ["ssh-keygen", "-q", "-s", str(ca), "-I", "lease", "-n", "np1", "-V", "-5m:+1h", f"{nm.key}.pub"], check=True, timeout=30
+    )  # ssh finds the certificate beside the key
+    assert nm.ssh("np1", "hostname").strip() == "np1"
+    assert nm.ssh("np2", "hostname", check=False) == ""
+
+
 @pytest.mark.spec("NM-C.4: SSH into every sliver, host keys from the API, key-only")
 def test_login_needs_a_key_and_host_keys_are_reported(nm: NmDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")

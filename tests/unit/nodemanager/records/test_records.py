@@ -61,6 +61,10 @@ def test_bandwidth_cap_record_keeps_cap_and_exempt_addresses() -> None:
         sliver("a", ssh_keys=7),
         sliver("a", ssh_keys='command="x" ssh-rsa AAAA'),
         sliver("a", ssh_keys="cert-authority rsa AAAA"),
+        sliver("a", ssh_keys=f"cert-authority {KEY}"),
+        sliver("a", ssh_keys=f'cert-authority,principals="*" {KEY}'),
+        sliver("a", ssh_keys=f'cert-authority,principals="a",command="x" {KEY}'),
+        sliver("a", ssh_keys=f'principals="a" {KEY}'),
         sliver("a", ssh_keys="x" * 70000),
         sliver("a", initscript="***"),
         sliver("a", initscript="A" * 400000),
@@ -88,6 +92,11 @@ def test_bandwidth_cap_record_keeps_cap_and_exempt_addresses() -> None:
 def test_invalid_records_are_refused(wrong: Any) -> None:
     with pytest.raises(records.RecordError):
         records.parse_record(wrong)
+
+
+def test_ca_whose_certificates_name_the_host_is_accepted() -> None:
+    line = f'cert-authority,principals="np0000000012" {KEY}'
+    assert records.parse_record(sliver("a", ssh_keys=line))["ssh_keys"] == line
 
 
 def test_deep_nesting_is_refused() -> None:
