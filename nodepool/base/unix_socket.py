@@ -8,6 +8,8 @@ import stat
 import struct
 
 _UCRED = struct.Struct("iII")
+#: Bytes of a path.
+LONGEST = 107
 #: The kernel lowers it to its own limit.
 BACKLOG = 4096
 

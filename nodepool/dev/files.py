@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from nodepool.base import unix_socket
 from nodepool.base.files import lock_file, replace_file
 from nodepool.dev import certificates
 from nodepool.exceptions import ConfigurationError
@@ -115,13 +116,16 @@ class Directory:
         return old
 
     def _write_config(self, zookeeper: int, pages: int, provider: dict[str, Any]) -> None:
-        config = {
+        config: dict[str, Any] = {
             "zookeeper-servers": [{"host": "127.0.0.1", "port": zookeeper}],
             "zookeeper-tls": {name: str(self.path / f"{name}.pem") for name in ("ca", "cert", "key")},
             "webapp": {"port": pages, "listen_address": "127.0.0.1"},
             "labels": [{"name": LABEL, "min-ready": 1}],
             "providers": [provider],
         }
+        api = str(self.path / "api.sock")
+        if len(os.fsencode(api)) <= unix_socket.LONGEST:
+            config["access"] = {"socket": api}
         text = "# Written once by nodepool dev; changes are loaded immediately.\n" + yaml.safe_dump(config, sort_keys=False)
         replace_file(str(self.config), text)
 

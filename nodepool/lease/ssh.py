@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from nodepool.base import unix_socket
 from nodepool.base.files import replace_file
 from nodepool.lease.record import Lease
 from nodepool.zk.records import Node
@@ -15,7 +16,7 @@ from nodepool.zk.records import Node
 #: What may stand in files of ssh without quotes: addresses and names of users come from clouds and records.
 _PLAIN = re.compile(r"[A-Za-z0-9_.:%@\-]+\Z")
 #: Bytes of the path of a Unix socket; ssh adds 17 to it while it connects.
-LONGEST_SOCKET = 107 - 17
+LONGEST_SOCKET = unix_socket.LONGEST - 17
 _KEY = re.compile(r"[a-z0-9@.\-]+ [A-Za-z0-9+/=]+\Z")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from nodepool.client import NodepoolError, Pool
 from nodepool.dev import certificates
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk import zookeeper as zk
@@ -146,6 +147,7 @@ class Demo:
                     "zookeeper-servers": [{"host": "127.0.0.1", "port": self.server["port"]}],
                     "zookeeper-tls": {name: self.server[name] for name in ("ca", "cert", "key")},
                     "webapp": {"port": self.web_port, "listen_address": "127.0.0.1"},
+                    "access": {"socket": str(self.work / "api.sock"), "certificates": self._certificates()},
                     **(self.image.settings() if self.image is not None else {}),
                     "labels": [{"name": label} for label in ("host", *images)],
                     "providers": [self.slivers.provider(images)],
@@ -153,6 +155,14 @@ class Demo:
                 sort_keys=False,
             )
         )
+
+    def _certificates(self) -> dict[str, str]:
+        """The CA of SSH certificates for leases."""
+        key = self.work / "ssh_ca"
+        if not key.exists():
+            argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)]
+            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=30)
+        return {"key": str(key), "public": key.with_suffix(".pub").read_text().strip()}
 
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + STEP_TIMEOUT
@@ -262,7 +272,7 @@ class Demo:
             raise SystemExit(f"requests failed: {', '.join(failed)}; see launcher.log and nodemanager.log in {self.work}")
 
     def log_in(self) -> None:
-        say("\nTaking the nodes over and running a command on each")
+        say("\nAccepting the nodes and running a command on each")
         with ThreadPoolExecutor(len(self.orders), thread_name_prefix="Thread-ssh") as pool:
             commands = []
             for order in self.orders:
@@ -340,6 +350,8 @@ class Demo:
             if label == "host":
                 self.slivers.show_limits([o.node for o in self.orders])
             self.give_back()
+            if label == "host":
+                self.lease()
             self.nodes += [
                 {
                     "label": o.label,
@@ -350,6 +362,24 @@ class Demo:
                 }
                 for o in self.orders
             ]
+
+    def lease(self) -> None:
+        """Lease a node as a program would, without ZooKeeper and without a key of our own."""
+        say("\nLeasing a node with nodepool.client, through the socket of the launcher (times since the call)")
+        start = time.monotonic()
+
+        def note(text: str) -> None:
+            say(f"  {(time.monotonic() - start) * 1000:8.1f} ms  {text}")
+
+        try:
+            with Pool(f"unix://{self.work}/api.sock").lease("host", purpose="quickstart", wait=STEP_TIMEOUT) as lease:
+                note(f"lease {lease.id}: node {lease.nodes[0].id}, held until this program ends")
+                done = lease.run("echo $(hostname), as $(id -un)", timeout=30, check=True)
+                note(f"SSH with a certificate of the lease: {done.stdout.decode().strip()}")
+            self._wait("Deleting the node", lambda: self.facade.node_tree.get(lease.nodes[0].id) is None)
+            note("returned, and the node is deleted")
+        except (NodepoolError, subprocess.SubprocessError) as error:
+            raise SystemExit(f"the lease failed: {error}; see launcher.log in {self.work}") from error
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -369,6 +399,7 @@ It is running; try these in another terminal:
   np lease host --for 1h          lease a node; prints its address and port
   np lease list                   who has leased what, and for how long
   np lease return                 give it back
+  export NODEPOOL_URL=unix://{self.work}/api.sock    for programs that use nodepool.client, and for np mcp
   np request-list                 all requests
   np request create host --count 30    more than this machine has room for: some wait, and
   np explain request ID           tells why, what would help, and the place in line; so does the request's page
