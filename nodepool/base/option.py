@@ -1,7 +1,8 @@
 """Options: each is declared once, with its check, default and meaning (CFG-7).
 
 ``volume_size: int | None = option(int, None, "GiB of the disk")`` in a class declares ``volume-size``. ``schema`` and
-``rows`` (for the reference) are generated from these declarations, and ``load`` sets the attributes.
+``rows`` (for the reference) are generated from these declarations, and ``load`` sets the attributes. An option that is a
+dictionary is declared with a table of options, or with a subclass of ``Section`` as its check and ``convert``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
 
 import voluptuous as v
@@ -18,6 +21,8 @@ from nodepool.base.config_value import ConfigValue
 from nodepool.exceptions import ConfigError, PathItem
 
 T = TypeVar("T")
+
+log = logging.getLogger("nodepool.config")
 
 #: Default of an option without which an object cannot be loaded.
 REQUIRED = cast(Any, object())
@@ -64,6 +69,8 @@ class Option:
     stored: bool = True
     #: Loaded, but unknown to schema and reference.
     hidden: bool = False
+    #: What part of the options, see ``load``, adds to the attribute; default: it replaces it.
+    merge: Callable[[Any, Any], object] | None = None
     #: Whether the options of ``check`` are the object's own: the attribute has their values by name.
     flat: bool = False
     attribute: str = ""
@@ -89,13 +96,23 @@ class Option:
             given = given or copy.copy(self.default)
         elif name not in options:
             given = self.default.find(holder, self.attribute) if isinstance(self.default, Derived) else self.default
-        if self.convert is not None or (self.check is bool and self.default is not None):
-            given = (self.convert or bool)(given)
+        if given is not None and (self.check is dict or _named(self.check)) and not isinstance(given, dict):
+            raise ConfigError(f"{name}: expected a dictionary", where=(name,))
         if given is not None and not isinstance(self.check, list):
             for path, part in rows(self.check):
                 if part.default is REQUIRED and len(path) == 1:
                     required(given, path[0], (name,))
-        return given
+        if self.convert is None and (self.check is not bool or self.default is None):
+            return given
+        with at((name,)):
+            try:
+                found = (self.convert or bool)(given)
+            except (TypeError, ValueError) as error:
+                text = f"expected a number, not {given!r}" if self.convert in (int, float) else error
+                raise ConfigError(f"{name}: {text}") from error
+        if isinstance(given, str) and type(found) in (int, float):
+            log.warning("%s: %r is taken as the number %s; remove the quotes", name, given, found)
+        return found
 
 
 def option(check: object, default: T, doc: str, **more: Any) -> T:
@@ -113,20 +130,72 @@ def changed(declared: T, **changes: object) -> T:
     return cast(T, dataclasses.replace(cast(Any, declared), **changes))
 
 
+def whole(value: object) -> float:
+    """Return an integer option; digits in quotes are accepted, with a warning of ``Option``."""
+    try:
+        return value if isinstance(value, int | float) else int(str(value))
+    except ValueError:
+        raise ValueError(f"expected a whole number, not {value!r}") from None
+
+
+def a_list(value: object) -> list[Any]:
+    """Return a list option."""
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list, not {value!r}")
+    return value
+
+
+def entries(value: object, key: str, name: str = "name") -> Iterator[tuple[tuple[PathItem, ...], dict[str, Any]]]:
+    """Return each dictionary of a list option with its position; null is an empty list.
+
+    :param name: option that each of them requires.
+    """
+    if not isinstance(value, list | None):
+        raise ConfigError(f"{key}: expected a list", where=(key,))
+    for index, entry in enumerate(value or ()):
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{key}: entry {index + 1} must be a dictionary of options", where=(key, index))
+        if not entry.get(name):
+            raise ConfigError(f"required key '{name}' is missing in {key}", where=(key, index))
+        yield (key, index), entry
+
+
+@contextmanager
+def at(where: tuple[PathItem, ...], context: str | None = None) -> Iterator[None]:
+    """Add the position of an option to errors of the block."""
+    try:
+        yield
+    except ConfigError as error:
+        error.where = (*where, *error.where)
+        if context:
+            error.context.append(context)
+        raise
+
+
 def required(options: object, key: str, where: tuple[PathItem, ...] = ()) -> Any:
     if not isinstance(options, dict) or options.get(key) is None:
         raise ConfigError(f"required key '{key}' is missing", where=where)
     return options[key]
 
 
-def load(holder: object, options: Mapping[str, Any], cls: type | None = None) -> None:
+def load(holder: object, options: Mapping[str, Any], cls: type | None = None, part: bool = False) -> None:
     """Set the attributes of *holder*.
 
     :param cls: whose options are loaded; default: all of *holder*.
+    :param part: change only the attributes of options that are given and not null.
     """
     for each in _declared(cls or type(holder)).values():
-        if each.stored and not isinstance(each.check, Each):
-            setattr(holder, each.attribute, each.value(options, holder))
+        if each.stored and not isinstance(each.check, Each) and not (part and options.get(each.name) is None):
+            value = each.value(options, holder)
+            merged = each.merge(getattr(holder, each.attribute), value) if part and each.merge else value
+            setattr(holder, each.attribute, merged)
+
+
+class Section(ConfigValue):
+    """A dictionary of options."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        load(self, options or {})
 
 
 def values(table: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

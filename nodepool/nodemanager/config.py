@@ -12,9 +12,7 @@ from typing import Any, cast
 import voluptuous as vol
 import yaml
 
-from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, derived, option, schema
-from nodepool.base.option import load as load_options
+from nodepool.base.option import REQUIRED, Section, derived, option, schema
 from nodepool.base.schema import advice
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.records import records, rspec
@@ -56,13 +54,6 @@ _SECONDS = vol.All(vol.Any(int, float), vol.Range(min=0.1))
 _FACTOR = vol.All(vol.Any(int, float), vol.Range(min=1, max=1000))
 _PORT = vol.All(vol.Any(int, bool), _port)
 _AT_ONCE = vol.All(int, vol.Range(min=1, max=256))
-
-
-class Section(ConfigValue):
-    """A dictionary of options."""
-
-    def __init__(self, options: Mapping[str, Any] | None) -> None:
-        load_options(self, options or {})
 
 
 class Overcommit(Section):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, Each, changed, derived, inherited, load, option, required
+from nodepool.base.option import REQUIRED, Each, at, changed, derived, inherited, load, option, required
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.driver.provider import Driver
@@ -31,18 +29,6 @@ class UnknownImage(ConfigError, ValueError):
     """A label refers to an image that the provider does not have."""
 
     __str__ = ConfigError.__str__
-
-
-@contextmanager
-def at(where: Where, context: str | None = None) -> Iterator[None]:
-    """Add the position in the provider to errors of the block."""
-    try:
-        yield
-    except ConfigError as error:
-        error.where = (*where, *error.where)
-        if context:
-            error.context.append(context)
-        raise
 
 
 def one_of(*keys: str, what: str) -> Any:

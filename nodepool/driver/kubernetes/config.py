@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, Each, changed, load, option
+from nodepool.base.option import REQUIRED, Each, at, changed, load, option
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
-from nodepool.driver.common.options import NUMBER, PROVIDER, at, texts
+from nodepool.driver.common.options import NUMBER, PROVIDER, texts
 from nodepool.driver.kubernetes import names
 from nodepool.driver.provider import Driver
 from nodepool.exceptions import ConfigError

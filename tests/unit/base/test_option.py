@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, cast
 
 import pytest
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, Each, changed, inherited, load, option, rows, schema
+from nodepool.base.option import REQUIRED, Each, Section, a_list, changed, entries, inherited, load, option, rows, schema, whole
 from nodepool.config.model import ConfigPool
 from nodepool.exceptions import ConfigError
 
@@ -112,3 +113,76 @@ def test_classes_without_declarations_keep_their_common_options() -> None:
     pool.load({"max-servers": 3, "size": 1})
     assert (pool.max_servers, pool.priority, pool.node_attributes) == (3, None, None)
     assert not hasattr(pool, "size")
+
+
+class Port(Section):
+    number: int = option(int, 22, "port", convert=whole)
+    speed: float = option(float, 1.5, "MiB/s", convert=float)
+
+
+class Host(Section):
+    port: Port = option(Port, cast(Any, {}), "port", convert=Port)
+    tags: list[str] = option([str], [], "tags", convert=a_list, merge=lambda old, new: old + new)
+    meta: dict[str, Any] = option(dict, {}, "notes")
+    name: str = option(str, "x", "name")
+
+
+def test_a_section_is_an_object_with_its_own_options() -> None:
+    assert Host() == Host({}) and Host({"port": None}).port.number == 22
+    found = Host({"port": {"number": 5}})
+    assert (found.port.number, found.port.speed) == (5, 1.5)
+    assert found != Host()
+    assert schema(Host)["port"] == {"number": int, "speed": float}
+    assert [path for path, _ in rows(Host)][:3] == [("port",), ("port", "number"), ("port", "speed")]
+
+
+@pytest.mark.parametrize(("options", "where", "text"), [
+    ({"port": 5}, ("port",), "port: expected a dictionary"),
+    ({"port": {"number": "x"}}, ("port", "number"), "number: expected a whole number, not 'x'"),
+    ({"port": {"number": [5]}}, ("port", "number"), "number: expected a whole number, not [5]"),
+    ({"port": {"speed": "x"}}, ("port", "speed"), "speed: expected a number, not 'x'"),
+    ({"port": {"speed": []}}, ("port", "speed"), "speed: expected a number, not []"),
+    ({"tags": "a"}, ("tags",), "tags: expected a list, not 'a'"),
+    ({"meta": "a"}, ("meta",), "meta: expected a dictionary"),
+])  # fmt: skip
+def test_values_that_cannot_be_converted_are_errors_with_their_place(
+    options: dict[str, Any], where: tuple[str, ...], text: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        Host(options)
+    assert (error.value.where, str(error.value)) == (where, text)
+
+
+def test_digits_in_quotes_are_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert Port({"number": "8005"}).number == 8005
+    assert "number: '8005' is taken as the number 8005; remove the quotes" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG):
+        assert (Port({"number": 5}).number, Port({"number": 5.5}).number, Disk().encrypted) == (5, 5.5, False)
+        disk = Disk(Pool(zone="a"))
+        load(disk, {"encrypted": "yes"})
+    assert caplog.text == ""
+
+
+def test_part_of_the_options_changes_and_extends_what_is_given() -> None:
+    host = Host({"tags": ["a"], "name": "y", "port": {"number": 5}})
+    load(host, {"tags": ["b"], "name": None}, part=True)
+    assert (host.tags, host.name, host.port.number) == (["a", "b"], "y", 5)
+    load(host, {"name": ""}, part=True)
+    assert host.name == ""
+
+
+def test_entries_of_a_list_have_positions_and_names() -> None:
+    assert list(entries(None, "labels")) == list(entries([], "labels")) == []
+    assert list(entries([{"name": "a"}], "labels")) == [(("labels", 0), {"name": "a"})]
+
+
+@pytest.mark.parametrize(("value", "where", "text"), [
+    ("x", ("labels",), "labels: expected a list"),
+    ([{"name": "a"}, 1], ("labels", 1), "labels: entry 2 must be a dictionary of options"),
+    ([{"name": ""}], ("labels", 0), "required key 'name' is missing in labels"),
+])  # fmt: skip
+def test_wrong_entries_of_a_list_are_errors_with_their_place(value: object, where: tuple[object, ...], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        list(entries(value, "labels"))
+    assert (error.value.where, str(error.value)) == (where, text)
