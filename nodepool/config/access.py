@@ -80,7 +80,7 @@ class Issuer(ConfigValue):
 class Limits(ConfigValue):
     """Limits of borrowers who have no others; operators have none."""
 
-    max: int = option(_SECONDS, 8 * 3600, "longest lease, in seconds from now; renewals count anew", shown="8 hours")
+    max: int = option(_SECONDS, 8 * 3600, "longest lease, in seconds from now; renewals count anew")
     per_owner: int = option(v.All(int, v.Range(min=1)), 10, "leases of one owner, held and waiting")
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -121,14 +121,14 @@ class AccessConfig(ConfigValue):
     def __init__(self, options: object = None) -> None:
         """Load the section.
 
-        :raises ConfigError: an option is invalid; names its path.
+        :raises ConfigError: an option is invalid; names its path in the section.
         """
         given = {} if options is None else options
         try:
             v.Schema(schema(AccessConfig))(given)
         except v.MultipleInvalid as error:
             first = error.errors[0]
-            raise ConfigError(first.error_message, where=("access", *_path(first))) from None
+            raise ConfigError(first.error_message, where=_path(first)) from None
         assert isinstance(given, dict)
         load(self, given)
         self.leases = Limits(given.get("leases") or {})

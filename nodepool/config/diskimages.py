@@ -3,42 +3,72 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
+
+import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
+from nodepool.base.option import REQUIRED, a_list, at, entries, load, option, whole
 from nodepool.config.errors import UnknownName
 from nodepool.exceptions import ConfigError
 
 log = logging.getLogger("nodepool.config")
 
+_TEXTS = {str: v.Any(str, bool, int, float)}
+
+
+def _seconds(value: object) -> int:
+    return int(whole(value))
+
+
+def _formats(value: object) -> set[str]:
+    return set(a_list(value))
+
 
 class DiskImage(ConfigValue):
-    """An image to build; ages and time-outs in seconds."""
+    """An image to build."""
 
     BUILD_TIMEOUT = 8 * 60 * 60
     REBUILD_AGE = 24 * 60 * 60
 
+    name: str = option(str, REQUIRED, "name of the image", stored=False)
+    abstract: bool = option(bool, False, "a template of other images, not built", stored=False)
+    parent: str | None = option(str, None, "image, also a later one, whose options are inherited", stored=False)
+    elements: str = option(
+        [str], cast(Any, []), "elements of diskimage-builder; the parent's come first",
+        convert=lambda value: " ".join(map(str, a_list(value))), merge=lambda old, new: f"{old} {new}".strip(),
+    )  # fmt: skip
+    env_vars: dict[str, str] = option(_TEXTS, {}, "environment of the build; merged with the parent's", stored=False)
+    image_types: set[str] = option(
+        [str], cast(Any, []), "formats in addition to those that providers need", name="formats", convert=_formats
+    )
+    keep_image_types: set[str] = option(
+        [str], cast(Any, []), "formats to keep despite ``delete-after-upload``", name="keep-formats", convert=_formats
+    )
+    delete_after_upload: bool = option(bool, False, "delete the files of a build when all providers have it")
+    dib_cmd: str = option(str, "disk-image-create", "command that builds the image")
+    release: str = option(v.Any(str, int, float), "", "release of the distribution", convert=str)
+    rebuild_age: int = option(int, REBUILD_AGE, "seconds after which the image is built again", convert=_seconds)
+    build_timeout: int = option(int, BUILD_TIMEOUT, "seconds after which a build is stopped", convert=_seconds)
+    pause: bool = option(bool, False, "start no builds")
+    username: str = option(str, "zuul", "login user of jobs")
+    python_path: str = option(str, "auto", "Python of the node, for Ansible")
+    shell_type: str | None = option(v.Any(str, None), None, "for Ansible, for example ``cmd``")
+    meta: dict[str, Any] = option(
+        dict, {}, "properties of uploads; merged with the parent's", name="metadata", merge=lambda old, new: {**old, **new}
+    )
+
     def __init__(self, name: str) -> None:
+        load(self, {})
         self.name = name
-        self.build_timeout: int = self.BUILD_TIMEOUT
-        self.dib_cmd = "disk-image-create"
-        self.elements = ""
-        self.env_vars: dict[str, str] = {}
+        self.env_vars = {}
         #: Variables whose values come from the secure file and are not logged.
         self.secret_names: set[str] = set()
-        self.image_types: set[str] = set()
-        self.delete_after_upload = False
-        self.keep_image_types: set[str] = set()
-        self.pause = False
-        self.python_path = "auto"
-        self.shell_type: str | None = None
-        self.rebuild_age: int = self.REBUILD_AGE
-        self.release = ""
-        self.username = "zuul"
-        self.meta: dict[str, Any] = {}
 
-    def set_env_vars(self, values: dict[str, Any], secret: bool = False) -> None:
+    def set_env_vars(self, values: object, secret: bool = False) -> None:
         """Merge *values*; numbers become strings. Secret values are not logged."""
+        if not isinstance(values, dict):
+            raise ConfigError(f"diskimage {self.name}: env-vars must be a dictionary", where=("env-vars",))
         for key, value in values.items():
             if secret:
                 self.secret_names.add(str(key))
@@ -56,85 +86,42 @@ class DiskImage(ConfigValue):
 
     def setFromConfig(self, config: dict[str, Any]) -> None:
         """Apply one level of options on top of the present values."""
-        for key, attribute in (("build-timeout", "build_timeout"), ("rebuild-age", "rebuild_age")):
-            if config.get(key):
-                try:
-                    setattr(self, attribute, int(config[key]))
-                except (TypeError, ValueError):
-                    raise ConfigError(
-                        f"diskimage {self.name}: {key} must be seconds, not {config[key]!r}", where=(key,)
-                    ) from None
-        for key, attribute in (
-            ("dib-cmd", "dib_cmd"),
-            ("username", "username"),
-            ("python-path", "python_path"),
-            ("shell-type", "shell_type"),
-        ):
-            if config.get(key):
-                setattr(self, attribute, config[key])
-        if config.get("release"):
-            self.release = str(config["release"])
-        for key, attribute in (("formats", "image_types"), ("keep-formats", "keep_image_types")):
-            if config.get(key):
-                setattr(self, attribute, set(self._list(config, key)))
-        for key, attribute in (("delete-after-upload", "delete_after_upload"), ("pause", "pause")):
-            if config.get(key) is not None:
-                setattr(self, attribute, bool(config[key]))
-        if config.get("elements"):
-            self.elements = " ".join([*self.elements.split(), *map(str, self._list(config, "elements"))])
-        for key in ("env-vars", "metadata"):
-            if config.get(key) and not isinstance(config[key], dict):
-                raise ConfigError(f"diskimage {self.name}: {key} must be a dictionary", where=(key,))
-        if config.get("env-vars"):
-            self.set_env_vars(config["env-vars"])
-        if config.get("metadata"):
-            self.meta = {**self.meta, **config["metadata"]}
-
-    def _list(self, config: dict[str, Any], key: str) -> list[Any]:
-        value = config[key]
-        if not isinstance(value, list):
-            raise ConfigError(f"diskimage {self.name}: {key} must be a list, not {value!r}", where=(key,))
-        return value
+        flags = ("delete-after-upload", "pause")
+        given = {key: value for key, value in config.items() if value or (key in flags and value is not None)}
+        load(self, given, part=True)
+        if "env-vars" in given:
+            self.set_env_vars(given["env-vars"])
 
 
-def lineage(entries: dict[str, tuple[int, dict[str, Any]]], name: str) -> list[str]:
+def lineage(known: dict[str, tuple[int, dict[str, Any]]], name: str) -> list[str]:
     """Return names from the oldest ancestor to *name*.
 
     :raises UnknownName, ConfigError: a parent is missing, or there is a cycle.
     """
     chain = [name]
     while True:
-        index, entry = entries[chain[-1]]
+        index, entry = known[chain[-1]]
         parent = entry.get("parent")
         if not parent:
             return chain[::-1]
         where = ("diskimages", index, "parent")
         if parent in chain:
             raise ConfigError(f"diskimage parents form a cycle: {' -> '.join([*chain, parent])}", where=where)
-        if parent not in entries:
+        if parent not in known:
             raise UnknownName(f"diskimage {chain[-1]} has non-existant parent: {parent}", where=where)
         chain.append(parent)
 
 
-def build_disk_images(items: list[dict[str, Any]]) -> dict[str, DiskImage]:
+def build_disk_images(items: object) -> dict[str, DiskImage]:
     """Return the non-abstract images in file order, with parents applied."""
-    entries: dict[str, tuple[int, dict[str, Any]]] = {}
-    for index, entry in enumerate(items):
-        if not entry.get("name"):
-            raise ConfigError("required key 'name' is missing in diskimages", where=("diskimages", index))
-        entries[str(entry["name"])] = (index, entry)
+    known = {str(entry["name"]): (index, entry) for index, (_, entry) in enumerate(entries(items, "diskimages"))}
     images: dict[str, DiskImage] = {}
-    for name, (_, entry) in entries.items():
-        ancestors = lineage(entries, name)
+    for name, (_, entry) in known.items():
+        ancestors = lineage(known, name)
         if entry.get("abstract"):
             continue
-        image = DiskImage(name)
-        for ancestor in ancestors:
-            index, options = entries[ancestor]
-            try:
-                image.setFromConfig(options)
-            except ConfigError as exc:
-                exc.where = ("diskimages", index, *exc.where)
-                raise
-        images[name] = image
+        images[name] = DiskImage(name)
+        for index, options in map(known.__getitem__, ancestors):
+            with at(("diskimages", index)):
+                images[name].setFromConfig(options)
     return images

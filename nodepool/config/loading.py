@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from nodepool.config.access import AccessConfig
 from nodepool.config.drivers import drivers
 from nodepool.config.live.watch import modification_time
 from nodepool.config.location import find_line, readable_path
@@ -91,17 +90,8 @@ def load_main(source: Source, replaced: Collection[str] = ()) -> Config:
             drivers().load(paths)
         for driver in drivers().loaded():
             driver.reset()
-        newconfig.setElementsDir(data.get("elements-dir"))
-        newconfig.setImagesDir(data.get("images-dir"))
-        newconfig.setBuildLog(data.get("build-log-dir"), data.get("build-log-retention"))
-        newconfig.setBuildLimits(data.get("failed-build-retention"), data.get("build-min-free"))
-        newconfig.setMaxHoldAge(data.get("max-hold-age"))
-        newconfig.setWebApp(data.get("webapp"))
-        newconfig.access = AccessConfig(data.get("access"))
+        newconfig.apply(data)
         newconfig.setZooKeeperServers(data.get("zookeeper-servers"))
-        if data.get("zookeeper-timeout") is not None:
-            newconfig.setZooKeeperTimeout(data["zookeeper-timeout"])
-        newconfig.zookeeper_insecure = data.get("zookeeper-insecure") is True
         newconfig.setDiskImages(data.get("diskimages"))
         newconfig.setLabels(data.get("labels"))
         newconfig.setProviders(data.get("providers"))

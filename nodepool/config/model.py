@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import logging
 import math
 from collections.abc import Iterable, Mapping
@@ -13,12 +14,12 @@ import voluptuous as v
 from nodepool.base import optional
 from nodepool.base.config_value import ConfigValue
 from nodepool.base.connection_string import TLS_REQUIRED
-from nodepool.base.option import REQUIRED, load, option, schema
+from nodepool.base.option import REQUIRED, Option, at, entries, load, option, schema, values, whole
 from nodepool.config.access import AccessConfig
 from nodepool.config.diskimages import DiskImage, build_disk_images
 from nodepool.config.drivers import drivers
 from nodepool.config.errors import DriverLoadError, ProviderLoadError, ProviderUnavailable, UnknownDriver, UnknownName
-from nodepool.config.zookeeper import buildZooKeeperHosts, connections, warn_about_chroots
+from nodepool.config.zookeeper import SERVER, TLS, buildZooKeeperHosts, connections, warn_about_chroots
 from nodepool.exceptions import ConfigError, IncompleteConfiguration, PathItem
 
 T = TypeVar("T")
@@ -45,44 +46,48 @@ class Label(ConfigValue):
     # The pools are compared with their providers.
     ignore_equality = ["pools"]
 
+    name: str = option(str, REQUIRED, "name in requests", stored=False)
+    min_ready: int = option(int, 0, "number of ready nodes to keep, counted over all launchers", convert=whole)
+    max_ready_age: int = option(int, 0, "seconds after which an unused ready node is deleted; 0: never", convert=whole)
+
     def __init__(self) -> None:
-        self.name: str = None  # type: ignore[assignment]  # set by Config.setLabels
-        self.max_ready_age = 0
-        self.min_ready = 0
+        load(self, {})
         self.pools: list[ConfigPool] = []
 
 
 WEB_PAGES = ("loopback", "everywhere", "off")
 
 
-def integer(data: dict[str, Any], key: str, default: object, where: tuple[PathItem, ...] = ()) -> Any:
-    """Return an integer option; digits in quotes are accepted with a warning.
-
-    :raises ConfigError: it is anything else.
-    """
-    value = data.get(key)
-    if value is None:
-        return default
-    if isinstance(value, int | float):
-        return value
-    try:
-        number = int(str(value))
-    except ValueError:
-        raise ConfigError(f"{key}: expected a whole number, not {value!r}", where=(*where, key)) from None
-    log.warning("%s: %r is taken as the number %s; remove the quotes", key, value, number)
-    return number
+def _pages(value: object) -> object:
+    # YAML reads an unquoted off as false.
+    pages = "off" if value is False else value
+    if pages not in WEB_PAGES:
+        raise ValueError(f"expected {', '.join(WEB_PAGES)}, not {value!r}")
+    return pages
 
 
-def dict_items(items: object, key: str) -> list[dict[str, Any]]:
-    """Return the entries of a list option; null is an empty list."""
-    if items is None:
-        return []
-    if not isinstance(items, list):
-        raise ConfigError(f"{key}: expected a list", where=(key,))
-    for index, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise ConfigError(f"{key}: entry {index + 1} must be a dictionary of options", where=(key, index))
-    return items
+_WEBAPP: dict[str, Any] = {
+    "port": option(int, 8005, "TCP port; 0: any free one", convert=whole),
+    "listen_address": option(str, "0.0.0.0", "address to listen on"),
+    "pages": option(v.Any(*WEB_PAGES, False), "loopback", "who can open the pages, see :doc:`operation/web`", convert=_pages),
+}
+
+
+def _web(given: dict[str, Any]) -> dict[str, Any]:
+    return values(_WEBAPP, {key: value for key, value in given.items() if value is not None})
+
+
+_OTHER = Option(int, math.inf, "limit of another resource", convert=whole)
+#: ``attribute`` is the name of the resource in ``tenant_resource_limits``.
+_TENANT: dict[Any, Any] = {
+    "tenant-name": option(str, REQUIRED, "name of the tenant"),
+    "max-servers": option(int, math.inf, "number of nodes", convert=whole, attribute="instances"),
+    "max-cores": option(int, math.inf, "number of cores", convert=whole, attribute="cores"),
+    "max-ram": option(int, math.inf, "MiB of memory", convert=whole, attribute="ram"),
+    "max-volumes": option(int, math.inf, "number of volumes", convert=whole, attribute="volumes"),
+    "max-volume-gb": option(int, math.inf, "GB of all volumes", convert=whole, attribute="volume-gb"),
+    str: int,
+}
 
 
 class ImageAccess(Protocol):
@@ -137,7 +142,7 @@ class ConfigPool(ConfigValue, metaclass=abc.ABCMeta):
     max_volume_gb: float | None = None
     max_resources: dict[str, float] | None = None
     use_internal_ip = False
-    max_servers: float = option(int, math.inf, "maximum number of nodes")
+    max_servers: float = option(int, math.inf, "maximum number of nodes; 0 disables the pool")
     node_attributes: dict[str, Any] | None = option(dict, None, "stored with each node and shown to Zuul")
     priority: int | None = option(int, None, "lower is preferred", shown="the provider's")
 
@@ -184,7 +189,7 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     post_upload_hook: str | None = None
     name: str = option(str, REQUIRED, "name of the provider, part of records, metrics and tags; do not change it", stored=False)
     driver: DriverConfig = option(str, cast(Any, "openstack"), "name of the driver", stored=False)
-    max_concurrency: int = option(int, -1, "maximum concurrent launches", shown="no limit")
+    max_concurrency: int = option(int, -1, "maximum concurrent launches; 0: none", shown="no limit")
     priority: int | None = option(int, None, "of the provider's pools; lower is preferred", shown="100")
 
     def __init__(self, provider: dict[str, Any]) -> None:
@@ -247,38 +252,55 @@ class Config(ConfigValue):
     #: Names of the providers that are not in force; set by the launcher that applied the configuration.
     providers_not_running: list[str]
 
+    zookeeper_servers: Any = option([SERVER], {}, "servers of ZooKeeper; required, here or in the secure file", stored=False)
+    zookeeper_tls: object = option(TLS, None, "required unless ``zookeeper-insecure`` is true", stored=False)
+    zookeeper_insecure: bool = option(bool, False, "allow connections without TLS", convert=lambda value: value is True)
+    zookeeper_timeout: float = option(v.Any(float, int), 10, "seconds after which ZooKeeper ends our session", convert=float)
+    webapp: dict[str, Any] = option(_WEBAPP, {}, "the launcher's web server", convert=_web)
+    access: AccessConfig = option(AccessConfig, cast(Any, None), "who may use the API that changes things", convert=AccessConfig)
+    drivers_path: object = option(
+        v.Any(str, [str]), None, "directories with more drivers, relative to this file (:doc:`writing-a-driver`)", stored=False
+    )
+    #: Builders require it.
+    images_dir: str = option(str, cast(str, None), "builder: directory of image files")
+    elements_dir: str | None = option(str, None, "builder: directories with elements, joined by ``:`` (``ELEMENTS_PATH``)")
+    build_log_dir: str | None = option(str, None, "builder: directory of build logs", shown="``/var/log/nodepool/builds``")
+    build_log_retention: int = option(int, 7, "builder: number of old logs to keep of each image", convert=whole)
+    failed_build_retention: int = option(
+        int, 7 * 24 * 3600, "builder: seconds that a failed build is listed", convert=lambda value: max(0, whole(value))
+    )
+    build_min_free: int = option(
+        int, 256, "builder: MiB that must be free to start a build", convert=lambda value: max(0, whole(value))
+    )
+    max_hold_age: float = option(
+        int, math.inf, "maximum seconds that a node is held", convert=lambda value: age if (age := whole(value)) > 0 else math.inf
+    )
+    labels: dict[str, Label] = option([Label], cast(Any, {}), "types of nodes that can be requested", stored=False)
+    diskimages: dict[str, DiskImage] = option([DiskImage], cast(Any, {}), "images that the builder builds", stored=False)
+    providers: dict[str, ProviderConfig] = option([object], cast(Any, {}), "where nodes come from", stored=False)
+    tenant_resource_limits: dict[str, dict[str, float]] = option(
+        [_TENANT], cast(Any, {}), "limits of tenants over all providers and launchers", stored=False
+    )
+
     def __init__(self) -> None:
-        self.diskimages: dict[str, DiskImage] = Named("diskimage")
-        self.labels: dict[str, Label] = Named("label")
-        self.providers: dict[str, ProviderConfig] = {}
+        self.diskimages = Named("diskimage")
+        self.labels = Named("label")
+        self.providers = {}
         self.provider_managers: dict[str, Any] = {}
         self.provider_errors: dict[str, str] = {}
         self.provider_failures: dict[str, str] = {}
         self.not_running_labels: dict[str, list[str]] = {}
-        self.zookeeper_servers: Any = {}
-        self.zookeeper_timeout = 10.0
+        self.zookeeper_servers = {}
         self.zookeeper_tls_cert: str | None = None
         self.zookeeper_tls_key: str | None = None
         self.zookeeper_tls_ca: str | None = None
-        self.zookeeper_insecure = False
-        self.elements_dir: str | None = None
-        #: None if the option is missing; builders require it.
-        self.images_dir: str = None  # type: ignore[assignment]
-        self.build_log_dir: str | None = None
-        self.build_log_retention: int = 7
-        #: Seconds that a failed build is listed with its reason.
-        self.failed_build_retention: int = 7 * 24 * 3600
-        #: MiB that must be free before a build starts.
-        self.build_min_free: int = 256
-        self.max_hold_age: float = math.inf
-        self.webapp: dict[str, Any] = {"port": 8005, "listen_address": "0.0.0.0"}
-        #: Who may see the pages and /api/v1; not among the arguments of 11.0.0.
-        self.web_pages = "loopback"
-        self.access = AccessConfig()
-        self.tenant_resource_limits: dict[str, dict[str, float]] = {}
+        self.tenant_resource_limits = {}
         self.config_mtimes: dict[str, int] = {}
         #: Files that drivers have read (clouds.yaml), as ``config_mtimes``; None for one that does not exist.
         self.driver_files: dict[str, int | None] = {}
+        load(self, {})
+        #: Who may see the pages and /api/v1; not among the arguments of 11.0.0.
+        self.web_pages: str = self.webapp.pop("pages")
 
     def require(self, path: str, *options: str) -> None:
         """Check options that a program requires.
@@ -297,104 +319,63 @@ class Config(ConfigValue):
     def setConfigPathMtime(self, path: str, mtime: int) -> None:
         self.config_mtimes[path] = mtime
 
-    def setElementsDir(self, value: str | None) -> None:
-        self.elements_dir = value
+    def apply(self, options: Mapping[str, Any]) -> None:
+        """Set the options with plain values, the web server and access, if given and not null."""
+        load(self, options, part=True)
+        self.web_pages = self.webapp.pop("pages", self.web_pages)
 
-    def setImagesDir(self, value: str | None) -> None:
-        self.images_dir = value  # type: ignore[assignment]
+    def _set(self, names: str, *given: object) -> None:
+        self.apply(dict(zip(names.split(), given, strict=True)))
 
-    def setBuildLog(self, directory: str | None, retention: object) -> None:
-        self.build_log_dir = directory
-        self.build_log_retention = integer({"build-log-retention": retention}, "build-log-retention", 7)
-
-    def setBuildLimits(self, failed_build_retention: object, build_min_free: object) -> None:
-        """Set the time in seconds and the size in MiB; None keeps the default."""
-        given = {"failed-build-retention": failed_build_retention, "build-min-free": build_min_free}
-        self.failed_build_retention = max(0, integer(given, "failed-build-retention", self.failed_build_retention))
-        self.build_min_free = max(0, integer(given, "build-min-free", self.build_min_free))
-
-    def setMaxHoldAge(self, value: object) -> None:
-        """Set the limit in seconds; None, 0 and negative numbers mean unlimited."""
-        age = integer({"max-hold-age": value}, "max-hold-age", 0)
-        self.max_hold_age = age if age > 0 else math.inf
-
-    def setWebApp(self, webapp_cfg: dict[str, Any] | None) -> None:
-        given = webapp_cfg or {}
-        if not isinstance(given, dict):
-            raise ConfigError("webapp: expected a dictionary", where=("webapp",))
-        pages = given.get("pages", self.web_pages)
-        # YAML reads an unquoted off as false.
-        self.web_pages = "off" if pages is False else pages
-        if self.web_pages not in WEB_PAGES:
-            raise ConfigError(f"webapp: pages: expected {', '.join(WEB_PAGES)}, not {pages!r}", where=("webapp", "pages"))
-        self.webapp = {
-            "port": integer(given, "port", 8005, ("webapp",)),
-            "listen_address": given.get("listen_address", "0.0.0.0"),
-        }
+    # Setters of release 11.0.0; None changes nothing.
+    setElementsDir = functools.partialmethod(_set, "elements-dir")
+    setImagesDir = functools.partialmethod(_set, "images-dir")
+    setBuildLog = functools.partialmethod(_set, "build-log-dir build-log-retention")
+    setMaxHoldAge = functools.partialmethod(_set, "max-hold-age")
+    setWebApp = functools.partialmethod(_set, "webapp")
+    setZooKeeperTimeout = functools.partialmethod(_set, "zookeeper-timeout")
 
     def setZooKeeperServers(self, zk_cfg: list[dict[str, Any]] | None) -> None:
         """Set the connection string; an empty list changes nothing."""
-        if not zk_cfg:
-            return
-        servers = connections(dict_items(zk_cfg, "zookeeper-servers"))
-        warn_about_chroots(servers)
-        self.zookeeper_servers = buildZooKeeperHosts(servers)
-
-    def setZooKeeperTimeout(self, timeout: float | str) -> None:
-        """Set the session timeout in seconds."""
-        try:
-            self.zookeeper_timeout = float(timeout)
-        except (TypeError, ValueError):
-            raise ConfigError(f"zookeeper-timeout: expected seconds, not {timeout!r}", where=("zookeeper-timeout",)) from None
+        if zk_cfg:
+            servers = connections(zk_cfg)
+            warn_about_chroots(servers)
+            self.zookeeper_servers = buildZooKeeperHosts(servers)
 
     def setZooKeeperTLS(self, zk_tls: dict[str, Any] | None) -> None:
         """Replace all three paths; None changes nothing."""
-        if not zk_tls:
-            return
-        if not isinstance(zk_tls, dict):
+        if not isinstance(zk_tls or {}, dict):
             raise ConfigError("zookeeper-tls: expected a dictionary with cert, key and ca", where=("zookeeper-tls",))
-        self.zookeeper_tls_cert = zk_tls.get("cert")
-        self.zookeeper_tls_key = zk_tls.get("key")
-        self.zookeeper_tls_ca = zk_tls.get("ca")
+        if zk_tls:
+            self.zookeeper_tls_cert, self.zookeeper_tls_key, self.zookeeper_tls_ca = map(zk_tls.get, TLS)
 
     def setDiskImages(self, diskimages_cfg: list[dict[str, Any]] | None) -> None:
-        for name, image in build_disk_images(dict_items(diskimages_cfg, "diskimages")).items():
-            self.diskimages[name] = image
+        self.diskimages.update(build_disk_images(diskimages_cfg))
 
     def setSecureDiskimageEnv(self, diskimages: list[dict[str, Any]] | None, secure_config_path: str) -> None:
         """Merge secret environment variables over those of the named images."""
-        for entry in dict_items(diskimages, "diskimages"):
-            name = entry.get("name")
-            if name not in self.diskimages:
-                raise UnknownName(f"{secure_config_path}: unknown diskimage {name}")
-            if not isinstance(entry.get("env-vars"), dict):
-                raise ConfigError(f"{secure_config_path}: diskimage {name} needs env-vars, a dictionary")
-            self.diskimages[name].set_env_vars(entry["env-vars"], secret=True)
+        for _, entry in entries(diskimages, "diskimages"):
+            if entry["name"] not in self.diskimages:
+                raise UnknownName(f"{secure_config_path}: unknown diskimage {entry['name']}")
+            self.diskimages[entry["name"]].set_env_vars(entry.get("env-vars"), secret=True)
 
     def setLabels(self, labels_cfg: list[dict[str, Any]] | None) -> None:
-        for index, entry in enumerate(dict_items(labels_cfg, "labels")):
-            where = ("labels", index)
-            if not entry.get("name"):
-                raise ConfigError("required key 'name' is missing in labels", where=where)
+        for where, entry in entries(labels_cfg, "labels"):
             label = Label()
             label.name = str(entry["name"])
-            label.max_ready_age = integer(entry, "max-ready-age", 0, where)
-            label.min_ready = integer(entry, "min-ready", 0, where)
+            with at(where):
+                load(label, entry, part=True)
             self.labels[label.name] = label
 
     def setTenantResourceLimits(self, tenant_resource_limits_cfg: list[dict[str, Any]] | None) -> None:
         """Set limits by tenant: always cores, instances and ram, others if specified."""
-        names = {"max-cores": "cores", "max-servers": "instances", "max-ram": "ram"}
-        other = {"max-volumes": "volumes", "max-volume-gb": "volume-gb"}
-        key = "tenant-resource-limits"
-        for index, entry in enumerate(dict_items(tenant_resource_limits_cfg, key)):
-            if not entry.get("tenant-name"):
-                raise ConfigError("required key 'tenant-name' is missing in tenant-resource-limits", where=(key, index))
-            limits: dict[str, float] = dict.fromkeys(names.values(), math.inf)
-            for name in entry:
-                if name != "tenant-name":
-                    stored = names.get(name) or other.get(name) or name
-                    limits[stored] = integer(entry, name, math.inf, (key, index))
+        for where, entry in entries(tenant_resource_limits_cfg, "tenant-resource-limits", "tenant-name"):
+            limits: dict[str, float] = {"cores": math.inf, "instances": math.inf, "ram": math.inf}
+            for name, value in entry.items():
+                if name != "tenant-name" and value is not None:
+                    limit = _TENANT.get(name, _OTHER)
+                    with at(where):
+                        limits[limit.attribute or name] = limit.value(entry, None, name)
             self.tenant_resource_limits[entry["tenant-name"]] = limits
 
     def setProviders(self, providers_cfg: list[dict[str, Any]] | None) -> None:
@@ -403,11 +384,8 @@ class Config(ConfigValue):
         Invalid options raise a ConfigError. If a driver is unknown or cannot be loaded, or a cloud is not described on
         this machine, only that provider is disabled, and the reason is stored in ``provider_errors``.
         """
-        for index, entry in enumerate(dict_items(providers_cfg, "providers")):
-            where = ("providers", index)
-            name = entry.get("name")
-            if not name:
-                raise ConfigError("required key 'name' is missing in providers", where=where)
+        for where, entry in entries(providers_cfg, "providers"):
+            name = entry["name"]
             try:
                 provider = get_provider_config(entry)
                 provider.load(self)

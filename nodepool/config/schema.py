@@ -9,53 +9,13 @@ import voluptuous as v
 
 from nodepool.base.option import schema
 from nodepool.base.schema import ListOf, thorough
-from nodepool.config.access import AccessConfig
-
-TEXT = str
-NUMBER = v.Any(float, int)
+from nodepool.config.model import Config
 
 
 def top_level_schema() -> dict[Any, Any]:
-    diskimage = {
-        v.Required("name"): str,
-        "abstract": bool,
-        "parent": str,
-        "formats": [str],
-        "keep-formats": [str],
-        "delete-after-upload": bool,
-        "rebuild-age": int,
-        "build-timeout": int,
-        "dib-cmd": str,
-        "elements": [str],
-        "env-vars": {str: v.Any(str, bool, int, float)},
-        "release": v.Any(str, int, float),
-        "pause": bool,
-        "username": str,
-        "python-path": str,
-        "shell-type": v.Any(str, None),
-        "metadata": dict,
-    }
-    tenant = {v.Required("tenant-name"): str, "max-cores": int, "max-ram": int, "max-servers": int, str: int}
-    return {
-        "webapp": {"port": int, "listen_address": str, "pages": v.Any("loopback", "everywhere", "off", False)},
-        "access": schema(AccessConfig),
-        "elements-dir": str,
-        "images-dir": str,
-        "build-log-dir": str,
-        "build-log-retention": int,
-        "failed-build-retention": int,
-        "build-min-free": int,
-        "max-hold-age": int,
-        "zookeeper-servers": ListOf([{v.Required("host"): str, "port": int, "chroot": str}], null=True),
-        "zookeeper-tls": {v.Required("cert"): str, v.Required("key"): str, v.Required("ca"): str},
-        "zookeeper-timeout": NUMBER,
-        "zookeeper-insecure": bool,
-        "drivers-path": v.Any(str, [str]),
-        "labels": ListOf([{v.Required("name"): str, "min-ready": int, "max-ready-age": int}], null=True),
-        "diskimages": ListOf([diskimage], null=True),
-        "providers": ListOf([object], null=True),
-        "tenant-resource-limits": ListOf([tenant], null=True),
-    }
+    """Return the schema of the main file; its lists may be null."""
+    found = schema(Config)
+    return {key: ListOf(each, null=True) if isinstance(each, list) else each for key, each in found.items()}
 
 
 def secure_schema() -> dict[Any, Any]:
@@ -64,10 +24,10 @@ def secure_schema() -> dict[Any, Any]:
     return {key: main[key] for key in ("zookeeper-servers", "zookeeper-tls")} | {str: object}
 
 
-def check(schema: dict[Any, Any], data: object) -> list[v.Invalid]:
+def check(known: dict[Any, Any], data: object) -> list[v.Invalid]:
     """Return every error of *data*, each with its path."""
     try:
-        v.Schema(thorough(schema))(data)
+        v.Schema(thorough(known))(data)
     except v.MultipleInvalid as exc:
         return list(exc.errors)
     return []

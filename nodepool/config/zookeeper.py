@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nodepool.base.config_value import ConfigValue
 from nodepool.base.connection_string import split_hosts
+from nodepool.base.option import REQUIRED, at, entries, option, values, whole
 from nodepool.exceptions import ConfigError, ConfigurationError
 
-DEFAULT_PORT = 2281
-
 log = logging.getLogger("nodepool.config")
+
+
+def _chroot(value: str | None) -> str | None:
+    if value and not value.startswith("/"):
+        raise ValueError(f"{value!r} must start with '/'")
+    return value
+
+
+SERVER: dict[str, Any] = {
+    "host": option(str, REQUIRED, "host name or address", convert=str),
+    "port": option(int, 2281, "port for TLS", convert=lambda value: int(whole(value))),
+    "chroot": option(str, "", "path of our data, which are below ``/nodepool`` in it", convert=_chroot),
+}
+TLS: dict[str, Any] = {
+    "cert": option(str, REQUIRED, "file with the client's certificate (PEM)"),
+    "key": option(str, REQUIRED, "file with its key (PEM)"),
+    "ca": option(str, REQUIRED, "file with the CA of the servers' certificates (PEM)"),
+}
 
 
 class ZooKeeperConnectionConfig(ConfigValue):
@@ -62,23 +79,15 @@ def warn_about_chroots(host_list: Sequence[ZooKeeperConnectionConfig]) -> None:
         )
 
 
-def connections(servers: Iterable[Any]) -> list[ZooKeeperConnectionConfig]:
+def connections(servers: object) -> list[ZooKeeperConnectionConfig]:
     """Return the connections of the option's list of dicts.
 
     :raises ConfigError: something is missing in it, or chroots differ.
     """
     result = []
-    for index, server in enumerate(servers or []):
-        where = ("zookeeper-servers", index)
-        if not isinstance(server, dict) or not server.get("host"):
-            raise ConfigError("required key 'host' is missing in zookeeper-servers", where=where)
-        port = server.get("port", DEFAULT_PORT)
-        if not isinstance(port, int) and not (isinstance(port, str) and port.isdigit()):
-            raise ConfigError(f"port {port!r} of zookeeper-servers must be a number", where=(*where, "port"))
-        chroot = server.get("chroot")
-        if chroot and not chroot.startswith("/"):
-            raise ConfigError(f"chroot {chroot!r} of zookeeper-servers must start with '/'", where=("zookeeper-servers",))
-        result.append(ZooKeeperConnectionConfig(str(server["host"]), int(port), chroot))
+    for where, server in entries(servers, "zookeeper-servers", "host"):
+        with at(where):
+            result.append(ZooKeeperConnectionConfig(**values(SERVER, server)))
     try:
         split_hosts(buildZooKeeperHosts(result))
     except ConfigurationError as error:

@@ -154,7 +154,7 @@ class Validation:
             try:
                 connections(servers)
             except ConfigError as exc:
-                if "required key" not in exc.message:  # reported by the schema
+                if not exc.message.startswith(("required key", "zookeeper-servers: entry")):  # reported by the schema
                     self.note(exc.message, exc.where)
         if (
             servers

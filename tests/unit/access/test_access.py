@@ -13,6 +13,7 @@ import pytest
 from nodepool.access.access import Access
 from nodepool.access.identity import Denied, Identity, Role
 from nodepool.config.access import AccessConfig
+from nodepool.config.model import Config
 from nodepool.exceptions import ConfigError
 
 NOBODY = pwd.getpwnam("nobody")
@@ -111,5 +112,5 @@ def test_patterns_of_labels(patterns: tuple[str, ...], label: str, allowed: bool
 ])  # fmt: skip
 def test_invalid_options_are_named(section: Any, place: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
-        AccessConfig(section)
+        Config().apply({"access": section})
     assert caught.value.where[: len(place)] == place

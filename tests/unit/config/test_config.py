@@ -148,6 +148,49 @@ class TestTopLevel:
         with pytest.raises(ConfigurationError, match="expected a whole number"):
             load(write, "build-log-retention: many")
 
+    @pytest.mark.parametrize("text", [
+        "max-hold-age:\nbuild-log-retention:\nfailed-build-retention:\nbuild-min-free:\nzookeeper-timeout:\n",
+        "elements-dir:\nimages-dir:\nbuild-log-dir:\nzookeeper-tls:\nzookeeper-insecure:\nwebapp:\n",
+        "webapp: {port: , listen_address: , pages: }",
+        "webapp: {}\nzookeeper-tls: {}\nzookeeper-servers: []\ntenant-resource-limits: []\n",
+        "failed-build-retention: 604800\nmax-hold-age: 0\nzookeeper-timeout: '10'\nwebapp: {port: '8005', x: 1}\n",
+    ])  # fmt: skip
+    def test_empty_options_and_defaults_give_the_fresh_configuration(self, write, text):
+        assert load(write, text) == npconfig.Config()
+
+    @pytest.mark.parametrize("text", ["failed-build-retention: -1\nbuild-min-free: '-5'"])
+    def test_negative_limits_of_builds_are_zero(self, write, text):
+        config = load(write, text)
+        assert (config.failed_build_retention, config.build_min_free) == (0, 0)
+
+    @pytest.mark.parametrize(("text", "words"), [
+        ("zookeeper-timeout: soon", ("expected a number, not 'soon'", "nodepool.yaml:1", "zookeeper-timeout")),
+        ("webapp:\n  port: x", ("expected a whole number, not 'x'", "nodepool.yaml:2", "webapp.port")),
+        ("webapp: 5", ("webapp: expected a dictionary",)),
+        ("labels: [{name: a, min-ready: x}]", ("expected a whole number", "labels[a].min-ready")),
+        ("labels: a", ("labels: expected a list",)),
+        ("diskimages: [{name: a, formats: raw}]", ("expected a list, not 'raw'", "diskimages[a].formats")),
+        ("diskimages: [{name: a, rebuild-age: x}]", ("expected a whole number", "diskimages[a].rebuild-age")),
+        ("diskimages: [{name: a, metadata: [x]}]", ("expected a dictionary", "diskimages[a].metadata")),
+        ("diskimages: [{name: a, env-vars: [x]}]", ("must be a dictionary", "diskimages[a].env-vars")),
+        ("tenant-resource-limits: [{tenant-name: t, L-1: x}]", ("L-1: expected a whole number", "tenant-resource-limits")),
+        ("zookeeper-servers: [{host: a, port: x}]", ("expected a whole number", "zookeeper-servers[0].port")),
+        ("zookeeper-tls: x", ("expected a dictionary with cert, key and ca",)),
+    ])  # fmt: skip
+    def test_wrong_values_are_errors_with_file_line_and_option(self, write, text, words):
+        with pytest.raises(ConfigurationError) as error:
+            load(write, text)
+        assert [word for word in (*words, "nodepool.yaml:") if word not in str(error.value)] == []
+
+    def test_null_in_a_setter_changes_nothing(self):
+        config = npconfig.Config()
+        config.setBuildLog("/logs", 3)
+        config.setWebApp({"port": 1, "pages": "off"})
+        config.setBuildLog(None, None)
+        config.setWebApp(None)
+        assert (config.build_log_dir, config.build_log_retention) == ("/logs", 3)
+        assert (config.webapp, config.web_pages) == ({"port": 1, "listen_address": "0.0.0.0"}, "off")
+
     def test_empty_lists_are_accepted(self, write):
         config = load(write, "providers:\nlabels:\ndiskimages:\nzookeeper-servers:\n")
         assert not config.providers
@@ -251,6 +294,20 @@ class TestDiskImages:
         config = load(write, "diskimages: [{name: a, env-vars: {N: 5, B: true}}]")
         assert config.diskimages["a"].env_vars == {"N": "5", "B": "true"}
         assert "boolean" in caplog.text
+
+    @pytest.mark.spec("CFG-5.1: an empty value keeps the parent's; any explicit value of a flag wins")
+    def test_empty_option_of_a_child_image_keeps_that_of_its_parent(self, write):
+        text = """
+diskimages:
+  - {name: p, formats: [raw], rebuild-age: 5, build-timeout: '7', release: 3, dib-cmd: c, username: u, shell-type: s, pause: true,
+     delete-after-upload: true, elements: [a b], env-vars: {A: 1}, metadata: {x: 1}}
+  - {name: c, parent: p, formats: [], rebuild-age: 0, build-timeout: , release: '', dib-cmd: '', username: , shell-type: '',
+     pause: , delete-after-upload: 0, elements: [], env-vars: {}, metadata: }
+"""
+        images = load(write, text).diskimages
+        parent, child = vars(images["p"]), vars(images["c"])
+        assert {key for key in parent if parent[key] != child[key]} == {"name", "delete_after_upload"}
+        assert (child["pause"], child["delete_after_upload"], child["build_timeout"]) == (True, False, 7)
 
     def test_image_has_documented_defaults(self):
         image = npconfig.DiskImage("x")
