@@ -1,12 +1,14 @@
-"""Reference of a driver's options, generated from the schema that its configuration is validated with.
+"""Reference of the options of a driver or a file, generated from the schema that its configuration is validated with.
 
 ``.. driver-options:: aws`` makes tables of every option of the driver: name and type from the schema, default and meaning from
-the declarations in ``nodepool/driver/aws/config.py``. ``nodemanager.yaml`` stands for the options of the node manager itself, ``access`` for that section of the main file. An
-option without meaning is an error of the build.
+the declarations in ``nodepool/driver/aws/config.py``. The keys of ``CLASSES`` stand for files and for options of all drivers.
+``.. driver-options:: nodepool.yaml labels`` makes the table of ``labels`` only; ``top`` is that of the outer options. An option
+without meaning is an error of the build.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 from collections.abc import Iterator
@@ -19,10 +21,15 @@ from nodepool.base.option import REQUIRED, Derived, rows, schema
 
 #: Stands for the configuration file of the node manager.
 NODE_MANAGER = "nodemanager.yaml"
-#: Stands for the section ``access`` of the main file.
-ACCESS = "access"
-FILES = (NODE_MANAGER, ACCESS)
-TYPES = {str: "str", int: "int", float: "number", bool: "bool", dict: "dict", list: "list"}
+#: Classes with declared options that are not those of a driver.
+CLASSES = {
+    NODE_MANAGER: ("nodepool.nodemanager.config", "NodeManagerConfig"),
+    "nodepool.yaml": ("nodepool.config.model", "Config"),
+    "access": ("nodepool.config.access", "AccessConfig"),
+    "providers": ("nodepool.config.model", "ProviderConfig"),
+    "pools": ("nodepool.config.model", "ConfigPool"),
+}
+TYPES = {object: "dict", str: "str", int: "int", float: "number", bool: "bool", dict: "dict", list: "list"}
 
 
 class ReferenceError(Exception):
@@ -49,14 +56,9 @@ class Option:
 
 def class_of(driver: str) -> Any:
     """The class with the declared options of a driver."""
-    if driver == NODE_MANAGER:
-        from nodepool.nodemanager.config import NodeManagerConfig
-
-        return NodeManagerConfig
-    if driver == ACCESS:
-        from nodepool.config.access import AccessConfig
-
-        return AccessConfig
+    if driver in CLASSES:
+        module, name = CLASSES[driver]
+        return getattr(importlib.import_module(module), name)
     return type(_provider(driver))
 
 
@@ -69,7 +71,7 @@ def _provider(driver: str) -> Any:
 
 def schema_of(driver: str) -> dict[Any, Any]:
     """All options of a provider of this driver, the common ones included."""
-    if driver in FILES:
+    if driver in CLASSES:
         return dict(schema(class_of(driver)))
     config = _provider(driver)
     return {**config.getCommonSchemaDict(), **config.getSchema().schema}
@@ -77,10 +79,11 @@ def schema_of(driver: str) -> dict[Any, Any]:
 
 def options(body: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
     """Every option of the schema, outer ones first."""
-    for marker, value in _body(body).items():
+    named = {marker: value for marker, value in _body(body).items() if not isinstance(marker, type)}
+    for marker, value in named.items():
         name = str(marker)
         yield Option((*path, name), kind(value), isinstance(marker, v.Required), getattr(marker, "group_of_exclusion", None))
-    for marker, value in _body(body).items():
+    for marker, value in named.items():
         for inner in _inner(value):
             yield from options(inner, (*path, str(marker)))
 
@@ -102,7 +105,7 @@ def _inner(value: Any) -> list[Any]:
         value = value.validators[0]
     if isinstance(value, v.Any):
         return [found for item in value.validators for found in _inner(item)]
-    return [value] if isinstance(value, dict) and not any(isinstance(key, type) for key in value) else []
+    return [value] if isinstance(value, dict) and any(not isinstance(key, type) for key in value) else []
 
 
 def kind(value: Any) -> str:
@@ -164,14 +167,17 @@ def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]
             (f"``{option.name}``", option.kind, "required" if option.required else default or "none", meaning)
         )
     for path, found in tables.items():
-        top = driver if driver in FILES else "provider"
+        top = driver if driver in CLASSES else "provider"
         yield ".".join(path) or top, sorted(found, key=lambda row: row[2] != "required")
 
 
-def lines(driver: str) -> list[str]:
+def lines(driver: str, only: str | None = None) -> list[str]:
     """The reference as reStructuredText."""
     found: list[str] = []
-    for where, options_there in sections(driver):
+    tables = list(sections(driver))
+    if only is not None and not (tables := tables[:1] if only == "top" else [each for each in tables if each[0] == only]):
+        raise ReferenceError(f"{driver} has no options in {only}")
+    for where, options_there in tables:
         found += [f".. list-table:: Options of ``{where}``", "   :header-rows: 1", "   :widths: 22 16 14 48", ""]
         for row in [("Key", "Type", "Default", "Meaning"), *options_there]:
             found += [f"   {'*' if not index else ' '} - {cell}" for index, cell in enumerate(row)]
@@ -186,12 +192,13 @@ def setup(app: Any) -> dict[str, Any]:
 
     class DriverOptions(SphinxDirective):
         required_arguments = 1
+        optional_arguments = 1
 
         def run(self) -> list[nodes.Node]:
             driver = self.arguments[0]
             self.env.note_dependency(inspect.getfile(class_of(driver)))
             try:
-                content = lines(driver)
+                content = lines(*self.arguments)
             except ReferenceError as error:
                 raise self.error(str(error)) from error
             parent = nodes.Element()

@@ -257,7 +257,9 @@ class Config(ConfigValue):
     zookeeper_insecure: bool = option(bool, False, "allow connections without TLS", convert=lambda value: value is True)
     zookeeper_timeout: float = option(v.Any(float, int), 10, "seconds after which ZooKeeper ends our session", convert=float)
     webapp: dict[str, Any] = option(_WEBAPP, {}, "the launcher's web server", convert=_web)
-    access: AccessConfig = option(AccessConfig, cast(Any, None), "who may use the API that changes things", convert=AccessConfig)
+    access: AccessConfig = option(
+        AccessConfig, cast(Any, None), "who may change things by the API, see :doc:`operation/access`", convert=AccessConfig
+    )
     drivers_path: object = option(
         v.Any(str, [str]), None, "directories with more drivers, relative to this file (:doc:`writing-a-driver`)", stored=False
     )

@@ -14,6 +14,8 @@ import pytest
 
 from nodepool.base.option import REQUIRED, inherited, option, rows
 from nodepool.config.drivers import BUILTIN_NAMES
+from nodepool.config.jsonschema import document
+from nodepool.config.model import Config
 from tests import REPOSITORY
 
 #: Those whose options are declared.
@@ -55,12 +57,49 @@ def test_every_option_of_the_node_manager_has_a_text(reference: Any) -> None:
 
 
 def test_every_option_of_access_has_a_text(reference: Any) -> None:
-    text = "\n".join(reference.lines(reference.ACCESS))
+    text = "\n".join(reference.lines("access"))
     for section in ("access", "leases", "oidc", "oidc.rules"):
         assert f"Options of ``{section}``" in text
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", ["nodepool.yaml", "providers", "pools"])
+def test_every_common_option_has_a_text(reference: Any, name: str) -> None:
+    assert reference.check(name) == []
+    assert f"Options of ``{name}``" in reference.lines(name)[0]
+
+
+def _properties(part: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = part.get("items", part).get("properties", {})
+    return found
+
+
+def test_every_option_of_the_main_file_has_one_line_a_row_and_a_schema(reference: Any) -> None:
+    declared = list(rows(Config))
+    json_schema = document(())
+    assert {path[0] for path, _ in declared} == json_schema["properties"].keys()
+    tables = {where: {row[0] for row in found} for where, found in reference.sections("nodepool.yaml")}
+    assert len(declared) == sum(map(len, tables.values()))
+    for path, each in declared:
+        assert re.fullmatch(r"\S.{5,98}[^\s.]", each.doc), f"{path}: {each.doc!r}"
+        assert f"``{path[-1]}``" in tables[".".join(path[:-1]) or "nodepool.yaml"]
+        place = json_schema
+        for name in path:
+            place = _properties(place)[name]
+
+
+def test_configuration_page_has_the_table_of_every_section_of_the_main_file(reference: Any) -> None:
+    """The section ``access`` has a page of its own."""
+    page = (REPOSITORY / "doc" / "configuration.rst").read_text()
+    assert "\n.. driver-options:: access\n" in (REPOSITORY / "doc" / "operation" / "access.rst").read_text()
+    top, *inner = [where for where, _ in reference.sections("nodepool.yaml") if where.split(".")[0] != "access"]
+    for section in ("top", *inner):
+        assert f"\n.. driver-options:: {top} {section}\n" in page
+        assert len([line for line in reference.lines(top, section) if line.startswith(".. list-table::")]) == 1
+    with pytest.raises(reference.ReferenceError, match=r"nodepool\.yaml has no options in label"):
+        reference.lines(top, "label")
+
+
+@pytest.mark.parametrize("driver", [*DRIVERS, "nodepool.yaml"])
 def test_texts_of_defaults_name_existing_options(reference: Any, driver: str) -> None:
     """A text replaces only a default that says nothing, and what it refers to exists."""
     config = reference.class_of(driver)
