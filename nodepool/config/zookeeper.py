@@ -15,15 +15,15 @@ from nodepool.exceptions import ConfigError, ConfigurationError
 log = logging.getLogger("nodepool.config")
 
 
-def _chroot(value: str | None) -> str | None:
-    if value and not value.startswith("/"):
+def _chroot(value: object) -> object:
+    if value and not str(value).startswith("/"):
         raise ValueError(f"{value!r} must start with '/'")
     return value
 
 
 SERVER: dict[str, Any] = {
     "host": option(str, REQUIRED, "host name or address", convert=str),
-    "port": option(int, 2281, "port for TLS", convert=lambda value: int(whole(value))),
+    "port": option(int, 2281, "TCP port", convert=lambda value: int(whole(value))),
     "chroot": option(str, "", "path of our data, which are below ``/nodepool`` in it", convert=_chroot),
 }
 TLS: dict[str, Any] = {

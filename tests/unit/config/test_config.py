@@ -126,6 +126,12 @@ class TestTopLevel:
             "tenant-1": {"instances": math.inf, "cores": 10, "ram": math.inf, "volumes": 5, "L-NOT-A-REAL-CODE": 7}
         }
 
+    def test_tenant_limit_that_is_null_is_unlimited(self, write):
+        limits = load(
+            write, "tenant-resource-limits: [{tenant-name: t, max-cores: , max-volumes: , L-1: }]"
+        ).tenant_resource_limits
+        assert limits == {"t": {"instances": math.inf, "cores": math.inf, "ram": math.inf}}
+
     def test_tenant_limit_without_name(self, write):
         with pytest.raises(ConfigurationError, match=r"tenant-name.*nodepool\.yaml:2"):
             load(write, "tenant-resource-limits:\n  - max-cores: 1\n")
@@ -175,6 +181,7 @@ class TestTopLevel:
         ("diskimages: [{name: a, env-vars: [x]}]", ("must be a dictionary", "diskimages[a].env-vars")),
         ("tenant-resource-limits: [{tenant-name: t, L-1: x}]", ("L-1: expected a whole number", "tenant-resource-limits")),
         ("zookeeper-servers: [{host: a, port: x}]", ("expected a whole number", "zookeeper-servers[0].port")),
+        ("zookeeper-servers: [{host: a, chroot: 5}]", ("5 must start with '/'", "zookeeper-servers[0].chroot")),
         ("zookeeper-tls: x", ("expected a dictionary with cert, key and ca",)),
     ])  # fmt: skip
     def test_wrong_values_are_errors_with_file_line_and_option(self, write, text, words):
@@ -186,10 +193,13 @@ class TestTopLevel:
         config = npconfig.Config()
         config.setBuildLog("/logs", 3)
         config.setWebApp({"port": 1, "pages": "off"})
+        config.setZooKeeperTLS({"cert": "c", "key": "k", "ca": "a"})
         config.setBuildLog(None, None)
         config.setWebApp(None)
+        config.setZooKeeperTLS(None)
         assert (config.build_log_dir, config.build_log_retention) == ("/logs", 3)
         assert (config.webapp, config.web_pages) == ({"port": 1, "listen_address": "0.0.0.0"}, "off")
+        assert (config.zookeeper_tls_cert, config.zookeeper_tls_key, config.zookeeper_tls_ca) == ("c", "k", "a")
 
     def test_empty_lists_are_accepted(self, write):
         config = load(write, "providers:\nlabels:\ndiskimages:\nzookeeper-servers:\n")

@@ -199,6 +199,12 @@ def test_values_of_a_wrong_shape_are_refused(validate):
         assert validate(text)[0] == 1, text
 
 
+@pytest.mark.parametrize("server", ["x", "{port: 1}", "{host: a, chroot: x}"])
+def test_a_wrong_server_of_zookeeper_is_reported_once(validate, server):
+    _, messages = validate(f"zookeeper-insecure: true\nzookeeper-servers: [{server}]")
+    assert len(messages) == 1, messages
+
+
 BACKED = """labels: [{name: a}, {name: b}]
 providers:
   - name: m
