@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError
 
 from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
 from nodepool.lease.record import (
@@ -33,7 +33,7 @@ from nodepool.lease.record import (
 )
 from nodepool.lease.record import renewed as once_more
 from nodepool.zk import paths
-from nodepool.zk.locks import LockHandle
+from nodepool.zk.locks import LockHandle, add_unlocked_check
 from nodepool.zk.records import FULFILLED, HOLD, READY, REQUESTED, USED, Node, NodeRequest
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import ZooKeeper
@@ -132,16 +132,18 @@ class Leases:
 
     # -- hand over
 
-    def hand_over(self, lease_id: str, seconds: float, terms: Terms | None = None) -> Lease:
+    def hand_over(self, lease_id: str, seconds: float, terms: Terms | None = None, request: NodeRequest | None = None) -> Lease:
         """Turn the fulfilled request into a lease that ends after this time.
 
         Either all nodes are handed over, or none; then the request is deleted, and launchers free its nodes.
 
         :param terms: of a request that was not made by :meth:`ask`.
+        :param request: as it was just read.
         :raises LeaseError: there is no such request, it is not fulfilled, or its nodes cannot be had.
         """
         seconds = self._checked(seconds)
-        request = self._zk.getNodeRequest(lease_id) if "/" not in lease_id else None
+        if request is None and "/" not in lease_id:
+            request = self._zk.getNodeRequest(lease_id)
         if request is not None:
             given = None if terms is None else replace(terms, created=self._now(), size=len(request.nodes))
             terms = Terms.read(request.requestor_data) or given
@@ -149,16 +151,19 @@ class Leases:
             return self._handed_over(lease_id)
         if request.state != FULFILLED:
             raise LeaseError(Reason.NOT_READY, f"Lease {lease_id} is {of_request(request, terms).state.value}")
+        version = -1 if request.stat is None else request.stat.version
+
+        def change(node: Node) -> None:
+            if node.state != READY or node.allocated_to != lease_id:
+                text = f"Node {node.id} is {node.state} and allocated to {node.allocated_to}"
+                raise LeaseError(Reason.UNAVAILABLE, f"Lease {lease_id} cannot be handed over: {text}")
+            hold(node, terms, seconds)
+
         try:
-            with self._locked(request.nodes, HAND_OVER_LOCK) as nodes:
-                for node in nodes:
-                    if node.state != READY or node.allocated_to != lease_id:
-                        text = f"Node {node.id} is {node.state} and allocated to {node.allocated_to}"
-                        raise LeaseError(Reason.UNAVAILABLE, f"Lease {lease_id} cannot be handed over: {text}")
-                    hold(node, terms, seconds)
-                version = -1 if request.stat is None else request.stat.version
-                self._write(nodes, lambda txn: txn.delete(paths.request(lease_id), version))
-                return of_nodes(lease_id, nodes)
+            nodes = self._change_nodes(
+                request.nodes, change, HAND_OVER_LOCK, lambda txn: txn.delete(paths.request(lease_id), version)
+            )
+            return of_nodes(lease_id, nodes)
         except LeaseError:
             with suppress(NoNodeError):
                 self._zk.kazoo_client.delete(paths.request(lease_id))
@@ -245,24 +250,25 @@ class Leases:
         return self._change(lease_id, change)
 
     def _change(self, lease_id: str, change: Callable[[Node], None]) -> Lease:
-        """Change all nodes of a lease in one transaction, under their locks."""
-        lease = self._held(lease_id)
-        with self._locked([node.id or "" for node in lease.nodes], LOCK) as nodes:
-            for node in nodes:
-                if node.state != HOLD or id_of(node) != lease_id:
-                    raise LeaseError(Reason.ENDED, f"Lease {lease_id} has ended")
-                change(node)
-            self._write(nodes)
-            return of_nodes(lease_id, nodes)
+        """Change all nodes of a lease in one transaction."""
 
-    def give_back(self, lease_id: str) -> bool:
+        def checked(node: Node) -> None:
+            if node.state != HOLD or id_of(node) != lease_id:
+                raise LeaseError(Reason.ENDED, f"Lease {lease_id} has ended")
+            change(node)
+
+        lease = self._held(lease_id)
+        return of_nodes(lease_id, self._change_nodes([node.id or "" for node in lease.nodes], checked, LOCK))
+
+    def give_back(self, lease_id: str, lease: Lease | None = None) -> bool:
         """Return the nodes of a lease, or cancel its request; return False if there is neither.
 
         Each node is returned on its own: one that cannot be locked ends at the end of the lease.
 
+        :param lease: as it was just read.
         :raises LeaseError: a node is locked by somebody else.
         """
-        lease = self.get(lease_id)
+        lease = lease or self.get(lease_id)
         if lease is None:
             return False
         if lease.state is not LeaseState.HELD:
@@ -270,12 +276,15 @@ class Leases:
                 self._zk.kazoo_client.delete(paths.request(lease_id))
             return True
         failures: list[LeaseError] = []
-        for node_id in [node.id or "" for node in lease.nodes]:
+
+        def change(node: Node) -> None:
+            if node.state != HOLD or id_of(node) != lease_id:
+                raise LeaseError(Reason.ENDED, f"Lease {lease_id} has ended")
+            node.state = USED
+
+        for node in lease.nodes:
             try:
-                with self._locked([node_id], LOCK) as [node]:
-                    if node.state == HOLD and id_of(node) == lease_id:
-                        node.state = USED
-                        self._write([node])
+                self._change_nodes([node.id or ""], change, LOCK)
             except LeaseError as error:
                 if error.reason is not Reason.ENDED:
                     failures.append(error)
@@ -287,14 +296,21 @@ class Leases:
 
     def get(self, lease_id: str) -> Lease | None:
         """Return a lease that waits or is held; None if there is none of this id."""
-        # The request is read first: one transaction turns a request into nodes.
-        request = self._zk.getNodeRequest(lease_id) if "/" not in lease_id else None
-        terms = None if request is None else Terms.read(request.requestor_data)
-        if request is not None and terms is not None and request.requestor == REQUESTOR:
-            return of_request(request, terms)
-        nodes = [node for node in self._zk.readNodes() if node.state == HOLD and _may_have(node, lease_id)]
-        nodes = [node for node in nodes if id_of(node) == lease_id]
-        return of_nodes(lease_id, nodes) if nodes else None
+        if "/" in lease_id:
+            return None
+        found = self._held_nodes(lease_id)
+        if not found:
+            request = self._zk.getNodeRequest(lease_id)
+            terms = None if request is None else Terms.read(request.requestor_data)
+            if request is not None and terms is not None and request.requestor == REQUESTOR:
+                return of_request(request, terms)
+            # One transaction turns a request into nodes: it may have happened between the two reads.
+            found = self._held_nodes(lease_id)
+        return of_nodes(lease_id, found) if found else None
+
+    def _held_nodes(self, lease_id: str) -> list[Node]:
+        found = [node for node in self._zk.readNodes() if node.state == HOLD and _may_have(node, lease_id)]
+        return [node for node in found if id_of(node) == lease_id]
 
     def all(self) -> list[Lease]:
         """Return all leases, and all other held nodes, by id."""
@@ -328,6 +344,36 @@ class Leases:
             raise LeaseError(Reason.BAD_REQUEST, f"a lease of {seconds:g} s is not possible: it lasts from {LEAST} s to 10 years")
         return seconds
 
+    def _change_nodes(
+        self,
+        node_ids: Sequence[str],
+        change: Callable[[Node], None],
+        timeout: float,
+        more: Callable[[Txn], object] = lambda _txn: None,
+    ) -> list[Node]:
+        """Change nodes that nobody else has locked, all or none.
+
+        One transaction does it, if it finds all of them unlocked and as they were read; otherwise they are locked first.
+
+        :param change: raises LeaseError if the node is not as expected.
+        :param timeout: seconds to wait for each lock.
+        """
+        for cached in (True, False):
+            nodes = [node.copy() for one in sorted(node_ids) if (node := self._zk.getNode(one, cached=cached)) is not None]
+            try:
+                if len(nodes) == len(node_ids):
+                    for node in nodes:
+                        change(node)
+                    self._write(nodes, more, unlocked=True)
+                    return nodes
+            except LeaseError:
+                continue  # what was read may be old; under the locks it is not
+        with self._locked(node_ids, timeout) as nodes:
+            for node in nodes:
+                change(node)
+            self._write(nodes, more)
+            return nodes
+
     @contextmanager
     def _locked(self, node_ids: Sequence[str], timeout: float) -> Iterator[list[Node]]:
         """Lock nodes, in the order of their ids, and read them again.
@@ -352,20 +398,24 @@ class Leases:
                     with suppress(KazooException, ZKException):
                         self._zk.unlockNode(node)
 
-    def _write(self, nodes: Sequence[Node], more: Callable[[Txn], object] = lambda _txn: None) -> None:
-        """Write nodes that we have locked, all or none.
+    def _write(self, nodes: Sequence[Node], more: Callable[[Txn], object] = lambda _txn: None, unlocked: bool = False) -> None:
+        """Write nodes that we have locked, or that nobody has locked, all or none.
 
         :raises LeaseError: one of them has changed, or our lock on it is lost.
         """
         txn = Txn(self._zk.kazoo_client)
         more(txn)
         for node in nodes:
-            assert isinstance(node.lock, LockHandle) and node.stat is not None
-            txn.check(node.lock.path)
+            assert node.stat is not None
+            if unlocked:
+                add_unlocked_check(txn, paths.node_lock(node.id or ""), bool(node.stat.numChildren))
+            else:
+                assert isinstance(node.lock, LockHandle)
+                txn.check(node.lock.path)
             txn.set(paths.node(node.id or ""), node.serialize(), node.stat.version, self._zk.node_tree, node.copy())
         try:
             self._zk.writer.run(txn)
         except TransactionFailed as error:
-            if isinstance(error.cause, (BadVersionError, NoNodeError)):
+            if isinstance(error.cause, (BadVersionError, NoNodeError, NodeExistsError, NotEmptyError)):
                 raise LeaseError(Reason.UNAVAILABLE, f"nodes were changed at the same time: {error}") from error
             raise

@@ -86,7 +86,8 @@ def setup_command_logging(debug: bool, logconfig: str | None) -> None:
     level = logging.DEBUG if debug else logging.INFO
     logging.basicConfig(level=level, format=LOG_FORMAT, handlers=[_StandardError()])
     if not debug:
-        for name in ("kazoo", "nodepool.ComponentRegistry"):
+        # The audit log of commands is for those who configure it (-l): scripts read standard error.
+        for name in ("kazoo", "nodepool.ComponentRegistry", "nodepool.audit"):
             logging.getLogger(name).setLevel(logging.WARNING)
 
 

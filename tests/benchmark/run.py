@@ -24,6 +24,7 @@ from statistics import median
 from tests.benchmark.aws import AWS_SCENARIOS, AWS_TARGETS
 from tests.benchmark.builder import BUILDER_SCENARIOS, BUILDER_TARGETS
 from tests.benchmark.harness import HERE, Bench, Server, log
+from tests.benchmark.leases import LEASE_SCENARIOS, LEASE_TARGETS
 from tests.benchmark.scenarios import SCENARIOS
 
 #: Figure -> (limit, whether smaller is better).
@@ -59,8 +60,9 @@ TARGETS: dict[str, tuple[float, bool]] = {
     "50 static slots of 1 host: urgent, ms": (50, True),
     **BUILDER_TARGETS,
     **AWS_TARGETS,
+    **LEASE_TARGETS,
 }
-ALL_SCENARIOS = {**SCENARIOS, **BUILDER_SCENARIOS, **AWS_SCENARIOS}
+ALL_SCENARIOS = {**SCENARIOS, **BUILDER_SCENARIOS, **AWS_SCENARIOS, **LEASE_SCENARIOS}
 
 
 def load_tool() -> object:

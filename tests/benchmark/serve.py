@@ -29,6 +29,11 @@ def main() -> None:
         from nodepool.webapp import WebApp
 
         WebApp(pool, int(port), "127.0.0.1").start()
+    if path := os.environ.get("NODEPOOL_BENCHMARK_SOCKET"):
+        from nodepool.web.actions.actions import Actions
+        from nodepool.web.server import WebApp as OurWebApp
+
+        OurWebApp(pool, 0, "127.0.0.1", actions=Actions.of_launcher(pool, "loopback"), unix=path).start()
     while not stop.wait(3600):
         pass
     os._exit(0)

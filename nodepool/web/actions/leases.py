@@ -246,7 +246,7 @@ class LeaseCalls:
     def give_back(self, call: Call) -> Reply:
         lease = self._of(call)
         with refusals():
-            self.leases.give_back(lease.id)
+            self.leases.give_back(lease.id, lease)
         return Reply(None, http.HTTPStatus.NO_CONTENT)
 
     def _held(self, call: Call) -> Lease:
@@ -332,7 +332,10 @@ class _Poll:
 
     def resume(self) -> Reply | None:
         self.since = self._calls.waiting.number
-        lease, now = self._calls.leases.get(self.lease_id), self._calls.monotonic()
+        now = self._calls.monotonic()
+        if self._calls.waiting.expects(self.lease_id) and now < self.deadline:
+            return None  # it has not been handed over
+        lease = self._calls.leases.get(self.lease_id)
         if lease is None:
             if self._calls.waiting.ended(self.lease_id) is None and self._seen:
                 # The nodes of a request may be read a moment later than its end.
@@ -341,9 +344,7 @@ class _Poll:
                 if now < self.deadline:
                     return None
             raise self._calls.gone(self.lease_id)
-        # The reason of a failed request is noted when the request is removed.
-        finishing = lease.state is LeaseState.FAILED and self._calls.waiting.expects(lease.id)
-        if (finishing or lease.state in self._while_in) and now < self.deadline:
+        if lease.state in self._while_in and now < self.deadline:
             self._seen = True
             return None
         status, headers = http.HTTPStatus.OK, _NO_HEADERS

@@ -137,7 +137,8 @@ class Waiting:
                 try:
                     if one:
                         self._changed(one)
-                    self._resume(one)
+                    # Nothing can be reported of a lease before its hand-over.
+                    self._resume("" if one in self._expected else one)
                 except Exception:  # it affects this lease only
                     log.exception("Lease %s: error while its change was processed:", one)
 
@@ -189,7 +190,9 @@ class Waiting:
     def _hand_over(self, lease_id: str, seconds: float) -> bool:
         """Return False while the request is not finished."""
         zk = self._zk()
-        request = zk.getNodeRequest(lease_id)
+        request = zk.getCachedRequest(lease_id)
+        if request is None or request.state not in (FULFILLED, FAILED):
+            request = zk.getNodeRequest(lease_id)  # the mirror may not have it yet
         if request is None:
             if Leases(zk).get(lease_id) is None:
                 self._end(lease_id, "gone", f"The request of lease {lease_id} was canceled, or lost with the session; ask again")
@@ -200,7 +203,7 @@ class Waiting:
                 zk.kazoo_client.delete(paths.request(lease_id))
         elif request.state == FULFILLED:
             try:
-                Leases(zk).hand_over(lease_id, seconds)
+                Leases(zk).hand_over(lease_id, seconds, request=request)
             except LeaseError as error:
                 self._end(lease_id, "try-again", f"{error}; ask again")
         else:
