@@ -11,7 +11,7 @@ from kazoo.exceptions import KazooException
 from nodepool.access import audit
 from nodepool.access.identity import Identity, Role
 from nodepool.base import hostnames
-from nodepool.cmd.commands.context import Context, user
+from nodepool.cmd.commands.context import CommandError, Context, user
 from nodepool.exceptions import ZKException
 from nodepool.zk import history
 
@@ -31,13 +31,17 @@ def run(context: Context) -> int:
     args = context.args
     if args.path not in AUDITED:
         return args.function(context) or 0
-    result = "failed"
+    result: str | None = "failed"
     try:
         status: int = args.function(context) or 0
         result = "ok" if status == 0 else f"status {status}"
         return status
+    except CommandError:
+        result = None  # it was refused, and has changed nothing
+        raise
     finally:
-        _record(context, args.path, result)
+        if result is not None:
+            _record(context, args.path, result)
 
 
 def _record(context: Context, path: str, result: str) -> None:
