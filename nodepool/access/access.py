@@ -101,7 +101,9 @@ class Access:
             raise Denied(http.HTTPStatus.GONE, "ended", f"Lease {lease_id[:40]} does not exist, or has ended")
         if not same(secret, lease.terms.secret):
             raise _invalid(f"The token of lease {lease.id} is not valid, or was replaced by a newer one")
-        return self._limited(Identity(lease.terms.owner, f"lease:{lease.id}", Role.BORROW, lease=lease.id))
+        return self._limited(
+            Identity(lease.terms.owner, f"lease:{lease.id}", Role.BORROW, longest=lease.terms.longest, lease=lease.id)
+        )
 
     def _of_job(self, token: str) -> Identity:
         config = self._config()

@@ -64,6 +64,7 @@ class Terms:
     :param key: idempotency key of the owner.
     :param secret: SHA-256 of the token that may renew and return this lease.
     :param renewed: how often.
+    :param longest: seconds from now of a renewal with that token; None: as configured for all.
     :param notes: of the holder, such as the id of a job.
     """
 
@@ -75,6 +76,7 @@ class Terms:
     key: str | None = None
     secret: str | None = None
     renewed: int = 0
+    longest: float | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def stored(self) -> dict[str, Any]:
@@ -98,7 +100,8 @@ class Terms:
         return cls(
             owner=found["owner"], via=of("via", str, "unknown"), purpose=of("purpose", str, ""),
             created=float(of("created", (int, float), 0.0)), size=of("size", int, 1), key=of("key", str, None),
-            secret=of("secret", str, None), renewed=of("renewed", int, 0), notes=of("notes", dict, {}),
+            secret=of("secret", str, None), renewed=of("renewed", int, 0),
+            longest=of("longest", (int, float), None), notes=of("notes", dict, {}),
         )  # fmt: skip
 
     def comment(self) -> str:

@@ -129,7 +129,13 @@ class LeaseCalls:
         self._check_end(identity, self._now() + body.seconds, self._now(), body.seconds)
         secret = secrets.token_urlsafe(32)
         terms = Terms(
-            identity.owner, identity.via, body.purpose, key=call.key, secret=digest(secret), notes=_checked_notes(body.notes)
+            identity.owner,
+            identity.via,
+            body.purpose,
+            key=call.key,
+            secret=digest(secret),
+            longest=identity.longest,
+            notes=_checked_notes(body.notes),
         )
         with refusals():
             lease = self.leases.ask(body.labels, terms, self._tenant(identity, body), body.provider, body.priority)

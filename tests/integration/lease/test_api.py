@@ -118,6 +118,15 @@ def test_lease_token_renews_describes_and_returns_its_own_lease_only(api: Api) -
     assert api.call("DELETE", path, token=own).status == 204
 
 
+def test_lease_token_has_the_limit_of_the_token_that_created_the_lease(api: Api) -> None:
+    for longest in (7200, 12 * 3600):  # the configured limit is 8 hours
+        lease = api.call("POST", "/leases", NEW, api.token(longest=longest)).content
+        path = f"/leases/{lease['id']}/renew"
+        answer = api.call("POST", path, {"for": longest + 1}, lease["token"])
+        assert (answer.status, answer.content["code"]) == (403, "cap")
+        assert api.call("POST", path, {"for": longest}, lease["token"]).status == 200
+
+
 def test_return_is_repeatable(api: Api) -> None:
     token = api.token()
     lease = api.call("POST", "/leases", NEW, token).content
