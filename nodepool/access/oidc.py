@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import http
+import http.client
 import json
 import logging
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import jwt
 
 from nodepool.access.identity import Denied, Identity, Role
-from nodepool.config.access import Issuer, Rule
+from nodepool.config.access import Issuer, Rule, protected
 
 ALGORITHMS = ["RS256", "ES256"]
 #: Seconds: difference of clocks, age of the keys, pause between two reads because of an unknown key, one read.
@@ -43,6 +44,8 @@ class Keys:
         :raises Denied: there is none, or the issuer does not answer.
         """
         if not self._lock.acquire(timeout=BUSY):
+            if kid in self._keys:  # an unknown key must not keep out the jobs that have a known one
+                return self._keys[kid]
             raise _invalid(f"the keys of issuer {self._issuer} are being read; try again")
         try:
             age = None if self._read is None else self._monotonic() - self._read
@@ -50,7 +53,7 @@ class Keys:
                 self._read = self._monotonic()
                 try:
                     self._keys = self._fetch()
-                except (OSError, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
+                except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
                     log.warning("The keys of issuer %s cannot be read: %s: %s", self._issuer, type(error).__name__, error)
             if kid not in self._keys:
                 raise _invalid(f"issuer {self._issuer} has published no key {kid[:80]!r}, or cannot be reached")
@@ -63,7 +66,7 @@ class Keys:
         if found["issuer"] != self._issuer:
             raise ValueError(f"its configuration is of issuer {found['issuer']!r}")
         keys = {}
-        for each in _json(found["jwks_uri"])["keys"]:
+        for each in _json(str(found["jwks_uri"]))["keys"]:
             try:
                 keys[str(each["kid"])] = jwt.PyJWK(each)
             except (KeyError, jwt.PyJWTError):
@@ -83,10 +86,16 @@ _opener = urllib.request.build_opener(_NoRedirect)
 
 def _json(url: str) -> Any:
     """Return the JSON at a URL, which must be https unless it is on this machine."""
-    if not url.startswith(("https://", "http://localhost", "http://127.0.0.1", "http://[::1]")):
+    if not protected(url):
         raise ValueError(f"{url!r} is not an https URL")
+    deadline, data = time.monotonic() + TIMEOUT, b""
     with _opener.open(url, timeout=TIMEOUT) as answer:
-        return json.loads(answer.read(MOST_BYTES))
+        # The timeout of the connection starts again with each byte.
+        while chunk := answer.read1(MOST_BYTES):
+            data += chunk
+            if len(data) > MOST_BYTES or time.monotonic() > deadline:
+                raise ValueError(f"{url} has sent {len(data)} bytes, which are too many or took longer than {TIMEOUT:g} s")
+    return json.loads(data)
 
 
 class Verifiers:

@@ -20,11 +20,15 @@ _SECONDS = v.All(int, v.Range(min=60))
 _CLAIM = re.compile(r"\{([^{}]+)\}")
 
 
-def _url(value: str) -> str:
-    """Return the URL of an issuer: HTTPS, or HTTP on this machine."""
-    parts = urllib.parse.urlsplit(value)
+def protected(url: str) -> bool:
+    """Return whether a URL is HTTPS, or HTTP on this machine."""
+    parts = urllib.parse.urlsplit(url)
     local = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if not parts.hostname or not (parts.scheme == "https" or local):
+    return bool(parts.hostname) and (parts.scheme == "https" or local)
+
+
+def _url(value: str) -> str:
+    if not protected(value):
         raise v.Invalid("expected the https URL of an issuer")
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import http.server
 import json
@@ -19,8 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from nodepool.access import oidc
 from nodepool.access.identity import Denied, Role
 from nodepool.access.oidc import Verifiers
-from nodepool.config.access import Issuer
+from nodepool.config.access import Issuer, protected
 from tests.support.clock import HandClock
+from tests.support.deadline import limit
 
 #: Claims as the four systems send them (names and types of their documentation).
 GITHUB = {
@@ -58,6 +60,7 @@ class IssuerServer(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.keys = {"one": rsa_key(), "two": ec.generate_private_key(ec.SECP256R1())}
+        self.pause, self.garbage = 0.0, False
         self.hang = threading.Event()
         self.hang.set()
         self.override: dict[str, Any] = {}
@@ -81,10 +84,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.requests.append(self.path)
         self.server.hang.wait(20)
         data = json.dumps(self.server.document(self.path)).encode()
+        if self.server.garbage:
+            self.wfile.write(b"SSH-2.0-OpenSSH_9.9\r\n")
+            return
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        if not self.server.pause:
+            self.wfile.write(data)
+            return
+        with contextlib.suppress(OSError):
+            for byte in data:
+                self.wfile.write(bytes((byte,)))
+                time.sleep(self.server.pause)
 
     def log_message(self, *_args: object) -> None:
         pass
@@ -250,8 +262,69 @@ def test_issuer_that_hangs_holds_up_one_call_only(server: IssuerServer, monkeypa
 
 
 @pytest.mark.parametrize(
-    "override", [{"issuer": "https://evil.example"}, {"jwks_uri": "http://192.0.2.1/keys"}, {"jwks_uri": "file:///etc/passwd"}]
-)
+    "override",
+    [
+        {"issuer": "https://evil.example"}, {"jwks_uri": "http://192.0.2.1/keys"}, {"jwks_uri": "file:///etc/passwd"},
+        {"jwks_uri": "https:/keys"}, {"jwks_uri": 5}, {"jwks_uri": None}, {"issuer": None},
+    ],
+)  # fmt: skip
 def test_configuration_of_another_issuer_and_unprotected_keys_are_refused(server: IssuerServer, override: dict[str, str]) -> None:
     server.override = override
     assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
+
+
+@pytest.mark.parametrize("url", [
+    "http://localhost.evil.example/keys", "http://127.0.0.1.evil.example/keys", "http://localhost@evil.example/keys",
+    "http://evil.example/http://localhost", "https:///keys", "file:///keys", "",
+])  # fmt: skip
+def test_names_that_begin_like_this_machine_are_not_this_machine(url: str) -> None:
+    assert not protected(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://git.example.com", "http://localhost:8080/realms/a", "http://127.0.0.1/", "http://[::1]:1/"]
+)
+def test_keys_are_read_by_https_or_from_this_machine(url: str) -> None:
+    assert protected(url)
+
+
+def test_issuer_that_sends_its_answer_byte_by_byte_is_given_up_at_the_deadline(
+    server: IssuerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "TIMEOUT", 0.2)
+    server.pause = 0.05
+    began = time.monotonic()
+    assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
+    assert time.monotonic() - began < limit(2.0) and server.requests == ["/.well-known/openid-configuration"]
+
+
+def test_issuer_that_does_not_speak_http_is_refused(server: IssuerServer) -> None:
+    server.garbage = True
+    assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
+
+
+def test_issuer_that_sends_too_much_is_refused(server: IssuerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oidc, "MOST_BYTES", 20)
+    assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
+    assert server.requests == ["/.well-known/openid-configuration"]
+
+
+def test_job_with_a_known_key_is_accepted_while_an_unknown_key_is_looked_up(
+    server: IssuerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "TIMEOUT", 3.0)
+    monkeypatch.setattr(oidc, "BUSY", 0.1)
+    clock = HandClock()
+    verifiers, text = Verifiers([issuer(server)], clock), token(server)
+    verifiers.identify(text)
+    clock.now += 61
+    server.hang.clear()
+    unknown = token(server, kid="new", key=rsa_key())
+    first = threading.Thread(target=refused, args=(verifiers, unknown), name="unknown key")
+    first.start()
+    while len(server.requests) < 3:
+        time.sleep(0.01)
+    assert verifiers.identify(text).role is Role.BORROW and first.is_alive()
+    server.hang.set()
+    first.join(20)
+    assert not first.is_alive()
