@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from kazoo.exceptions import KazooException
 
@@ -53,8 +53,10 @@ def _record(context: Context, path: str, result: str) -> None:
         audit.record(lambda event, **fields: _note(context, event, fields), identity, hostnames.short(), path, target, result)
 
 
-def _targets(kind: str, names: Iterable[str]) -> list[str]:
+def _targets(kind: str, names: Sequence[str]) -> list[str]:
     """Return the objects as in records, where ids of nodes have leading zeros."""
+    if not names:
+        return [kind]
     found = [name.zfill(10) if kind == "node" and name.isdecimal() else name for name in names]
     return [f"{kind} {name}" for name in found] if kind != "label" else [f"label {','.join(found)}"]
 

@@ -311,7 +311,9 @@ def _of_lease(function: Callable[[Context, Leases, Lease], int | None]) -> Calla
     def command(context: Context) -> int | None:
         leases = Leases(context.zk)
         with _reported():
-            return function(context, leases, _chosen(context, leases, context.args.id))
+            lease = _chosen(context, leases, context.args.id)
+            context.args.id = lease.id  # for the audit log
+            return function(context, leases, lease)
 
     return command
 

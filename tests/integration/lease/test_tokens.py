@@ -11,6 +11,7 @@ import pytest
 from nodepool.access.identity import Role
 from nodepool.access.tokens import FRESH, ROOT, Tokens
 from nodepool.cmd import nodepoolcmd
+from nodepool.cmd.commands.context import CommandError
 from nodepool.zk.history import HistoryReader
 from tests.integration.lease.conftest import Api
 from tests.support.clock import HandClock
@@ -117,3 +118,25 @@ def test_commands_are_recorded_in_the_history(api: Api, nodepool: Callable[..., 
         ("hold", f"node {node.id}", "ok"), ("token create", "token alice", "ok"),
     ]  # fmt: skip
     assert {event["via"] for event in events} == {"unix:0"}
+
+
+def test_lease_that_the_command_has_chosen_is_recorded(
+    api: Api, nodepool: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = api.call("POST", "/leases", {"labels": ["fake-label"], "wait": 30}, api.token()).content
+    monkeypatch.setenv("NODEPOOL_LEASE", lease["id"])
+    nodepool("lease", "renew", "--for", "9000")
+    nodepool("lease", "return")
+    events = [event for event in HistoryReader().read_all(api.bench.zk.kazoo_client) if event["type"] == "action"]
+    found = [(event["action"], event["target"], event["result"]) for event in events]
+    assert [("lease renew", f"lease {lease['id']}", "ok"), ("lease return", f"lease {lease['id']}", "ok")] == found[-2:]
+
+
+def test_command_that_finds_no_lease_is_recorded_as_failed(
+    api: Api, nodepool: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NODEPOOL_LEASE", raising=False)
+    with pytest.raises(CommandError):
+        nodepool("lease", "return")
+    [event] = [event for event in HistoryReader().read_all(api.bench.zk.kazoo_client) if event["type"] == "action"]
+    assert (event["action"], event["target"], event["result"]) == ("lease return", "lease", "failed")
