@@ -96,6 +96,9 @@ class _Direction:
                 data = self.source.recv(PIECE)
             except BlockingIOError:
                 return
+            if self.source.family != socket.AF_UNIX:
+                # Linux soon resets it. A client without TCP_NODELAY that sends two small packets would wait 40 ms.
+                self.source.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
             if not data:
                 self.open = False
                 self.sink.shutdown(socket.SHUT_WR)
