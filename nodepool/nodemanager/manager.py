@@ -14,7 +14,7 @@ from typing import Any
 from nodepool.base.files import lock_file
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import backends
-from nodepool.nodemanager.api.methods import Api, NodeError
+from nodepool.nodemanager.api.methods import Api, NodeError, Program
 from nodepool.nodemanager.backends.base import Handle, Services
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.helper.zygote import Zygote
@@ -521,9 +521,14 @@ class NodeManager:
             "host_keys": [handle["host_key"]] if handle.get("host_key") else [],
             "backend": self.backend.name,
             "address": str(handle.get("address") or ""),
-            "sessions": self.gate.sessions(name) + (self.sshd.sessions(name) if self.sshd is not None else 0),
+            "sessions": self._sessions(name),
             "since": status.since,
         }
+
+    def _sessions(self, name: str) -> int:
+        """Return the number of logins and of programs of callers."""
+        others = (self.sshd, self.servers.programs if self.servers is not None else None)
+        return self.gate.sessions(name) + sum(each.sessions(name) for each in others if each is not None)
 
     def capacity(self) -> dict[str, Any]:
         return {
@@ -545,6 +550,13 @@ class NodeManager:
         record, local = self._record(name), self.database.local(key_of(name))
         spec = self.slivers.spec(name, record, int(local.get("index") or 0), self.effective(name))
         return self.backend.console(spec).decode(errors="replace")
+
+    def program(self, name: str, argv: list[str], env: dict[str, str], user: str) -> Program:
+        state, handle = self.slivers.status(name).state, self.database.local(key_of(name)).get("handle")
+        if state != READY or handle is None:
+            raise NodeError(f"sliver {name} is {state}; programs can be run when it is {READY}")
+        account = user or self.slivers.username(self._record(name))
+        return Program(name, lambda stdin, stdout, stderr: self.backend.spawn(handle, argv, stdin, stdout, stderr, env, account))
 
     def xids(self) -> dict[str, int]:
         return {

@@ -11,6 +11,7 @@ import pytest
 
 from tests.attacks.conftest import ATTACKER, attack, attempts_of, judge
 from tests.conftest import wait_for
+from tests.support.nodemanager.programs import output, started
 from tests.support.nodemanager.scene import NmDaemon
 
 
@@ -86,6 +87,15 @@ def sftp(host: NmDaemon) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def program(host: NmDaemon) -> Iterator[None]:
+    """Of a launcher, through the API."""
+    with started(host, ATTACKER, "read line", "program") as running:
+        yield
+        running.write(b"bye\n", 20)
+        assert output(running) == b""
+
+
+@contextlib.contextmanager
 def init_script(host: NmDaemon) -> Iterator[None]:
     script = b"#!/bin/sh\necho begun\nsleep 1000\n"
     host.put(ATTACKER, initscript=base64.b64encode(script).decode(), rspec={"nm_mem_limit": 256, "nm_pids_max": 300})
@@ -133,7 +143,7 @@ def api(host: NmDaemon) -> Iterator[None]:
 
 
 @pytest.mark.spec("issue 10, F1 and 2: a sliver's processes hold no descriptor, mount, namespace, key or capability of the host")
-@pytest.mark.parametrize("kind", [ssh, terminal, sftp, init_script, api], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [ssh, terminal, sftp, program, init_script, api], ids=lambda kind: kind.__name__)
 def test_nothing_of_the_host_is_open_inside(host: NmDaemon, kind: object) -> None:
     with kind(host):  # type: ignore[operator]
         found = attack(host, ATTACKER, "sessions")

@@ -28,7 +28,7 @@ from nodepool.nodemanager.api.exchange import (
 from nodepool.nodemanager.api.forward import FORWARD_HEADER
 from nodepool.nodemanager.api.handshakes import Handshakes
 from nodepool.nodemanager.api.listener import SILENCE, Listener, Peer
-from nodepool.nodemanager.api.methods import OTHER, SLIVER, Caller, Parked
+from nodepool.nodemanager.api.methods import OTHER, SLIVER, Caller, Parked, Program
 from nodepool.nodemanager.api.shares import ALL_SAVED, ALL_TIME, CONCURRENCY, MAX_PER_CALLER, PLACES, Share
 from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.eventloop import IN, OUT, EventLoop, Waiter, Workers
@@ -80,10 +80,14 @@ class Connections:
     """All connections and the threads that serve them.
 
     :param who: returns the peer of a verified certificate, or None.
+    :param run: starts a program and takes over the connection.
     """
 
-    def __init__(self, desk: Desk, who: Callable[[ssl.SSLSocket], Peer | None]) -> None:
+    def __init__(
+        self, desk: Desk, who: Callable[[ssl.SSLSocket], Peer | None], run: Callable[[socket.socket, Program], None]
+    ) -> None:
         self._desk = desk
+        self._run = run
         self._loop = EventLoop("Thread-nm-connections")
         self._loop.afterwards = self._dispatch
         self.handshakes: Handshakes[Peer] = Handshakes(self._loop, who, self.enter)
@@ -204,8 +208,8 @@ class Connections:
             share = self._shares[peer.key] = Share(peer.key, peer.kind, self._time_again)
         return share
 
-    def _close(self, connection: Connection) -> None:
-        """Close the connection. Idempotent; not while a thread answers it."""
+    def _close(self, connection: Connection, stream: bool = True) -> None:
+        """Forget the connection and close its stream. Idempotent; not while a thread answers it."""
         with self._lock:
             share, connection.share = connection.share, None
             if share is None:
@@ -215,8 +219,9 @@ class Connections:
         with contextlib.suppress(OSError, ValueError):
             self._loop.watch(connection, None)
         self._loop.at(connection, None)
-        with contextlib.suppress(OSError):
-            connection.stream.close()
+        if stream:
+            with contextlib.suppress(OSError):
+                connection.stream.close()
         parked, connection.parked = connection.parked, None
         if parked is not None and (others := self._parked.get(parked.sliver)) is not None:
             others.discard(connection)
@@ -350,7 +355,7 @@ class Connections:
     def _job(self, connection: Connection) -> None:
         """Answer a request, in a thread."""
         begun = time.thread_time()
-        answer: bytes | Parked | None = None
+        answer: bytes | Parked | Program | None = None
         try:
             answer = self._result(connection)
         except OSError as error:
@@ -361,7 +366,7 @@ class Connections:
             used = time.thread_time() - begun
             self._loop.post(lambda: self._done(connection, answer, used))
 
-    def _result(self, connection: Connection) -> bytes | Parked | None:
+    def _result(self, connection: Connection) -> bytes | Parked | Program | None:
         """Return the answer; None: there is none, or it has been sent."""
         if connection.parked is not None:
             found = connection.parked.check()
@@ -378,7 +383,7 @@ class Connections:
         except Refused as refused:
             return refusal(refused)
 
-    def _done(self, connection: Connection, answer: bytes | Parked | None, used: float) -> None:
+    def _done(self, connection: Connection, answer: bytes | Parked | Program | None, used: float) -> None:
         share = connection.share
         assert share is not None, "closed while a thread answered it"
         self._busy[share.kind] -= 1
@@ -387,6 +392,9 @@ class Connections:
             self._close(connection)
         elif isinstance(answer, Parked):
             self._park(connection, share, answer)
+        elif isinstance(answer, Program):
+            self._close(connection, stream=False)
+            self._run(connection.stream, answer)
         else:
             self._answer(connection, answer)
 

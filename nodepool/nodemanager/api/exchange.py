@@ -28,6 +28,7 @@ from nodepool.nodemanager.api.methods import (
     Caller,
     Fault,
     Parked,
+    Program,
 )
 from nodepool.nodemanager.client import xml_rpc
 from nodepool.nodemanager.rootfs.uploaded import ImageError, Images
@@ -178,8 +179,8 @@ class Desk:
 
     # -- calls
 
-    def call(self, request: Request, caller: Caller) -> bytes | Parked:
-        """Return the answer, or what is to be waited for.
+    def call(self, request: Request, caller: Caller) -> bytes | Parked | Program:
+        """Return the answer, or what is to be waited for or started.
 
         :raises Refused: this caller may not send such a request.
         """
@@ -194,7 +195,7 @@ class Desk:
             except ValueError as error:
                 raise Fault(BAD_ARGUMENT, str(error)) from None
             result = self._api.call(speaker, method, arguments)
-            if isinstance(result, Parked):
+            if isinstance(result, (Parked, Program)):
                 return result
         except Fault as fault:
             return xml_answer(xml_rpc.fault(fault.code, fault.text))

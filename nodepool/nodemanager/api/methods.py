@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nodepool.nodemanager.backends.base import Starting
 from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.client.texts import clean
 from nodepool.nodemanager.records import loans, records, rspec
@@ -18,6 +20,8 @@ log = logging.getLogger("nodepool.nodemanager.api")
 UNKNOWN_METHOD, WRONG_COUNT, BAD_ARGUMENT, INTERNAL, DENIED = 100, 101, 102, 104, 108
 #: Changes per second of one sliver by a caller other than root and controllers, and how many may be saved up.
 CHANGES, CHANGES_SAVED = 0.5, 20
+#: Maximum characters of an argument of a program, as in Linux.
+MAX_WORD = 128 * 1024 - 1
 #: Maximum timeout of WaitSliver in seconds.
 MAX_WAIT = 300.0
 
@@ -70,6 +74,15 @@ class Parked:
     late: object
 
 
+@dataclass(frozen=True)
+class Program:
+    """A program to start; the connection of the call then carries its streams."""
+
+    sliver: str
+    #: Starts it with its ends of the pipes for stdin, stdout and stderr. Raises BackendError.
+    start: Callable[[int, int, int], Starting]
+
+
 class Node(Protocol):
     """Interface of the node manager for the API; methods raise NodeError for the caller."""
 
@@ -94,6 +107,7 @@ class Node(Protocol):
     def capacity(self) -> dict[str, Any]: ...
     def usage(self, name: str) -> dict[str, int]: ...
     def console(self, name: str) -> str: ...
+    def program(self, name: str, argv: list[str], env: dict[str, str], user: str) -> Program: ...
     def xids(self) -> dict[str, int]: ...
     def ssh_keys(self) -> dict[str, str]: ...
     def dump(self) -> str: ...
@@ -165,6 +179,26 @@ def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise Fault(BAD_ARGUMENT, f"{what} must be a text")
     return value
+
+
+def _word(value: object, what: str) -> str:
+    """Return a text for a program. Texts in XML have no control characters; bytes may."""
+    text = os.fsdecode(value) if isinstance(value, bytes) else _text(value, what)
+    if "\0" in text or len(text) > MAX_WORD:
+        raise Fault(BAD_ARGUMENT, f"{what} must have at most {MAX_WORD} characters and no NUL")
+    return text
+
+
+def _exec(node: Node, caller: Caller, arguments: Sequence[Any]) -> Program:
+    name, argv, options = arguments
+    if not isinstance(argv, list) or not argv:
+        raise Fault(BAD_ARGUMENT, "argv must be a list with the program and its arguments")
+    if not isinstance(options, dict) or options.keys() - {"user", "env"} or not isinstance(options.get("env", {}), dict):
+        raise Fault(BAD_ARGUMENT, "options must be a dictionary with user (a text) and env (a dictionary), both optional")
+    env = {_word(key, "env"): _word(value, f"env: {str(key)[:40]}") for key, value in options.get("env", {}).items()}
+    if any(not key or "=" in key for key in env):
+        raise Fault(BAD_ARGUMENT, "env: a name must not be empty or contain '='")
+    return node.program(name, [_word(word, "argv") for word in argv], env, _word(options.get("user", ""), "user"))
 
 
 METHODS: dict[str, Method] = {
@@ -252,6 +286,13 @@ METHODS: dict[str, Method] = {
             "wait until a sliver is ready, stopped or gone, for at most `timeout` seconds",
             "target",
             _wait,
+        ),
+        Method(
+            "Exec",
+            ("sliver", "argv", "options"),
+            "run a program in a sliver; the connection then carries its streams. Options: user (default: the login user), env",
+            "controller",
+            _exec,
         ),
         Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller", _renew),
         Method("PutRecord", ("record",), "add or change a sliver by its record", "controller", _put),

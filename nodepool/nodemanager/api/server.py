@@ -21,6 +21,7 @@ from nodepool.nodemanager.api.exchange import Desk
 from nodepool.nodemanager.api.identity import Identity
 from nodepool.nodemanager.api.listener import BACKLOG, Listener, Peer
 from nodepool.nodemanager.api.methods import CONTROLLER, OTHER, SLIVER, Api, Caller
+from nodepool.nodemanager.api.programs import Programs
 from nodepool.nodemanager.backends.base import Backend
 from nodepool.nodemanager.config import API_SERVER_PORT, NodeManagerConfig
 from nodepool.nodemanager.records import records
@@ -55,7 +56,9 @@ class Servers:
             controllers=config.api.controller_uids,
             delegate_shell=delegates.forward_program() if config.delegate_accounts == "unix" else None,
         )
-        self.connections = Connections(Desk(api, manager.images, self.identity), self._of_certificate)
+        self.programs = Programs(config.ssh.connections)
+        desk = Desk(api, manager.images, self.identity)
+        self.connections = Connections(desk, self._of_certificate, self.programs.begin)
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
         #: Listener inside, and the process 1 that it belongs to.
@@ -99,6 +102,7 @@ class Servers:
             self._listeners.clear()
             self._unlink()
             raise
+        self.programs.start()
         self.connections.start()
         try:
             self.tidy()
@@ -108,6 +112,7 @@ class Servers:
     def stop(self) -> None:
         """Close all; calls that wait are cut off."""
         self.connections.stop(STOP_TIMEOUT)
+        self.programs.stop(STOP_TIMEOUT)
         with self._lock:
             places = self._listeners + [listener for listener, _ in (*self._slivers.values(), *self._own.values())]
             self._listeners, self._slivers, self._own = [], {}, {}

@@ -255,8 +255,8 @@ class Backend(ABC):
         stderr: int | None,
         env: Mapping[str, str] | None = None,
         user: str = "root",
-    ) -> Spawned:
-        """Start a process inside all namespaces and the cgroup.
+    ) -> Starting:
+        """Start a process inside all namespaces and the cgroup, as the leader of a session.
 
         Its streams are pipes, or None for the sliver's own /dev/null: nothing else of the host may be open inside.
         Raises BackendError.

@@ -22,7 +22,6 @@ from nodepool.nodemanager.backends.base import (
     Problem,
     Services,
     SliverSpec,
-    Spawned,
     Starting,
     missing_ssh_server,
 )
@@ -387,11 +386,11 @@ class NativeBackend(Backend):
         stderr: int | None,
         env: Mapping[str, str] | None = None,
         user: str = "root",
-    ) -> Spawned:
+    ) -> Starting:
         pipes = list(dict.fromkeys(stream for stream in (stdin, stdout, stderr) if stream is not None))
         streams = [None if stream is None else pipes.index(stream) for stream in (stdin, stdout, stderr)]
         request = self._program(handle, argv, env, user) | {"streams": streams}
-        return self.services.zygote.begin("spawn", request, pipes).process()
+        return self.services.zygote.begin("spawn", request, pipes)
 
     def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Starting:
         return self.services.zygote.begin("serve", self._program(handle, argv), [connection])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
-from nodepool.nodemanager.client import xml_rpc
+from nodepool.nodemanager.client import frames, xml_rpc
 from nodepool.nodemanager.client.texts import clean
 
 CONNECT_TIMEOUT = 5.0
@@ -24,6 +24,7 @@ PIECE_TIMEOUT = 60.0
 #: Maximum bytes of an answer.
 MAX_ANSWER = 64 << 20
 UPLOAD_CHUNK = 1 << 20
+_XML = {"Content-Type": "text/xml"}
 
 
 class RpcError(Exception):
@@ -90,6 +91,15 @@ class _TlsConnection(http.client.HTTPSConnection):
         self.sock.settimeout(timeout)
 
 
+class _Unbuffered(http.client.HTTPResponse):
+    """An answer of which only the head is read; what follows stays in the socket."""
+
+    def __init__(self, sock: socket.socket, method: str) -> None:
+        super().__init__(sock, method=method)
+        self.fp.close()
+        self.fp = sock.makefile("rb", 1)
+
+
 class Client:
     """Client of the API. Thread-safe: each call has its own connection.
 
@@ -131,7 +141,36 @@ class Client:
         :raises RpcError: no usable answer within ``timeout`` seconds.
         """
         body = xml_rpc.call(method, arguments)
-        status, answer = self._request("POST", "/", body, {"Content-Type": "text/xml"}, timeout)
+        return self._result(method, *self._request("POST", "/", body, _XML, timeout))
+
+    def begin(self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT) -> http.client.HTTPConnection:
+        """Call a method that continues on its connection; return that.
+
+        Its socket does not block. The connection must be given to :meth:`end`.
+
+        :raises RpcFault: refused.
+        :raises RpcError: no usable answer within ``timeout`` seconds.
+        """
+        connection = self._enter(timeout)
+        try:
+            connection.request("POST", "/", xml_rpc.call(method, arguments), _XML)
+            with _Unbuffered(connection.sock, method="POST") as response:
+                response.begin()
+                if response.status == 200 and response.headers["Content-Type"] == frames.CONTENT_TYPE:
+                    connection.sock.setblocking(False)
+                    # Closed, also by the end of this process, it is reset: an ordinary end would wait behind unread input.
+                    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    return connection
+                self._result(method, response.status, response.read(MAX_ANSWER))
+                raise RpcError(f"{self.url}: {method}: not a program's answer")
+        except (OSError, http.client.HTTPException) as error:
+            self.end(connection)
+            raise RpcError(f"{self.url}: {error or type(error).__name__}") from error
+        except BaseException:
+            self.end(connection)
+            raise
+
+    def _result(self, method: str, status: int, answer: bytes) -> Any:
         if status != 200:
             text = clean(answer[:200].decode(errors="replace").strip())
             raise RpcError(f"{self.url}: {method}: HTTP status {status}: {text}")
@@ -155,11 +194,7 @@ class Client:
         stream: BinaryIO | None = None,
     ) -> tuple[int, bytes]:
         """Return status and body; the body of a success is written to the stream instead."""
-        connection = self._connection(timeout)
-        with self._lock:
-            if self._closed:
-                raise RpcError(f"{self.url}: closed")
-            self._open.add(connection)
+        connection = self._enter(timeout)
         try:
             try:
                 connection.request(verb, path, body, headers)
@@ -175,9 +210,22 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             raise RpcError(f"{self.url}: {error or type(error).__name__}") from error
         finally:
-            with self._lock:
-                self._open.discard(connection)
-            connection.close()
+            self.end(connection)
+
+    def _enter(self, timeout: float) -> http.client.HTTPConnection:
+        """Return a new connection, which :meth:`close` aborts."""
+        connection = self._connection(timeout)
+        with self._lock:
+            if self._closed:
+                raise RpcError(f"{self.url}: closed")
+            self._open.add(connection)
+        return connection
+
+    def end(self, connection: http.client.HTTPConnection) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.discard(connection)
+        connection.close()
 
     @staticmethod
     def _copy(response: http.client.HTTPResponse, stream: BinaryIO) -> None:

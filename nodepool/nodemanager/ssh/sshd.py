@@ -171,7 +171,7 @@ class SshServers:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             try:
-                process = self._backend.spawn(handle, ARGV, None, None, writing)
+                process = self._backend.spawn(handle, ARGV, None, None, writing).process()
             finally:
                 os.close(writing)
             try:

@@ -184,13 +184,13 @@ class Sliver:
         self.keep(self.handle)
 
     def start_program(self, *argv: str, user: str = "root", stdin: int | None = None, output: int | None = None) -> Spawned:
-        return self.backend.spawn(self.handle, argv, stdin, output, output, user=user)
+        return self.backend.spawn(self.handle, argv, stdin, output, output, user=user).process()
 
     def run(self, *argv: str, user: str = "root", timeout: float = 30.0, env: Mapping[str, str] | None = None) -> Output:
         """Run to the end; both outputs."""
         reading, writing = os.pipe()
         try:
-            process = self.backend.spawn(self.handle, argv, None, writing, writing, env=env, user=user)
+            process = self.backend.spawn(self.handle, argv, None, writing, writing, env=env, user=user).process()
         except BaseException:
             os.close(reading)
             raise

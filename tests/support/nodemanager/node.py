@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nodepool.nodemanager.api.methods import Api, NodeError
+from nodepool.nodemanager.api.methods import Api, NodeError, Program
 from nodepool.nodemanager.api.server import Servers
 from nodepool.nodemanager.config import NodeManagerConfig, parse
 from nodepool.nodemanager.records import loans, merge, records, rspec
@@ -135,6 +135,9 @@ class MemoryNode:
         if name == "broken":
             raise RuntimeError("secret of the inside")
         return "\x1b[1mbold\x00\x1b[0m\r\n"
+
+    def program(self, name: str, argv: list[str], env: dict[str, str], user: str) -> Program:
+        return Program(name, lambda *_streams: self.backend.spawn(name, argv, env, user))
 
     def xids(self) -> dict[str, int]:
         return {}

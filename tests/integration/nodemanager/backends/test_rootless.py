@@ -37,7 +37,7 @@ handles = {}
 def run(name, argv):
     reading, writing = os.pipe()
     try:
-        process = backend.spawn(handles[name], argv, None, writing, writing)
+        process = backend.spawn(handles[name], argv, None, writing, writing).process()
     finally:
         os.close(writing)
     with process:

@@ -133,7 +133,7 @@ def test_privileges_are_for_new_programs_at_once(machine: Machine) -> None:
     try:
         assert "permission denied" in sliver.shell("mount -t tmpfs x /mnt; true").text
         with pytest.raises(BackendError, match="only pipes"), open("/etc/passwd", "rb") as file:
-            sliver.backend.spawn(sliver.handle, ["true"], file.fileno(), None, None)
+            sliver.backend.spawn(sliver.handle, ["true"], file.fileno(), None, None).process()
         sliver.change(privileges=("mount",))
         sliver.keep(sliver.backend.configure(sliver.spec, sliver.handle))
         assert sliver.shell("mount -t tmpfs x /mnt && echo done").text == "done\n"

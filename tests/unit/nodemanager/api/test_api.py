@@ -11,7 +11,19 @@ from typing import Any
 import pytest
 
 from nodepool.nodemanager.api import methods as api_methods
-from nodepool.nodemanager.api.methods import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller, Fault
+from nodepool.nodemanager.api.methods import (
+    BAD_ARGUMENT,
+    CERTIFICATE,
+    CONTROLLER,
+    DELEGATE,
+    DENIED,
+    OTHER,
+    ROOT,
+    SLIVER,
+    Caller,
+    Fault,
+    Program,
+)  # fmt: skip
 from nodepool.nodemanager.client.texts import clean
 from nodepool.nodemanager.config import parse
 from tests.support.nodemanager.node import MemoryNode, delegate, sliver
@@ -228,3 +240,30 @@ def test_wait_is_parked(node: MemoryNode) -> None:
     assert node.api.call(LAUNCHER, "WaitSliver", ("late", "ready", 0)) == found.late == {"name": "late", "state": "waiting"}
     node.deliver("test", None, [sliver("late")], False)
     assert found.check()["name"] == "late"
+
+
+@pytest.mark.parametrize("caller", [Caller(SLIVER, "a"), SNOOP, Caller(OTHER, "someone")])
+def test_only_launchers_and_root_run_programs(node: MemoryNode, caller: Caller) -> None:
+    assert fault(node, caller, "Exec", "a", ["id"], {}).code == DENIED
+    for permitted in (LAUNCHER, THE_ROOT):
+        assert isinstance(node.api.call(permitted, "Exec", ["a", ["id"], {}]), Program)
+
+
+@pytest.mark.parametrize(("argv", "options", "text"), [
+    ("id", {}, "argv must be a list with the program and its arguments"),
+    ([], {}, "argv must be a list with the program and its arguments"),
+    (["id", 1], {}, "argv must be a text"),
+    ([b"i\0d"], {}, "argv must have at most"),
+    (["x" * 131072], {}, "argv must have at most 131071 characters and no NUL"),
+    (["id"], [], "options must be a dictionary"),
+    (["id"], {"cwd": "/"}, "options must be a dictionary with user"),
+    (["id"], {"env": ["A=B"]}, "options must be a dictionary with user"),
+    (["id"], {"env": {"A": 1}}, "env: A must be a text"),
+    (["id"], {"env": {"A=B": "1"}}, "env: a name must not be empty or contain '='"),
+    (["id"], {"env": {"": "1"}}, "env: a name must not be empty or contain '='"),
+    (["id"], {"user": None}, "user must be a text"),
+])  # fmt: skip
+def test_invalid_program_is_refused_with_the_reason(node: MemoryNode, argv: Any, options: Any, text: str) -> None:
+    refused = fault(node, LAUNCHER, "Exec", "a", argv, options)
+    assert refused.code == BAD_ARGUMENT
+    assert text in refused.text
