@@ -78,6 +78,10 @@ class ImageCreateException(TimeoutException):
     statsd_key = "error.imagetimeout"
 
 
+class RemoteException(Exception):
+    """A component on another host has refused a call, or has not answered it."""
+
+
 class BuilderError(RuntimeError):
     """The image builder failed."""
 

@@ -3,7 +3,7 @@
 from nodepool.base.config_value import ConfigValue
 from nodepool.config.errors import DriverLoadError, UnknownDriver
 from nodepool.config.model import ConfigPool, DriverConfig, ProviderConfig
-from nodepool.driver.provider import Driver, Provider, ProviderNotifications
+from nodepool.driver.provider import Driver, Execution, Provider, ProviderNotifications
 from nodepool.driver.registry import Drivers
 from nodepool.driver.request.base import NodeRequestHandlerNotifications
 from nodepool.driver.request.handler import NodeRequestHandler
@@ -16,6 +16,7 @@ __all__ = [
     "DriverConfig",
     "DriverLoadError",
     "Drivers",
+    "Execution",
     "LabelRecorder",
     "NodeRequestHandler",
     "NodeRequestHandlerNotifications",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
@@ -40,6 +40,26 @@ class Driver(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def getProvider(self, provider_config: Any) -> Provider:
         """Return a new, not started provider."""
+
+
+class Execution(Protocol):
+    """A program that runs on a node. One thread may read while another one writes."""
+
+    #: Exit status, or minus the number of the signal that ended it; None: not known (yet).
+    status: int | None
+
+    def read(self, timeout: float) -> tuple[int, bytes] | None:
+        """Return the next output: 1 (stdout) or 2 (stderr), and data; None: the program has ended.
+
+        :raises TimeoutError: there was no output for ``timeout`` seconds.
+        :raises RemoteException: the connection broke; the program is killed.
+        """
+
+    def write(self, data: bytes, timeout: float) -> None:
+        """Send input; empty data is its end. Raises the same errors, for input that is not read."""
+
+    def close(self) -> None:
+        """Kill the program if it still runs; from any thread."""
 
 
 class ProviderNotifications:
@@ -141,6 +161,17 @@ class Provider(ProviderNotifications):
         The last two are amounts by resource. Not in 11.0.0.
         """
         return []
+
+    def execute(
+        self, node: Node, argv: Sequence[str], env: Mapping[str, str] | None = None, user: str = "", timeout: float = 30.0
+    ) -> Execution | None:
+        """Start a program on *node* without SSH; None: this driver cannot. Not in 11.0.0.
+
+        :param user: account on the node; default: the node's username.
+        :param timeout: seconds for the start.
+        :raises RemoteException: it cannot be started; the text says why.
+        """
+        return None
 
     def removeUnfinishedUpload(self, name: str, since: float) -> None:
         """Remove the remains, except images, of an upload that started at *since* (Unix seconds)."""

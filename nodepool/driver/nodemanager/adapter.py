@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -33,6 +33,7 @@ from nodepool.driver.nodemanager.machines import (
 from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
+from nodepool.nodemanager.client import programs
 from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.cluster import NODE_CREATED, NODE_ID, created_times, number_of
@@ -66,7 +67,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         self.hosts = Hosts(provider_config, self.log, self._wake_waiting)
         self._spreader = ImageSpreader(provider_config, self.log)
 
-    def start(self, zk_conn: ZooKeeper) -> None:
+    def start(self, zk_conn: ZooKeeper | None) -> None:
         """Get to know the hosts."""
         self._zk = zk_conn
         if self.provider.discover and zk_conn is not None:
@@ -341,6 +342,20 @@ class NodeManagerAdapter(statemachine.Adapter):
                 "Console of %s on %s is not available: %s", external_id["sliver"], host.name, str(error) or "no answer in time"
             )
             return None
+
+    def execute(
+        self, external_id: object, argv: Sequence[str], env: Mapping[str, str] | None, user: str, timeout: float
+    ) -> programs.Running:
+        """Start a program in a sliver.
+
+        :raises RpcFault: refused.
+        :raises RpcError: the host does not answer.
+        """
+        place = external_id if isinstance(external_id, dict) else {}
+        host = self.hosts.get(str(place.get("host")))
+        if host is None:
+            raise RpcError(f"host {place.get('host')} is not known at present")
+        return programs.start(host.client, str(place.get("sliver")), argv, env, user, timeout)
 
     def notifyNodescanFailure(self, label: NodeManagerLabel, external_id: dict[str, Any]) -> None:
         """Restart the sliver once, in the background."""

@@ -1,4 +1,4 @@
-"""Frames that carry the streams of a program on the connection of an ``Exec`` call (NM-C.5).
+"""Frames that carry the streams of a program on the connection of ``Exec`` (NM-C.5).
 
 Each is a byte with the type, four bytes with the length of the data (big endian), and the data.
 """

@@ -62,25 +62,24 @@ class Running:
         :raises RpcError: the connection broke; the program is killed.
         """
         deadline = time.monotonic() + timeout
-        while not self._ended:
-            found = self._take()
-            if found is None:
-                data = self._when(select.POLLIN, lambda: self._stream.recv(frames.PIECE), deadline)
-                if not data:
-                    raise RpcError(f"{self._where}: the connection ended before the program did")
-                self._arrived += data
-            elif found[0] in (STDOUT, STDERR):
-                return found
-            elif found[0] == frames.EXIT:
-                self._ended = True
-                self.status = int(found[1]) if found[1] else None
-        return None
-
-    def _take(self) -> tuple[int, bytes] | None:
         try:
-            return frames.take(self._arrived)
+            while not self._ended:
+                found = frames.take(self._arrived)
+                if found is None:
+                    data = self._when(select.POLLIN, lambda: self._stream.recv(frames.PIECE), deadline)
+                    if not data:
+                        raise RpcError(f"{self._where}: the connection ended before the program did")
+                    self._arrived += data
+                elif found[0] in (STDOUT, STDERR):
+                    return found
+                elif found[0] != frames.EXIT:
+                    raise ValueError(f"a frame of type {found[0]}")
+                else:
+                    self._ended = True
+                    self.status = int(found[1]) if found[1] else None
         except ValueError as error:
             raise RpcError(f"{self._where}: not an answer of a node manager: {error}") from None
+        return None
 
     def write(self, data: bytes, timeout: float) -> None:
         """Send input; empty data is its end. Returns when all of it is sent.
@@ -116,7 +115,7 @@ class Running:
             except ValueError:
                 raise RpcError(f"{self._where}: closed") from None
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise TimeoutError(f"{self._where}: timeout")
+                raise TimeoutError(f"{self._where}: the program does not proceed")
 
     def close(self) -> None:
         """Disconnect, from any thread."""
@@ -189,6 +188,8 @@ def run(
             sink = stdout if found[0] == STDOUT else stderr
             if sink is not None:
                 sink(found[1])
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{client.url}: {sliver}: the program has not ended within {timeout:g} s")
         return running.status
 
 

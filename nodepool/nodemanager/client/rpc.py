@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
+from nodepool.exceptions import RemoteException
 from nodepool.nodemanager.client import frames, xml_rpc
 from nodepool.nodemanager.client.texts import clean
 
@@ -27,11 +28,11 @@ UPLOAD_CHUNK = 1 << 20
 _XML = {"Content-Type": "text/xml"}
 
 
-class RpcError(Exception):
+class RpcError(RemoteException):
     """No answer was received; the call may or may not have been executed."""
 
 
-class RpcFault(Exception):
+class RpcFault(RemoteException):
     """The node manager refused; ``code`` as in NM-A.8."""
 
     def __init__(self, code: int, text: str) -> None:

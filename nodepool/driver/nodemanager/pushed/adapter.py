@@ -88,7 +88,7 @@ class BackedAdapter(NodeManagerAdapter):
 
     # -- life
 
-    def start(self, zk_conn: ZooKeeper) -> None:
+    def start(self, zk_conn: ZooKeeper | None) -> None:
         self._zk = zk_conn
         self._directory = PrivateDirectory()
         self.slots.in_background(self._begin)

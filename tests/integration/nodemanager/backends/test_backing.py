@@ -58,6 +58,10 @@ def test_backing_node_gets_a_daemon_slivers_and_is_released(bench: LauncherBench
     assert node["slot"] == node["driver_data"]["slot"] == 0 and node["driver_data"]["rspec"]["nm_mem_limit"] == 128
     assert node["interface_ip"] == owner.interface_ip and node["username"] == "root" and len(node["host_keys"]) == 1
     assert node["host_keys"][0] not in owner.host_keys
+    provider = bench.pools[0].getProviderManager("metal")
+    running = provider.execute(bench.pools[0].zk.getNode(node["id"]), ["hostname"])
+    assert running.read(20) == (1, f"np{node['id']}\n".encode())
+    running.close()
     assert hosts.log_in(node) == f"np{node['id']}"
     data = json.loads(owner.user_data)
     assert (data["owner"], data["label"], data["slots"], data["failed"]) == (OWNER, "big", 40, False)

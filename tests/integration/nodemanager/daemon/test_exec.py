@@ -255,6 +255,12 @@ def test_more_programs_than_allowed_are_refused(nm: NmDaemon) -> None:
         each.close()
 
 
+def test_program_that_floods_its_caller_is_killed_at_the_time_limit(nm: NmDaemon) -> None:
+    with pytest.raises(TimeoutError, match=r"the program has not ended within 0\.5 s"):
+        programs.run(nm.client, "a", ["yes", "1007"], stdout=lambda data: None, timeout=0.5)
+    wait_for(lambda: not processes(nm, "1007"), 20, "the program to be killed")
+
+
 def test_deletion_of_the_sliver_ends_its_programs(nm: NmDaemon) -> None:
     nm.put("b")
     with started(nm, "b", "exec yes") as running:

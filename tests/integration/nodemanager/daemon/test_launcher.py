@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.exceptions import RemoteException
 from nodepool.status import cluster
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench
@@ -98,6 +99,30 @@ def test_from_request_to_login_and_back(bench: LauncherBench, nm: NmDaemon, tmp_
     assert all(m["nodepool_provider_name"] == "metal" for m in metadata.values()) and len(metadata) == 2
     bench.zuul.give_back(*list(bench.zuul.locks))
     wait_for(lambda: nm.client.call("ListSlivers") == [], 30, "the slivers to go")
+
+
+def test_launcher_runs_a_program_on_a_node_without_ssh(bench: LauncherBench, nm: NmDaemon) -> None:
+    pool = bench.start(config(nm))
+    request = bench.zuul.submit("small")
+    bench.wait_request(request, "fulfilled", timeout=30)
+    (node_id,) = bench.zuul.accept(request)
+    node = pool.zk.getNode(node_id)
+    provider = pool.getProviderManager("metal")
+    running = provider.execute(node, ["sh", "-c", "cat; hostname; exit 3"], {"A": "b"})
+    assert running is not None
+    running.write(b"input\n", 10)
+    running.write(b"", 10)
+    data = b""
+    while (found := running.read(20)) is not None:
+        data += found[1]
+    running.close()
+    assert (data.decode(), running.status) == (f"input\nnp{node_id}\n", 3)
+    with pytest.raises(RemoteException, match="no such program"):
+        provider.execute(node, ["no-such-program"])
+    node.external_id = {"host": "elsewhere", "sliver": "s"}
+    with pytest.raises(RemoteException, match="host elsewhere is not known at present"):
+        provider.execute(node, ["true"])
+    bench.zuul.give_back(node_id)
 
 
 def test_quota_makes_requests_wait(bench: LauncherBench, nm: NmDaemon) -> None:
