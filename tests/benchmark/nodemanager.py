@@ -10,13 +10,16 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from nodepool.nodemanager.client import programs
 from tests.support.nodemanager.scene import NmDaemon
 
 
@@ -145,6 +148,56 @@ def limits(nm: NmDaemon, figures: Figures, seconds: float) -> None:
         nm.delete(name)
 
 
+def _exec(nm: NmDaemon, name: str) -> None:
+    with programs.start(nm.client, name, ["echo", "x"]) as running:
+        assert running.read(20) == (programs.STDOUT, b"x\n")
+
+
+def _first_byte(argv: list[str]) -> None:
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"
+
+
+def _banner(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        assert connection.recv(4).startswith(b"SSH")
+
+
+def first_output(nm: NmDaemon, rounds: int, figures: Figures) -> None:
+    """From the call, or the start of ssh, to the first output of a command."""
+    port = nm.put("ready")["ssh_port"]
+    options = ("BatchMode=yes", "StrictHostKeyChecking=no", f"UserKnownHostsFile={os.devnull}", "LogLevel=ERROR")
+    ssh = ["ssh", "-i", str(nm.key), "-p", str(port), *(word for option in options for word in ("-o", option))]
+    target = ["root@127.0.0.1", "echo x"]
+    measured: dict[str, tuple[float, Callable[[], None]]] = {
+        "ready sliver to output by Exec": (60, lambda: _exec(nm, "ready")),
+        "ready sliver to output by SSH": (250, lambda: _first_byte([*ssh, *target])),
+        "  the same without sntrup761 (post-quantum)": (
+            150,
+            lambda: _first_byte([*ssh, "-o", "KexAlgorithms=curve25519-sha256", *target]),
+        ),
+        "  of which start of the server inside (its banner)": (40, lambda: _banner(port)),
+    }
+    for what, (limit, function) in measured.items():
+        took = []
+        for _ in range(rounds):
+            time.sleep(0.12)  # the gate accepts 10 connections per second
+            took.append(timed(function))
+        figures.add(f"{what}: median ms", median(took), limit, spread=spread(took))
+    nm.delete("ready")
+    took = []
+    for number in range(rounds):
+
+        def new(name: str = f"n{number % 3}") -> None:
+            nm.put(name)
+            _exec(nm, name)
+
+        took.append(timed(new))
+        nm.delete(f"n{number % 3}")
+    figures.add("new sliver to output by Exec: median ms", median(took), 120, spread=spread(took))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slivers", type=int, default=100)
@@ -159,6 +212,7 @@ def main() -> int:
         try:
             nm.put("first")
             nm.delete("first")
+            first_output(nm, args.rounds, figures)
             create_and_destroy(nm, args.rounds, figures)
             limits(nm, figures, args.seconds)
             for number in range(19):
