@@ -41,6 +41,13 @@ def memory(nm: NmDaemon) -> int:
     return int(pathlib.Path(f"/proc/{nm.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def processor_time(nm: NmDaemon) -> float:
+    """Seconds that the daemon has used."""
+    assert nm.process is not None
+    fields = pathlib.Path(f"/proc/{nm.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def started(nm: NmDaemon, name: str, script: str, word: str = "") -> Running:
     """A shell that runs this script and has written its first output; ``word`` is in its command line."""
     running = programs.start(nm.client, name, ["sh", "-c", f"echo begun; {script}", word or "sh"])

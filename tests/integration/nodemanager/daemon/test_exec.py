@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nodepool.nodemanager.api import shares
 from nodepool.nodemanager.client import frames, programs, xml_rpc
 from nodepool.nodemanager.client.programs import STDERR, STDOUT
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault, Tls
@@ -22,7 +23,7 @@ from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.support.authority import Authority
 from tests.support.deadline import limit
-from tests.support.nodemanager.programs import descriptors, memory, output, processes, started, threads
+from tests.support.nodemanager.programs import descriptors, memory, output, processes, processor_time, started, threads
 from tests.support.nodemanager.scene import NmDaemon, run_daemon
 from tests.support.ports import reserve
 
@@ -133,9 +134,16 @@ def test_much_data_arrives_unchanged_in_both_directions(client: Client) -> None:
     assert hashlib.sha256(out.getvalue()).digest() == hashlib.sha256(data).digest()
 
 
+def _waits_for_pipe(nm: NmDaemon) -> bool:
+    """Whether the program 1010 sleeps."""
+    found = [pathlib.Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()[0] for program in processes(nm, "1010")]
+    return "S" in found
+
+
 def test_both_streams_get_their_turn(nm: NmDaemon) -> None:
     """A flood on one stream does not hide the other."""
-    with programs.start(nm.client, "a", ["sh", "-c", "yes & echo problem >&2; wait"]) as running:
+    with programs.start(nm.client, "a", ["sh", "-c", "yes 1010 & sleep 0.3; echo problem >&2; wait"]) as running:
+        wait_for(lambda: _waits_for_pipe(nm), 20, "the program to wait for its caller")
         for _ in range(200):
             found = running.read(20)
             assert found is not None
@@ -171,6 +179,20 @@ def test_input_that_the_program_does_not_read_is_dropped_at_its_end(client: Clie
             running.write(bytes(65536), limit(20))
         assert output(running) == b"end\n"
         assert running.status == 0
+
+
+def test_last_output_reaches_a_slow_caller_whose_input_was_not_read(client: Client, nm: NmDaemon) -> None:
+    """Closing a connection with unread input destroys output that is still on its way."""
+    script = "while [ ! -e go ]; do sleep 0.01; done; head -c 150000 /dev/zero; exit 5"
+    with programs.start(client, "a", ["sh", "-c", script, "slow-word"]) as running:
+        with pytest.raises(TimeoutError):
+            for _ in range(1000):
+                running.write(bytes(65536), 0.2)
+        programs.run(nm.client, "a", ["touch", "go"])
+        wait_for(lambda: not processes(nm, "slow-word"), 20, "the program to end")
+        assert len(output(running)) == 150000
+        assert running.status == 5
+    programs.run(nm.client, "a", ["rm", "go"])
 
 
 def test_caller_that_sends_faster_than_the_program_reads_waits(client: Client, nm: NmDaemon) -> None:
@@ -259,6 +281,17 @@ def test_program_that_floods_its_caller_is_killed_at_the_time_limit(nm: NmDaemon
     with pytest.raises(TimeoutError, match=r"the program has not ended within 0\.5 s"):
         programs.run(nm.client, "a", ["yes", "1007"], stdout=lambda data: None, timeout=0.5)
     wait_for(lambda: not processes(nm, "1007"), 20, "the program to be killed")
+
+
+def test_flood_of_output_uses_a_quarter_of_a_core_of_the_daemon(nm: Host) -> None:
+    with programs.start(nm.remote, "a", ["yes"]) as running:
+        used, begun = [processor_time(nm)], time.monotonic()
+        for end in (4, 7):  # what was saved up is used at first
+            while time.monotonic() < begun + end:
+                running.read(20)
+            used.append(processor_time(nm))
+    assert used[1] - used[0] > 4 * shares.ALL_TIME, "this is no flood"
+    assert used[2] - used[1] < 3 * (shares.ALL_TIME + 0.1)
 
 
 def test_deletion_of_the_sliver_ends_its_programs(nm: NmDaemon) -> None:
