@@ -134,16 +134,12 @@ def test_much_data_arrives_unchanged_in_both_directions(client: Client) -> None:
     assert hashlib.sha256(out.getvalue()).digest() == hashlib.sha256(data).digest()
 
 
-def _waits_for_pipe(nm: NmDaemon) -> bool:
-    """Whether the program 1010 sleeps."""
-    found = [pathlib.Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()[0] for program in processes(nm, "1010")]
-    return "S" in found
-
-
 def test_both_streams_get_their_turn(nm: NmDaemon) -> None:
     """A flood on one stream does not hide the other."""
-    with programs.start(nm.client, "a", ["sh", "-c", "yes 1010 & sleep 0.3; echo problem >&2; wait"]) as running:
-        wait_for(lambda: _waits_for_pipe(nm), 20, "the program to wait for its caller")
+    with programs.start(nm.client, "a", ["sh", "-c", "yes 1010 & sleep 0.31; echo problem >&2; wait"]) as running:
+        # Nothing is read meanwhile: when the problem is written, the flood waits.
+        wait_for(lambda: processes(nm, "yes\0001010") and processes(nm, "sleep\0000.31"), 20, "the flood")
+        wait_for(lambda: not processes(nm, "sleep\0000.31"), 20, "the problem")
         for _ in range(200):
             found = running.read(20)
             assert found is not None
