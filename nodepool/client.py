@@ -16,6 +16,7 @@ returns it. If the program is killed, the lease ends within two minutes. A lease
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import datetime
 import http.client
@@ -27,6 +28,7 @@ import shlex
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import tempfile
 import threading
@@ -46,6 +48,8 @@ POLL, TIMEOUT = 30.0, 30.0
 SOON = 60.0
 #: Seconds between two attempts to reach the server.
 RETRY = 2.0
+#: Bytes of input, and seconds, of a command that the launcher runs.
+MOST_INPUT, MOST_TIME = 45_000, 86_400.0
 #: Codes of answers to a lease that waits after which it is requested again.
 AGAIN = ("gone", "ended", "try-again")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -235,11 +239,47 @@ class Pool:
                     raise
             time.sleep(RETRY)
 
+    def relay(self, path: str, body: Mapping[str, Any], token: str | None) -> Done:
+        """Return what the program of a call has written, and its status.
+
+        :raises TimeoutError: it has not ended within the body's ``timeout``.
+        """
+        deadline = time.monotonic() + body["timeout"]
+        output = {1: bytearray(), 2: bytearray()}
+        connection = self._connection()
+        try:
+            connection.request("POST", f"/api/v1{path}", json.dumps(body), self._headers(token or self.token, True))
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise _error(answer.status, answer.headers.get_content_type(), answer.read())
+            while time.monotonic() < deadline:
+                head = answer.read(5)
+                if len(head) < 5:
+                    break
+                kind, length = struct.unpack(">BI", head)
+                data = answer.read(length)
+                if kind == 3:
+                    # Minus the number of a signal, as shells report it.
+                    status = int(data or b"255")
+                    return Done(status if status >= 0 else 128 - status, bytes(output[1]), bytes(output[2]))
+                if kind in output:
+                    output[kind] += data
+        except (OSError, http.client.HTTPException) as error:
+            raise NodepoolError("unreachable", f"{self.url} does not answer: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+        raise NodepoolError("broken", "The program was ended: the node, or the launcher's connection to it, no longer exists")
+
+    @staticmethod
+    def _headers(token: str | None, body: bool) -> dict[str, str]:
+        found = {"Authorization": f"Bearer {token}"} if token else {}
+        return {**found, "Content-Type": "application/json"} if body else found
+
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None, token: str | None, headers: Mapping[str, str]) -> Any:
         connection = self._connection()
-        sent = {**headers, **({"Authorization": f"Bearer {token}"} if token else {})}
-        if body is not None:
-            sent["Content-Type"] = "application/json"
+        sent = {**headers, **self._headers(token, body is not None)}
         try:
             connection.request(method, f"/api/v1{path}", None if body is None else json.dumps(body), sent)
             answer = connection.getresponse()
@@ -313,6 +353,8 @@ class Lease:
         self._thread: threading.Thread | None = None
         self._directory: str | None = None
         self._lock = threading.Lock()
+        #: Whether the launcher may be able to run programs.
+        self._relays = True
         #: Unix time at which the certificate ends; 0: there is none yet; None: the server signs none.
         self._certified: float | None = 0.0
         if attached:
@@ -441,7 +483,9 @@ class Lease:
         timeout: Duration | None = None,
         check: bool = False,
     ) -> Done:
-        """Run a command on a node over SSH, and return its status and output.
+        """Run a command on a node, and return its status and output.
+
+        The launcher runs it where it can (slivers), with at most 45 kB of input; otherwise over SSH.
 
         :param command: a text for the login shell, or a list of words.
         :param check: raise ``subprocess.CalledProcessError`` if its status is not 0.
@@ -449,11 +493,34 @@ class Lease:
         :raises LeaseEnded: the lease has ended meanwhile.
         """
         text = command if isinstance(command, str) else shlex.join(command)
-        argv = ["ssh", "-F", self._ssh(), f"n{node + 1}", "--", text]
-        done = self._execute(argv, input, timeout)
+        done = self._relayed(command, node, input or b"", timeout) if len(input or b"") <= MOST_INPUT else None
+        if done is None:
+            argv = ["ssh", "-F", self._ssh(), f"n{node + 1}", "--", text]
+            done = self._execute(argv, input, timeout)
         if check and done.status:
             raise subprocess.CalledProcessError(done.status, text, done.stdout, done.stderr)
         return done
+
+    def _relayed(self, command: str | Sequence[str], node: int, data: bytes, timeout: Duration | None) -> Done | None:
+        """Run a command through the launcher; None: it cannot do that for this node."""
+        self._check()
+        if not self._relays:
+            return None
+        limit = MOST_TIME if timeout is None else seconds(timeout)
+        body = {
+            "command": ["/bin/sh", "-c", command] if isinstance(command, str) else list(command),
+            "node": node + 1, "input": base64.b64encode(data).decode(), "timeout": limit,
+        }  # fmt: skip
+        try:
+            return self._pool.relay(_path(self.id) + "/exec", body, self.token)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(command, limit) from None
+        except NodepoolError as error:
+            if error.code not in ("no-exec", "not-found", "method-not-allowed"):
+                self._check()
+                raise
+            self._relays = False
+            return None
 
     def put(self, source: str | os.PathLike[str], target: str, node: int = 0, timeout: Duration | None = None) -> None:
         """Copy a file or directory to a node."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 import socket
+import threading
 import time
 from collections import Counter
 from typing import Any
 
+from waitress.channel import ClientDisconnected
 from waitress.server import BaseWSGIServer, TcpWSGIServer, UnixWSGIServer
 from waitress.task import WSGITask
 
 from nodepool.access.access import UID
 from nodepool.base import unix_socket
+from nodepool.nodemanager.client import frames
+from nodepool.web.access import HEADERS
 from nodepool.web.actions.actions import Actions, Parked
+from nodepool.web.actions.routes import Stream
 from nodepool.web.http import ANSWER, Response, path_of
 from nodepool.web.streams import StreamChannel, Streams
 
@@ -23,6 +28,7 @@ CONNECTION_LIMIT, IDLE_TIMEOUT = 500, 30
 REQUEST_TIMEOUT = 10.0
 #: Seconds between two checks for connections that are too slow.
 CHECK = 5.0
+_RELAY_HEAD = ("HTTP/1.1 200 OK", f"Content-Type: {frames.CONTENT_TYPE}", "Cache-Control: no-store", "Connection: close")
 
 
 class Task(WSGITask):
@@ -60,13 +66,16 @@ class Channel(StreamChannel):
     def service(self) -> None:
         actions, request = self.server.actions, self.requests[0]
         if actions is not None and not request.error and self.connected:
-            outcome: Response | Parked | None = None
+            outcome: Response | Parked | Stream | None = None
             if self.parked is not None:
                 outcome = actions.resume(self.parked)
             else:
                 environ = Task(self, request).get_environment()
                 if actions.serves(path_of(environ)):
                     outcome = actions.answer(environ)
+            if isinstance(outcome, Stream):
+                self._relay(outcome)
+                return
             if isinstance(outcome, Parked):
                 self.parked = outcome
                 # The connection keeps its request, but no thread, until it is resumed.
@@ -76,6 +85,28 @@ class Channel(StreamChannel):
         self.parked = None
         super().service()
         self.answer = None
+
+    def _relay(self, relay: Stream) -> None:
+        """Let the connection carry the streams of a program, and nothing after them."""
+        self.hand_over()
+        threading.Thread(target=self._run, args=(relay,), name=f"Thread-WebApp-exec-{relay.lease_id}", daemon=True).start()
+
+    def _run(self, relay: Stream) -> None:
+        self._send("\r\n".join((*_RELAY_HEAD, *(f"{key}: {value}" for key, value in HEADERS), "", "")).encode())
+        relay.run(self._send)
+        self.close_when_flushed = True
+        self.server.pull_trigger()
+
+    def _send(self, data: bytes) -> bool:
+        """Send data; wait while the client reads too slowly. Return False if it has disconnected."""
+        if not self.connected:
+            return False
+        try:
+            if data:
+                self.write_soon(data)
+        except (ClientDisconnected, OSError):
+            return False
+        return True
 
 
 class _Limited(BaseWSGIServer):

@@ -57,6 +57,7 @@ def _adjustments(listening: socket.socket) -> Adjustments:
         cleanup_interval=connections.CHECK,
         max_request_header_size=16384,
         max_request_body_size=65536,
+        outbuf_high_watermark=1 << 20,
         ident=None,
     )
 

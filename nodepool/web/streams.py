@@ -282,7 +282,10 @@ class StreamChannel(HTTPChannel):
         except Exception:
             log.exception("Cannot start an event stream:")
             self.will_close = True
-        # Nothing more is read from this client, but its disconnect is noticed.
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """End the use of the connection for requests; only a disconnect is noticed from now on."""
         self.streaming = True
         with self.requests_lock:
             for each in self.requests:

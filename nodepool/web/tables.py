@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from nodepool import status
 from nodepool.config.model import Config
+from nodepool.driver.provider import Provider
 from nodepool.status import causes, cluster
 from nodepool.status.explain import expected_wait, places, rates
 from nodepool.status.once import Facade
@@ -68,6 +69,12 @@ class Launcher(status.Explaining, Protocol):
     def getZK(self) -> ZooKeeper: ...
 
     def shown_config(self) -> dict[str, Any] | None: ...
+
+
+class Leasing(Launcher, Protocol):
+    """The launcher, whose providers run programs on nodes."""
+
+    def getProviderManager(self, name: str) -> Provider: ...
 
 
 class NodeRows:

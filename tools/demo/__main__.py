@@ -374,8 +374,11 @@ class Demo:
         try:
             with Pool(f"unix://{self.work}/api.sock").lease("host", purpose="quickstart", wait=STEP_TIMEOUT) as lease:
                 note(f"lease {lease.id}: node {lease.nodes[0].id}, held until this program ends")
-                done = lease.run("echo $(hostname), as $(id -un)", timeout=30, check=True)
-                note(f"SSH with a certificate of the lease: {done.stdout.decode().strip()}")
+                command = "echo $(hostname), as $(id -un)"
+                note(f"a command, relayed by the launcher: {lease.run(command, timeout=30, check=True).stdout.decode().strip()}")
+                argv = ["ssh", "-F", lease.write_ssh(self.work / "lease"), "n1", command]
+                done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+                note(f"SSH, with a certificate of the lease: {done.stdout.strip()}")
             self._wait("Deleting the node", lambda: self.facade.node_tree.get(lease.nodes[0].id) is None)
             note("returned, and the node is deleted")
         except (NodepoolError, subprocess.SubprocessError) as error:

@@ -19,13 +19,14 @@ from nodepool.config.access import AccessConfig
 from nodepool.config.model import Config
 from nodepool.exceptions import ZKException
 from nodepool.web import access as pages
+from nodepool.web.actions.execution import ProgramCalls
 from nodepool.web.actions.leases import LeaseCalls
 from nodepool.web.actions.openapi import TEXT, document
 from nodepool.web.actions.operators import OperatorCalls
-from nodepool.web.actions.routes import JSON, PROBLEM, Call, Later, Refused, Reply, Route, Table, parse
+from nodepool.web.actions.routes import JSON, PROBLEM, Call, Later, Refused, Reply, Route, Stream, Table, parse
 from nodepool.web.actions.waiting import Waiting
 from nodepool.web.http import HttpError, Request, Response, path_of
-from nodepool.web.tables import Launcher
+from nodepool.web.tables import Leasing
 from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -59,6 +60,7 @@ class Actions:
         feed: Feed | None,
         access: Callable[[], AccessConfig],
         who_sees: str,
+        launcher: Leasing | None = None,
     ) -> None:
         self._ready = zk
         self._feed = feed
@@ -66,17 +68,18 @@ class Actions:
         self._who_sees = who_sees
         self.waiting = Waiting(self._zk, feed)
         leases = LeaseCalls(self._zk, config, self.waiting)
-        self.table = Table([*leases.routes(), *OperatorCalls(self._zk, leases).routes()])
+        programs, operators = ProgramCalls(launcher, leases), OperatorCalls(self._zk, leases)
+        self.table = Table([*leases.routes(), *programs.routes(), *operators.routes()])
 
     @classmethod
-    def of_launcher(cls, launcher: Launcher, who_sees: str) -> Actions:
+    def of_launcher(cls, launcher: Leasing, who_sees: str) -> Actions:
         """Return the calls for a launcher; the configuration of access is that in force."""
 
         def access_config() -> AccessConfig:
             config = launcher.config
             return AccessConfig() if config is None else config.access
 
-        return cls(launcher.getZK, lambda: launcher.config, launcher.feed, access_config, who_sees)
+        return cls(launcher.getZK, lambda: launcher.config, launcher.feed, access_config, who_sees, launcher)
 
     def _zk(self) -> ZooKeeper:
         """Return the facade.
@@ -127,8 +130,8 @@ class Actions:
             raise HttpError(http.HTTPStatus.FORBIDDEN, "The token of a lease is for its own lease only")
         pages.check(pages.EVERYWHERE, environ)
 
-    def answer(self, environ: Mapping[str, Any]) -> Response | Parked:
-        """Return the answer, or a call that waits; never raises."""
+    def answer(self, environ: Mapping[str, Any]) -> Response | Parked | Stream:
+        """Return the answer, a call that waits, or a stream; never raises."""
         path = path_of(environ)
         if path == OPENAPI:
             return Response(self._document, JSON, headers=pages.HEADERS, cors=False)
@@ -141,6 +144,9 @@ class Actions:
             note = self._auditor(environ, identity, route, names) if route.target else None
             done = functools.partial(self._response, note)
             reply = self._call(environ, identity, route, names)
+            if isinstance(reply, Stream):
+                done(Reply(None))  # for the audit log
+                return reply
             return done(reply) if isinstance(reply, Reply) else Parked(reply, done)
         except Exception as error:
             refused = _refused(error, environ)
@@ -164,7 +170,7 @@ class Actions:
         return parked.done(busy) if isinstance(outcome, Parked) else outcome
 
     @staticmethod
-    def _call(environ: Mapping[str, Any], identity: Identity, route: Route, names: dict[str, str]) -> Reply | Later:
+    def _call(environ: Mapping[str, Any], identity: Identity, route: Route, names: dict[str, str]) -> Reply | Later | Stream:
         own = route.of_lease and identity.lease is not None and identity.lease == names.get("id")
         if not own and (identity.lease is not None or identity.role < route.role):
             if identity.via == "anonymous":

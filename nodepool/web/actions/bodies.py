@@ -47,6 +47,13 @@ class NewCertificate(Body):
     public_key: Annotated[str, Meta(min_length=1, max_length=16384)]
 
 
+class NewProgram(Body):
+    command: Annotated[list[Annotated[str, Meta(max_length=32768)]], Meta(min_length=1, max_length=1000)]
+    node: Annotated[int, Meta(ge=1, le=1000, description="number of the node in the lease")] = 1
+    input: Annotated[str, Meta(max_length=60000, description="standard input, base64")] = ""
+    timeout: Annotated[float, Meta(gt=0, le=86400, description="seconds after which the program is killed")] = 3600
+
+
 class NewHold(Body):
     seconds: Seconds = field(default=86400, name="for")
     purpose: Text = ""

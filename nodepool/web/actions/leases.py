@@ -255,7 +255,8 @@ class LeaseCalls:
             self.leases.give_back(lease.id, lease)
         return Reply(None, http.HTTPStatus.NO_CONTENT)
 
-    def _held(self, call: Call) -> Lease:
+    def held(self, call: Call) -> Lease:
+        """Return the lease of a call that needs its nodes."""
         lease = self._of(call)
         if lease.state is not LeaseState.HELD:
             raise Refused(http.HTTPStatus.CONFLICT, "not-ready", f"Lease {lease.id} is {lease.state.value}")
@@ -266,14 +267,14 @@ class LeaseCalls:
         if form not in ("config", "known_hosts") or '"' in directory or not directory.isprintable():
             text = "format must be config or known_hosts, and directory a path without quotation marks"
             raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", text)
-        nodes = self._held(call).nodes
+        nodes = self.held(call).nodes
         return Reply(ssh.config(nodes, directory) if form == "config" else ssh.known_hosts(nodes))
 
     def inventory(self, call: Call) -> Reply:
-        return Reply(ssh.inventory(self._held(call)))
+        return Reply(ssh.inventory(self.held(call)))
 
     def certificate(self, call: Call) -> Reply:
-        config, lease = self._config(), self._held(call)
+        config, lease = self._config(), self.held(call)
         if config is None or config.access.certificates is None:
             text = "This launcher signs no certificates: access: certificates is not configured"
             raise Refused(http.HTTPStatus.NOT_FOUND, "no-certificates", text)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from nodepool.nodemanager.client import frames
 from nodepool.version import get_version_string
 from nodepool.web.actions.bodies import Problem
 from nodepool.web.actions.routes import JSON, PROBLEM, Route
@@ -17,7 +18,7 @@ TEXT = "text/plain; charset=UTF-8"
 def document(routes: list[Route]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of these routes."""
     types = [Problem, *(route.body for route in routes if route.body is not None)]
-    types += [kind for route in routes for kind in route.answers.values() if kind not in (None, str)]
+    types += [kind for route in routes for kind in route.answers.values() if kind not in (None, str, bytes)]
     unique = list(dict.fromkeys(types))
     references, schemas = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
     of = dict(zip(unique, references, strict=True))
@@ -65,4 +66,6 @@ def _operation(route: Route, of: dict[Any, Any]) -> dict[str, Any]:
 def _content(kind: type | None, of: dict[Any, Any]) -> dict[str, Any]:
     if kind is None:
         return {}
+    if kind is bytes:
+        return {"content": {frames.CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
     return {"content": {TEXT: {"schema": {"type": "string"}}} if kind is str else {JSON: {"schema": of[kind]}}}

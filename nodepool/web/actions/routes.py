@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import http
 import re
 from collections.abc import Callable, Mapping
@@ -82,12 +83,25 @@ class Later(Protocol):
         """
 
 
+class Stream(abc.ABC):
+    """An answer that a separate thread sends while it is produced."""
+
+    lease_id: str
+
+    @abc.abstractmethod
+    def run(self, send: Callable[[bytes], bool]) -> None:
+        """Produce it.
+
+        :param send: returns False when the client has disconnected.
+        """
+
+
 @dataclass(frozen=True)
 class Route:
     """One call of the API.
 
     :param path: below ``/api/v1``, with names in braces.
-    :param answers: type of the content by status; a str is a text.
+    :param answers: type of the content by status; str is a text, bytes are frames.
     :param of_lease: a lease token may make the call for its own lease.
     :param target: the object for the audit log; empty: the call changes nothing.
     :param query: parameter -> its meaning.
@@ -95,7 +109,7 @@ class Route:
 
     method: str
     path: str
-    function: Callable[[Call], Reply | Later]
+    function: Callable[[Call], Reply | Later | Stream]
     summary: str
     role: Role
     answers: Mapping[http.HTTPStatus, Any]
