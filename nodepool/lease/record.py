@@ -64,8 +64,8 @@ class Terms:
     :param key: idempotency key of the owner.
     :param secret: SHA-256 of the token that may renew and return this lease.
     :param renewed: how often.
-    :param longest: seconds from now of a renewal with that token; None: as configured for all.
     :param notes: of the holder, such as the id of a job.
+    :param longest: seconds from now of a renewal with that token; None: as configured for all.
     """
 
     owner: str
@@ -76,8 +76,8 @@ class Terms:
     key: str | None = None
     secret: str | None = None
     renewed: int = 0
-    longest: float | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+    longest: float | None = None
 
     def stored(self) -> dict[str, Any]:
         """Return the JSON object for a request or a node."""

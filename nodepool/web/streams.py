@@ -297,6 +297,8 @@ class StreamChannel(HTTPChannel):
         # waitress assumes that it owns connections without requests: it would write concurrently with our thread.
         with self.outbuf_lock:
             super().handle_write()
+            # It also assumes that nobody waits to write to such a connection.
+            self.outbuf_lock.notify_all()
 
     def received(self, data: bytes) -> bool:
         return False if self.streaming else bool(super().received(data))

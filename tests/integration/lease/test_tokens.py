@@ -11,7 +11,6 @@ import pytest
 from nodepool.access.identity import Role
 from nodepool.access.tokens import FRESH, ROOT, Tokens
 from nodepool.cmd import nodepoolcmd
-from nodepool.cmd.commands.context import CommandError
 from nodepool.zk.history import HistoryReader
 from tests.integration.lease.conftest import Api
 from tests.support.clock import HandClock
@@ -132,11 +131,11 @@ def test_lease_that_the_command_has_chosen_is_recorded(
     assert [("lease renew", f"lease {lease['id']}", "ok"), ("lease return", f"lease {lease['id']}", "ok")] == found[-2:]
 
 
-def test_command_that_finds_no_lease_is_recorded_as_failed(
+def test_command_on_a_lease_that_has_ended_is_recorded_as_failed(
     api: Api, nodepool: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("NODEPOOL_LEASE", raising=False)
-    with pytest.raises(CommandError):
+    monkeypatch.setenv("NODEPOOL_LEASE", "200-0000009999")
+    with pytest.raises(SystemExit):
         nodepool("lease", "return")
     [event] = [event for event in HistoryReader().read_all(api.bench.zk.kazoo_client) if event["type"] == "action"]
     assert (event["action"], event["target"], event["result"]) == ("lease return", "lease", "failed")

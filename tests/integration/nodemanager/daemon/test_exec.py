@@ -224,7 +224,7 @@ def test_disconnection_hangs_up(client: Client, nm: NmDaemon) -> None:
 
 def test_program_that_ignores_the_disconnection_is_killed_with_its_children(nm: NmDaemon) -> None:
     running = started(nm, "a", 'trap "" HUP TERM; sleep 1001 & while :; do sleep 1001; done', "stubborn")
-    assert processes(nm, "stubborn") and processes(nm, "1001")
+    wait_for(lambda: processes(nm, "stubborn") and processes(nm, "1001"), 20, "the programs to start")
     running.close()
     wait_for(lambda: not processes(nm, "stubborn") and not processes(nm, "1001"), 20, "the programs to be killed")
 
@@ -236,7 +236,7 @@ def test_program_ends_when_its_caller_is_killed(nm: NmDaemon, reads: bool) -> No
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as caller:
         assert caller.stdout is not None
         assert b"begun" in caller.stdout.readline()
-        assert processes(nm, "1002")
+        wait_for(lambda: processes(nm, "1002"), 20, "the program to start")
         caller.kill()
         caller.wait(20)
         wait_for(lambda: not processes(nm, "1002"), 20, "the program to end")
@@ -246,7 +246,7 @@ def test_caller_that_sends_no_frames_is_disconnected(nm: NmDaemon) -> None:
     for garbage in (frames.pack(frames.STDOUT, b"x"), b"\0\xff\xff\xff\xff"):
         with ask(nm, "sleep", "1003") as stream:
             assert stream.recv(4096).startswith(b"HTTP/1.0 200 OK")
-            assert processes(nm, "1003")
+            wait_for(lambda: processes(nm, "1003"), 20, "the program to start")
             stream.sendall(garbage)
             assert stream.recv(1) == b""
         wait_for(lambda: not processes(nm, "1003"), 20, "the program to end")
