@@ -98,10 +98,8 @@ class Option:
             given = self.default.find(holder, self.attribute) if isinstance(self.default, Derived) else self.default
         if given is not None and (self.check is dict or _named(self.check)) and not isinstance(given, dict):
             raise ConfigError(f"{name}: expected a dictionary", where=(name,))
-        if given is not None and not isinstance(self.check, list):
-            for path, part in rows(self.check):
-                if part.default is REQUIRED and len(path) == 1:
-                    required(given, path[0], (name,))
+        if isinstance(given, dict) or (given is not None and self.convert is None):
+            self._require_parts(given, name)
         if self.convert is None and (self.check is not bool or self.default is None):
             return given
         with at((name,)):
@@ -110,9 +108,18 @@ class Option:
             except (TypeError, ValueError) as error:
                 text = f"expected a number, not {given!r}" if self.convert in (int, float) else error
                 raise ConfigError(f"{name}: {text}") from error
+        if isinstance(found, dict) and not isinstance(given, dict):  # a short form
+            self._require_parts(found, name)
         if isinstance(given, str) and type(found) in (int, float):
             log.warning("%s: %r is taken as the number %s; remove the quotes", name, given, found)
         return found
+
+    def _require_parts(self, given: object, name: str) -> None:
+        """Check that a dictionary has its required options."""
+        if not isinstance(self.check, list):
+            for path, part in rows(self.check):
+                if part.default is REQUIRED and len(path) == 1:
+                    required(given, path[0], (name,))
 
 
 def option(check: object, default: T, doc: str, **more: Any) -> T:

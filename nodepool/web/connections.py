@@ -15,8 +15,8 @@ from waitress.task import WSGITask
 
 from nodepool.access.access import UID
 from nodepool.base import unix_socket
-from nodepool.nodemanager.client import frames
 from nodepool.web.access import HEADERS
+from nodepool.web.actions import frames
 from nodepool.web.actions.actions import Actions, Parked
 from nodepool.web.actions.routes import Stream
 from nodepool.web.http import ANSWER, Response, path_of

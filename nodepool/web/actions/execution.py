@@ -15,7 +15,7 @@ from nodepool.access.identity import Role
 from nodepool.driver.provider import Execution
 from nodepool.exceptions import RemoteException
 from nodepool.lease import ssh
-from nodepool.nodemanager.client import frames
+from nodepool.web.actions import frames
 from nodepool.web.actions.bodies import NewProgram
 from nodepool.web.actions.leases import LeaseCalls
 from nodepool.web.actions.routes import Call, Refused, Reply, Route, Stream
@@ -58,7 +58,7 @@ class Relay(Stream):
                     if now >= self._deadline:
                         return
                     if now - sent >= HEARTBEAT:
-                        send(frames.pack(frames.STDIN, b""))
+                        send(frames.pack(frames.NOTHING, b""))
                         sent = now
                     continue
                 sent = time.monotonic()

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from nodepool.nodemanager.client import frames
 from nodepool.version import get_version_string
+from nodepool.web.actions import frames
 from nodepool.web.actions.bodies import Problem
 from nodepool.web.actions.routes import JSON, PROBLEM, Route
 
