@@ -84,7 +84,7 @@ class Issuer(ConfigValue):
 class Limits(ConfigValue):
     """Limits of borrowers who have no others; operators have none."""
 
-    max: int = option(_SECONDS, 8 * 3600, "longest lease, in seconds from now; renewals count anew")
+    max: int = option(_SECONDS, 8 * 3600, "longest lease, in seconds from now; each renewal starts a new period")
     per_owner: int = option(v.All(int, v.Range(min=1)), 10, "leases of one owner, held and waiting")
 
     def __init__(self, options: dict[str, Any]) -> None:

@@ -296,7 +296,7 @@ class Leases:
 
     def get(self, lease_id: str) -> Lease | None:
         """Return a lease that waits or is held; None if there is none of this id."""
-        if "/" in lease_id:
+        if not paths.are_names(lease_id):
             return None
         found = self._held_nodes(lease_id)
         if not found:

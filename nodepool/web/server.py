@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
@@ -29,6 +29,7 @@ from nodepool.web.v1 import Api
 
 THREADS = 4
 STOP_TIMEOUT = 5.0
+S = TypeVar("S", connections.Server, connections.UnixServer)
 
 log = logging.getLogger("nodepool.WebApp")
 
@@ -109,7 +110,17 @@ class WebApp(threading.Thread):
         self.streams = Streams(nodepool.feed, check, api.renew)
         application = Application(nodepool, self.cache, exposition, cache_expiry, check, self.streams, api)
         self.actions = actions
-        self.server = connections.Server(
+        self.server = self._serve(connections.Server, listening, application, dispatcher)
+        self.servers: list[connections.Server | connections.UnixServer] = [self.server]
+        self._unix = unix
+        if unix is not None:
+            listening = unix_socket.listen(unix, "launcher")
+            self.servers.append(self._serve(connections.UnixServer, listening, application, dispatcher))
+        for server in self.servers:
+            server.streams, server.actions = self.streams, actions
+
+    def _serve(self, kind: type[S], listening: socket.socket, application: Application, dispatcher: ThreadedTaskDispatcher) -> S:
+        return kind(
             application,
             self._map,
             True,
@@ -117,25 +128,6 @@ class WebApp(threading.Thread):
             dispatcher=dispatcher,
             bind_socket=False,
             sockinfo=(listening.family, listening.type, listening.proto, listening.getsockname()),
-            adj=_adjustments(listening),
-        )
-        self.servers: list[connections.Server | connections.UnixServer] = [self.server]
-        self._unix = unix
-        if unix is not None:
-            self.servers.append(self._unix_server(unix, application, dispatcher))
-        for server in self.servers:
-            server.streams, server.actions = self.streams, actions
-
-    def _unix_server(self, path: str, application: Application, dispatcher: ThreadedTaskDispatcher) -> connections.UnixServer:
-        listening = unix_socket.listen(path, "launcher")
-        return connections.UnixServer(
-            application,
-            self._map,
-            True,
-            listening,
-            dispatcher=dispatcher,
-            bind_socket=False,
-            sockinfo=(listening.family, listening.type, listening.proto, path),
             adj=_adjustments(listening),
         )
 

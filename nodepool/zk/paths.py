@@ -16,6 +16,11 @@ CLUSTER = "/nodepool/cluster"
 _CONTENDER = re.compile(r"__lock__(\d{10})$")
 
 
+def are_names(*names: str) -> bool:
+    """Return whether these can be names of znodes; others do not exist, and kazoo refuses them."""
+    return all(name not in ("", ".", "..") and "/" not in name and name.isprintable() for name in names)
+
+
 def node(node_id: str) -> str:
     return f"/nodepool/nodes/{node_id}"
 

@@ -164,7 +164,7 @@ def run(
 ) -> int | None:
     """Run a program in a sliver to its end; return its status as in :attr:`Running.status`.
 
-    :param stdin: is read on a thread of its own; default: empty. For interactive input it must not be buffered.
+    :param stdin: is read on a separate thread; default: empty. For interactive input it must not be buffered.
     :raises RpcFault: refused; the text says why.
     :raises RpcError: the connection broke.
     :raises TimeoutError: the program, which is killed now, has not ended within ``timeout`` seconds.

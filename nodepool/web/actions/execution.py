@@ -50,18 +50,15 @@ class Relay(Stream):
                     self._execution.write(self._data, INPUT)
                 self._execution.write(b"", INPUT)
             sent = time.monotonic()
-            while send(b""):
+            while send(b"") and (now := time.monotonic()) < self._deadline:
                 try:
                     found = self._execution.read(CHECK)
                 except TimeoutError:
-                    now = time.monotonic()
-                    if now >= self._deadline:
-                        return
                     if now - sent >= HEARTBEAT:
                         send(frames.pack(frames.NOTHING, b""))
                         sent = now
                     continue
-                sent = time.monotonic()
+                sent = now
                 if found is None:
                     status = self._execution.status
                     send(frames.pack(frames.EXIT, b"" if status is None else b"%d" % status))

@@ -13,6 +13,7 @@ import msgspec
 
 from nodepool.access.identity import Identity, Role
 from nodepool.web.actions.bodies import Body, Problem
+from nodepool.zk import paths
 
 JSON = "application/json"
 PROBLEM = "application/problem+json"
@@ -136,11 +137,13 @@ class Table:
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         """Return the route and the names in the path, which the table knows.
 
-        :raises Refused: the path exists with other methods (405).
+        :raises Refused: the path exists with other methods (405), or names what cannot exist (404).
         """
         found = [(route, match.groupdict()) for pattern, route in self._patterns if (match := pattern.match(path))]
         for route, names in found:
             if route.method == method:
+                if not paths.are_names(*names.values()):
+                    raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", "The path has a name that is not valid")
                 return route, names
         allowed = ", ".join(sorted({route.method for route, _names in found}))
         raise Refused(

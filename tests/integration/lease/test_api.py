@@ -180,6 +180,14 @@ def test_invalid_bodies_are_refused_with_the_place(api: Api, change: dict[str, A
     assert api.bench.zk.getNodeRequests() == []
 
 
+@pytest.mark.parametrize("name", ["..", ".", "%00", "a%0ab"])
+def test_names_that_cannot_exist_are_not_found(api: Api, name: str) -> None:
+    operator = api.token("carol", Role.OPERATE)
+    for method, path in (("GET", "/leases/"), ("DELETE", "/nodes/"), ("DELETE", "/requests/")):
+        assert api.call(method, path + name, token=operator).status == 404, (method, path)
+    assert api.call("DELETE", "/leases/x", token=f"npl_{name}_secret").status == 204, "no such lease: it has ended"
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 60000, b'{"labels": ["\\ud800"]}', b"1" * 1000])
 def test_hostile_json_is_refused(api: Api, data: bytes) -> None:
     assert api.call("POST", "/leases", data, api.token()).status == 422

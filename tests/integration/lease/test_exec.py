@@ -110,6 +110,19 @@ def test_program_is_killed_at_its_time_limit(lease: Lease, programs: Programs) -
     assert programs.started[0].closed.wait(20)
 
 
+def test_program_that_never_pauses_is_killed_at_its_time_limit(api: Api, lease: Lease, programs: Programs) -> None:
+    """The limit of the call, with a client that reads on: it is not the client that ends it."""
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {lease.token}"}
+    body = json.dumps({"command": ["yes"], "timeout": 0.5})
+    connection.request("POST", f"/api/v1/leases/{lease.id}/exec", body, headers)
+    answer = connection.getresponse()
+    while answer.read(1 << 20):
+        pass
+    connection.close()
+    assert programs.started[0].closed.wait(20)
+
+
 def test_program_is_killed_when_the_client_disconnects(api: Api, lease: Lease, programs: Programs) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {lease.token}"}

@@ -165,11 +165,6 @@ def image_unpause(context: Context) -> None:
 # -- deleting
 
 
-def _is_name(*names: str) -> bool:
-    """Return whether these are valid names in ZooKeeper; others cannot exist."""
-    return all(name not in ("", ".", "..") and "/" not in name and name.isprintable() for name in names)
-
-
 def _mark_deleting(
     context: Context, read: Callable[[], Any], path: str, running: str, row: dict[str, Any], missing: str, refused: str
 ) -> None:
@@ -209,7 +204,7 @@ def image_delete(context: Context) -> None:
     names = (args.image, args.build_id, args.provider, args.upload_id)
 
     def read() -> Any:
-        return zk.getImageUpload(*names) if _is_name(*names) else None
+        return zk.getImageUpload(*names) if paths.are_names(*names) else None
 
     _mark_deleting(
         context,
@@ -228,7 +223,7 @@ def dib_image_delete(context: Context) -> None:
         raise CommandError(f"{context.args.id} is not <image>-<build id>; use the ID column of dib-image-list")
 
     def read() -> Any:
-        return context.zk.getBuild(image, build_id) if _is_name(image, build_id) else None
+        return context.zk.getBuild(image, build_id) if paths.are_names(image, build_id) else None
 
     _mark_deleting(
         context,
