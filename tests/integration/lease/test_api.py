@@ -66,6 +66,17 @@ def test_long_polls_occupy_no_thread(api: Api) -> None:
         assert not poll.is_alive()
 
 
+def test_polls_beyond_the_limit_are_answered_immediately(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.web.actions.waiting.MOST_POLLS", 0)
+    token = api.token()
+    for _ in range(4):
+        api.call("POST", "/leases", {**NEW, "wait": 0}, token)
+    waiting = api.call("POST", "/leases", {**NEW, "wait": 0}, token).content["id"]
+    start = time.monotonic()
+    assert api.call("GET", f"/leases/{waiting}?wait=60", token=token).content["state"] == "waiting"
+    assert time.monotonic() - start < 30
+
+
 def test_poll_ends_at_its_deadline_with_the_lease_as_it_is(api: Api) -> None:
     token = api.token()
     for _ in range(4):
@@ -112,6 +123,7 @@ def test_lease_token_renews_describes_and_returns_its_own_lease_only(api: Api) -
     assert api.call("GET", path, token=own).status == 200
     for method, other, body in (
         ("DELETE", f"/leases/{two['id']}", None), ("POST", "/leases", NEW), ("GET", "/leases", None), ("GET", "/nodes", None),
+        ("GET", f"/leases/{two['id']}", None),
         ("DELETE", f"/nodes/{one['nodes'][0]['id']}", None),
     ):  # fmt: skip
         assert api.call(method, other, body, own).status == 403, (method, other)
