@@ -17,7 +17,7 @@ _CONTENDER = re.compile(r"__lock__(\d{10})$")
 
 
 def are_names(*names: str) -> bool:
-    """Return whether these can be names of znodes; others do not exist, and kazoo refuses them."""
+    """Return whether these can be names of znodes; kazoo refuses others."""
     return all(name not in ("", ".", "..") and "/" not in name and name.isprintable() for name in names)
 
 
