@@ -7,6 +7,7 @@ not copied, who asks for a project administers it, a user sees his own projects 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import pathlib
 import socket
@@ -37,9 +38,14 @@ def as_project(namespace: dict[str, Any]) -> dict[str, Any]:
 
 
 class OpenShiftApi:
-    """Serves until closed. The certificate of the test's cluster is used for TLS."""
+    """Serves until closed. The certificate of the test's cluster is used for TLS.
+
+    A cluster has one at a time, whichever processes run tests with it.
+    """
 
     def __init__(self, admin: Server, folder: pathlib.Path) -> None:
+        self._alone = (folder / "openshift.lock").open("w")
+        fcntl.flock(self._alone, fcntl.LOCK_EX)  # the timeout of the test bounds it
         self.admin = admin
         api = self
 
@@ -89,6 +95,7 @@ class OpenShiftApi:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         self._thread.join(5)
+        self._alone.close()
 
     # -- what it does
 
