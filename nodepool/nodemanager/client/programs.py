@@ -62,6 +62,8 @@ class Running:
         :raises RpcError: the connection broke; the program is killed.
         """
         deadline = time.monotonic() + timeout
+        if timeout < 0:
+            raise TimeoutError(f"{self._where}: the program does not proceed")
         try:
             while not self._ended:
                 found = frames.take(self._arrived)
@@ -184,12 +186,17 @@ def run(
                 raise
 
         threading.Thread(target=send, name=f"Thread-exec-{sliver}", daemon=True).start()
-        while (found := running.read(max(0.0, deadline - time.monotonic()))) is not None:
-            sink = stdout if found[0] == STDOUT else stderr
+
+        def output() -> tuple[int, bytes] | None:
+            try:
+                return running.read(deadline - time.monotonic())
+            except TimeoutError:
+                raise TimeoutError(f"{client.url}: {sliver}: the program has not ended within {timeout:g} s") from None
+
+        for kind, data in iter(output, None):
+            sink = stdout if kind == STDOUT else stderr
             if sink is not None:
-                sink(found[1])
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{client.url}: {sliver}: the program has not ended within {timeout:g} s")
+                sink(data)
         return running.status
 
 
