@@ -281,13 +281,14 @@ def test_program_that_floods_its_caller_is_killed_at_the_time_limit(nm: NmDaemon
 
 def test_flood_of_output_uses_a_quarter_of_a_core_of_the_daemon(nm: Host) -> None:
     with programs.start(nm.remote, "a", ["yes"]) as running:
-        used, begun = [processor_time(nm)], time.monotonic()
-        for end in (4, 7):  # what was saved up is used at first
-            while time.monotonic() < begun + end:
+        seen = [(time.monotonic(), processor_time(nm))]
+        for end in (4, 8):  # what was saved up is used at first
+            while time.monotonic() < seen[0][0] + end:
                 running.read(20)
-            used.append(processor_time(nm))
-    assert used[1] - used[0] > 4 * shares.ALL_TIME, "this is no flood"
-    assert used[2] - used[1] < 3 * (shares.ALL_TIME + 0.1)
+            seen.append((time.monotonic(), processor_time(nm)))
+    assert seen[1][1] - seen[0][1] > 4 * shares.ALL_TIME, "this is no flood"
+    # without the limit it is nearly 1; other work of the daemon counts, too
+    assert (seen[2][1] - seen[1][1]) / (seen[2][0] - seen[1][0]) < 2 * shares.ALL_TIME
 
 
 def test_deletion_of_the_sliver_ends_its_programs(nm: NmDaemon) -> None:
