@@ -49,6 +49,7 @@ class Label(ConfigValue):
     name: str = option(str, REQUIRED, "name in requests", stored=False)
     min_ready: int = option(int, 0, "number of ready nodes to keep, counted over all launchers", convert=whole)
     max_ready_age: int = option(int, 0, "seconds after which an unused ready node is deleted; 0: never", convert=whole)
+    lease: bool = option(bool, True, "whether people, scripts and CI jobs may lease these nodes; Zuul is not affected")
 
     def __init__(self) -> None:
         load(self, {})
@@ -360,6 +361,11 @@ class Config(ConfigValue):
             if entry["name"] not in self.diskimages:
                 raise UnknownName(f"{secure_config_path}: unknown diskimage {entry['name']}")
             self.diskimages[entry["name"]].set_env_vars(entry.get("env-vars"), secret=True)
+
+    def why_not_leased(self, labels: Iterable[str]) -> str | None:
+        """Return why these labels may not be leased; None: they may."""
+        found = sorted({label for label in labels if label in self.labels and not self.labels[label].lease})
+        return f"label {', '.join(found)} may not be leased (lease: false in its configuration)" if found else None
 
     def setLabels(self, labels_cfg: list[dict[str, Any]] | None) -> None:
         for where, entry in entries(labels_cfg, "labels"):

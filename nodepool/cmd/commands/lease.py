@@ -6,23 +6,23 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from kazoo.exceptions import KazooException
 
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing, note, user
+from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower
-from nodepool.cmd.commands.requests.use import ENVIRONMENT, describe, inventory
+from nodepool.cmd.commands.requests.use import describe, environment, inventory
 from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms, ssh
 from nodepool.process.program import duration, seconds
+from nodepool.status.explain import places
 from nodepool.status.results import Results, format_duration
 from nodepool.zk.records import FAILED, FULFILLED
 
@@ -106,12 +106,15 @@ def _register_get(commands: Subparsers) -> None:
 def get(context: Context) -> int:
     args = context.args
     labels, command = args.labels, args.command or []
+    refused = context.config.why_not_leased(labels)
+    if refused is not None:
+        raise CommandError(refused)
     leases = Leases(context.zk)
     why = reasons.not_offered(context.zk, labels) or reasons.other_provider(context.zk, labels, args.provider)
     if why is not None:
         note(why)
     terms = Terms(user(), f"unix:{os.getuid()}", args.purpose, key=args.key)
-    with _reported(), _Holder(leases) as holder:
+    with _reported(), Foreground() as foreground:
         lease = leases.ask(labels, terms, args.tenant, args.provider)
         try:
             if lease.state is not LeaseState.HELD:
@@ -119,12 +122,12 @@ def get(context: Context) -> int:
                     leases.give_back(lease.id)
                     return outcome
                 lease = leases.hand_over(lease.id, args.time or ATTACHED)
-            holder.lease = lease
+            foreground.using = True
             ssh.write(lease, ssh.directory_of(lease.id), args.insecure)
             _print(args, lease)
             if args.time is not None and not command:
                 return 0
-            result = holder.hold(command, renew=args.time is None)
+            result = _use(leases, lease, command, foreground, renew=args.time is None)
         except BaseException:
             with contextlib.suppress(LeaseError, KazooException):
                 leases.give_back(lease.id)
@@ -133,14 +136,34 @@ def get(context: Context) -> int:
         return result
 
 
+def _use(leases: Leases, lease: Lease, command: Sequence[str], foreground: Foreground, renew: bool) -> int:
+    """Run the command, or wait for a signal; return the exit status.
+
+    :raises LeaseError: it has ended.
+    """
+    renewal = _Renewal(leases, lease, foreground)
+    result = 0
+    with renewal if renew else contextlib.nullcontext():
+        if command:
+            result = foreground.run(command, {VARIABLE: lease.id, **environment(lease.nodes)})
+        else:
+            foreground.wait()
+    if renewal.lost is not None:
+        raise renewal.lost
+    return result
+
+
 def _wait(context: Context, request_id: str) -> int:
     """Wait until the request is fulfilled; return the exit status if it is not."""
     told: set[str] = set()
 
     def quiet(_ids: list[str]) -> None:
         request = context.zk.getNodeRequest(request_id)
-        text = None if request is None else reasons.waits_for(context.zk, request)
-        if text is not None and text not in told:
+        if request is None:
+            return
+        place = places(context.zk.readRequests()).get(request_id)
+        text = f"{f'position {place} in the queue, ' if place else ''}{reasons.waits_for(context.zk, request)}"
+        if text not in told:
             told.add(text)
             note(f"{request_id} waits: {text}")
 
@@ -172,78 +195,37 @@ def _print(args: argparse.Namespace, lease: Lease) -> None:
         print(f"  {describe(node)}\n      {how}", flush=True)
 
 
-class _Holder:
-    """Holds a lease as long as this command runs, and renews it.
+class _Renewal:
+    """Renews an attached lease on a separate thread."""
 
-    Signals, also that of a lost terminal, end the command before the lease is held, and then its use: it is returned.
-    """
-
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: Leases, lease: Lease, foreground: Foreground) -> None:
         self._leases = leases
-        self.lease: Lease | None = None
+        self._lease = lease
+        self._foreground = foreground
         self._done = threading.Event()
-        self._lost: LeaseError | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Any] = {}
+        self.lost: LeaseError | None = None
 
-    def __enter__(self) -> _Holder:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {n: signal.signal(n, self._signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    def __enter__(self) -> _Renewal:
+        threading.Thread(target=self._run, name=f"renew-{self._lease.id}", daemon=True).start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._done.set()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
-    def hold(self, command: Sequence[str], renew: bool) -> int:
-        """Run the command, or wait for a signal; return the exit status."""
-        assert self.lease is not None
-        if renew:
-            threading.Thread(target=self._renew, args=(self.lease.id,), name=f"renew-{self.lease.id}", daemon=True).start()
-        result = self._run(command, self.lease) if command else self._idle()
-        if self._lost is not None:
-            raise self._lost
-        return result
-
-    def _idle(self) -> int:
-        while not self._done.wait(0.5):  # a signal just before the wait is noticed after this time
-            pass
-        return 0
-
-    def _run(self, command: Sequence[str], lease: Lease) -> int:
-        environment = {**os.environ, VARIABLE: lease.id, ENVIRONMENT: json.dumps([inventory(node) for node in lease.nodes])}
-        try:
-            self._process = subprocess.Popen(list(command), env=environment)
-        except OSError as error:
-            raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
-        if self._done.is_set():
-            self._process.terminate()
-        result = self._process.wait()
-        return result if result >= 0 else 128 - result
-
-    def _signal(self, number: int, _frame: FrameType | None) -> None:
-        if self.lease is None:
-            raise SystemExit(128 + number)
-        self._done.set()
-        # The terminal sends INT to the command directly.
-        if self._process is not None and number != signal.SIGINT:
-            self._process.terminate()
-
-    def _renew(self, lease_id: str) -> None:
+    def _run(self) -> None:
         pause = RENEW_EVERY
         while not self._done.wait(pause):
+            pause = RETRY
             try:
-                self._leases.renew(lease_id, ATTACHED)
+                self._leases.renew(self._lease.id, ATTACHED)
                 pause = RENEW_EVERY
             except LeaseError as error:
                 if error.reason in (Reason.ENDED, Reason.TOO_LATE):
-                    self._lost = error
-                    self._signal(signal.SIGTERM, None)
+                    self.lost = error
+                    self._foreground.end()
                     return
-                pause = RETRY
             except (KazooException, TimeoutError):
-                pause = RETRY
+                pass
 
 
 # -- show and change

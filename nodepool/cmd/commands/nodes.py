@@ -11,7 +11,7 @@ from typing import Any
 from nodepool import status
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_listing, add_table, note, running, user
 from nodepool.exceptions import TimeoutException
-from nodepool.lease import LeaseError, Leases, Terms, record
+from nodepool.lease import Leases, Terms, record
 from nodepool.process.program import duration
 from nodepool.status.results import format_duration
 from nodepool.zk.records import DELETING, HOLD, Node
@@ -110,10 +110,7 @@ def hold(context: Context) -> None:
 def _lease(context: Context, node: Node) -> bool:
     job = node.hold_job
     terms = Terms(user(), f"unix:{os.getuid()}", context.args.purpose or "")
-    try:
-        Leases(context.zk).hold(node, terms, context.args.time)
-    except LeaseError as error:
-        raise CommandError(str(error)) from error
+    Leases(context.zk).hold(node, terms, context.args.time)
     if job:
         note(f"node {node.id} was held by Zuul for {job}; Zuul may still end it with its autohold")
     return True

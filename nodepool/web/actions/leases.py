@@ -155,6 +155,9 @@ class LeaseCalls:
         forbidden = [label for label in body.labels if not identity.offers(label)]
         if forbidden:
             raise _forbidden("not-allowed", f"You may not lease {', '.join(forbidden)}; allowed: {', '.join(identity.labels)}")
+        refused = None if (config := self._config()) is None else config.why_not_leased(body.labels)
+        if refused is not None:
+            raise _forbidden("not-allowed", refused)
         if identity.tenant is not None and body.tenant not in (None, identity.tenant):
             raise _forbidden("not-allowed", f"You may lease for tenant {identity.tenant} only")
         if body.priority == "100" and identity.role < Role.OPERATE:

@@ -74,7 +74,8 @@ class Api:
 def api(bench: LauncherBench, tmp_path: pathlib.Path) -> Iterator[Api]:
     """One launcher with four nodes of the label ``fake-label`` and of ``other``."""
     bench.quota(instances=4)
-    served = Api(bench, bench.start(config(provider(labels=["fake-label", "other"]))), tmp_path)
+    settings = config(provider(labels=["fake-label", "other", "zuul-only"]), labels={"zuul-only": {"lease": False}})
+    served = Api(bench, bench.start(settings), tmp_path)
     try:
         yield served
     finally:

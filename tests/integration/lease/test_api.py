@@ -162,6 +162,12 @@ def test_others_neither_change_a_lease_nor_see_its_notes(api: Api) -> None:
     assert api.call("DELETE", path, token=operator).status == 204
 
 
+def test_label_that_may_not_be_leased_is_refused(api: Api) -> None:
+    answer = api.call("POST", "/leases", {**NEW, "labels": ["zuul-only"]}, api.token(role=Role.ADMIN))
+    assert (answer.status, answer.content["code"]) == (403, "not-allowed")
+    assert answer.content["detail"] == "label zuul-only may not be leased (lease: false in its configuration)"
+
+
 def test_limits_of_a_token_are_kept(api: Api) -> None:
     token = api.token(labels=("fake-*",), longest=7200.0, tenant="acme", per_owner=2)
     lease = api.call("POST", "/leases", NEW, token).content

@@ -17,7 +17,7 @@ import pytest
 
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands import lease as command
-from nodepool.cmd.commands.context import user
+from nodepool.cmd.commands.context import CommandError, user
 from nodepool.lease import Leases, LeaseState, Terms
 from nodepool.zk.records import HOLD, READY
 from tests.conftest import wait_for
@@ -36,10 +36,12 @@ def sshd() -> Iterator[SSHServer]:
 @pytest.fixture
 def config(bench: LauncherBench, sshd: SSHServer) -> str:
     node = {
-        "name": "127.0.0.1", "labels": ["small"], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": 2,
+        "name": "127.0.0.1", "labels": ["small", "zuul-only"], "username": "root", "connection-port": sshd.port,
+        "max-parallel-jobs": 2,
     }  # fmt: skip
     pools = [{"name": "main", "nodes": [node]}]
-    bench.start({"labels": [{"name": "small"}], "providers": [{"name": "rack", "driver": "static", "pools": pools}]})
+    labels = [{"name": "small"}, {"name": "zuul-only", "lease": False}]
+    bench.start({"labels": labels, "providers": [{"name": "rack", "driver": "static", "pools": pools}]})
     bench.wait_nodes(2, state=READY)
     return str(bench.tmp / "nodepool.yaml")
 
@@ -184,6 +186,32 @@ def test_nodes_that_are_not_ready_in_time_are_not_requested_any_more(bench: Laun
     taken(run)
     run("small", "--wait", "0.5", status=3)
     assert len(Leases(bench.zk).all()) == 2
+
+
+def test_waiting_shows_the_position_in_the_queue(
+    bench: LauncherBench, run: Run, start: Callable[..., subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken(run)
+    taken(run)
+    first = start("small")
+    wait_for(lambda: LeaseState.WAITING in [lease.state for lease in Leases(bench.zk).all()], 30, "the first that waits")
+    assert nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "lease", "small", "--wait", "3"]) == command.NOT_IN_TIME
+    assert "waits: position 2 in the queue, " in capsys.readouterr().err
+    first.terminate()
+    assert first.wait(30) == 128 + signal.SIGTERM
+    assert first.stderr is not None and "waits: position 1 in the queue, " in first.stderr.read()
+
+
+def test_label_that_may_not_be_leased_is_refused(bench: LauncherBench, config: str) -> None:
+    message = r"label zuul-only may not be leased \(lease: false in its configuration\)"
+    with pytest.raises(CommandError, match=message):
+        nodepoolcmd.main(["-c", config, "lease", "small", "zuul-only"])
+    request_id, (node,) = bench.fulfilled("zuul-only")
+    with pytest.raises(CommandError, match=message):
+        nodepoolcmd.main(["-c", config, "request", "accept", request_id, "--detach"])
+    assert bench.zuul.node(node.id)["state"] == READY
+    assert nodepoolcmd.main(["-c", config, "hold", node.id, "--for", "1h"]) == 0
+    assert only(bench).nodes[0].id == node.id
 
 
 def test_label_that_nobody_has_fails(bench: LauncherBench, run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,20 +10,15 @@ import contextlib
 import json
 import logging
 import os
-import queue
-import signal
-import subprocess
-import threading
-import time
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, user
+from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.nodes import find_node
-from nodepool.lease import LeaseError, Leases, Terms
+from nodepool.lease import Leases, Terms
 from nodepool.process.program import describe as describe_error
 from nodepool.process.program import duration, seconds
 from nodepool.status import REDACTED
@@ -37,8 +32,6 @@ LOCK_TIMEOUT = 30
 RETURN_LOCK_TIMEOUT = 5
 #: Seconds of a lease without ``--for``.
 DETACHED = 86400.0
-#: Seconds; a signal just before the wait is noticed after this time.
-SIGNAL_LATENCY = 0.5
 ENVIRONMENT = "NODEPOOL_NODES_JSON"
 
 INVENTORY_KEYS = (
@@ -83,6 +76,11 @@ def inventory(node: Node) -> dict[str, Any]:
     return {"id": node.id, "labels": list(node.type), **{key: getattr(node, key) for key in INVENTORY_KEYS}}
 
 
+def environment(nodes: Sequence[Node]) -> dict[str, str]:
+    """Return the variable that gives the nodes to a program."""
+    return {ENVIRONMENT: json.dumps([inventory(node) for node in nodes])}
+
+
 def describe(node: Node) -> str:
     """Return one line for users; connection data of container drivers are secret."""
     port = node.connection_port if isinstance(node.connection_port, int) else REDACTED
@@ -100,7 +98,7 @@ def accept(context: Context) -> int:
     if args.detach:
         _lease(context)
         return 0
-    with _Signals() as signals:
+    with Foreground(using=True) as foreground:
         nodes = _take(context, args.id)
         try:
             for node in nodes:
@@ -112,9 +110,9 @@ def accept(context: Context) -> int:
             raise
         try:
             if args.command:
-                return _run(args.command, nodes, signals)
+                return foreground.run(args.command, environment(nodes))
             _print_nodes(context, nodes)
-            signals.wait(args.hold)
+            foreground.wait(args.hold)
             return 0
         finally:
             _give_back(context, nodes)
@@ -123,12 +121,11 @@ def accept(context: Context) -> int:
 def _lease(context: Context) -> None:
     """Turn the request into a lease that outlives this command."""
     args = context.args
-    find_request(context.zk, args.id)
+    refused = context.config.why_not_leased(find_request(context.zk, args.id).node_types)
+    if refused is not None:
+        raise CommandError(refused)
     lasts = DETACHED if args.time is None else args.time
-    try:
-        lease = Leases(context.zk).hand_over(args.id, lasts, Terms(user(), f"unix:{os.getuid()}"))
-    except LeaseError as error:
-        raise CommandError(str(error)) from error
+    lease = Leases(context.zk).hand_over(args.id, lasts, Terms(user(), f"unix:{os.getuid()}"))
     if not args.json:
         print(f"Lease {lease.id} for {format_duration(lasts)}", flush=True)
     _print_nodes(context, lease.nodes)
@@ -186,59 +183,6 @@ def _give_back(context: Context, nodes: list[Any]) -> None:
             log.error("Cannot return node %s: %s", node.id, describe_error(error))
 
 
-def _run(command: list[str], nodes: list[Any], signals: _Signals) -> int:
-    environment = {**os.environ, ENVIRONMENT: json.dumps([inventory(node) for node in nodes])}
-    try:
-        process = signals.process = subprocess.Popen(command, env=environment)
-    except OSError as error:
-        raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
-    if signals.asked:
-        process.terminate()
-    status = process.wait()
-    return status if status >= 0 else 128 - status
-
-
-class _Signals:
-    """Ends the use of the nodes on INT and TERM; a child gets TERM.
-
-    This process continues, to return the nodes.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        # Not an event: the interrupted code may hold its lock.
-        self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.process: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handler)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def wait(self, timeout: float | None) -> None:
-        """Wait for a signal, at most ``timeout`` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.asked:
-            left = SIGNAL_LATENCY if deadline is None else min(SIGNAL_LATENCY, deadline - time.monotonic())
-            if left <= 0:
-                return
-            with contextlib.suppress(queue.Empty):
-                self._queue.get(timeout=left)
-
-    def _handler(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self._queue.put(number)
-        # The terminal sends INT to the child directly.
-        if self.process is not None and number == signal.SIGTERM:
-            self.process.terminate()
-
-
 def return_nodes(context: Context) -> None:
     for one in context.args.ids:
         if "-" in one:
@@ -248,14 +192,10 @@ def return_nodes(context: Context) -> None:
 
 
 def _return_lease(context: Context, lease_id: str) -> None:
-    leases = Leases(context.zk)
-    lease = leases.get(lease_id)
+    lease = Leases(context.zk).get(lease_id)
     if lease is None or not lease.nodes:
         raise CommandError(f"No node is held for request {lease_id}")
-    try:
-        leases.give_back(lease_id)
-    except LeaseError as error:
-        raise CommandError(str(error)) from error
+    Leases(context.zk).give_back(lease_id, lease)
 
 
 def _return_node(context: Context, node_id: str) -> None:

@@ -1,0 +1,79 @@
+"""Use of nodes by a command in the foreground, until it or a signal ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from nodepool.cmd.commands.context import CommandError
+
+#: Seconds after which a signal just before the wait is noticed.
+SIGNAL_LATENCY = 0.5
+
+
+class Foreground:
+    """Ends the use of the nodes on INT, TERM and HUP; a child gets TERM.
+
+    This process continues, to return the nodes.
+
+    :ivar using: before the use begins, a signal ends this process.
+    """
+
+    def __init__(self, using: bool = False) -> None:
+        self.using = using
+        self.ended = False
+        # Not an event: the interrupted code may hold its lock.
+        self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Foreground:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {n: signal.signal(n, self._handler) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """Run a command with these variables; return its exit status, or 128 plus its signal."""
+        try:
+            self._process = subprocess.Popen(list(command), env={**os.environ, **environment})
+        except OSError as error:
+            raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
+        if self.ended:
+            self._process.terminate()
+        status = self._process.wait()
+        return status if status >= 0 else 128 - status
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the end of the use, at most ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.ended:
+            left = SIGNAL_LATENCY if deadline is None else min(SIGNAL_LATENCY, deadline - time.monotonic())
+            if left <= 0:
+                return
+            with contextlib.suppress(queue.Empty):
+                self._queue.get(timeout=left)
+
+    def end(self) -> None:
+        """End the use, from any thread."""
+        self._handler(signal.SIGTERM, None)
+
+    def _handler(self, number: int, _frame: FrameType | None) -> None:
+        if not self.using:
+            raise SystemExit(128 + number)
+        self.ended = True
+        self._queue.put(number)
+        # The terminal sends INT to the child directly.
+        if self._process is not None and number != signal.SIGINT:
+            self._process.terminate()
