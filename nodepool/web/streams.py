@@ -155,6 +155,7 @@ class Streams:
         digest, filters, last = self.check(environ)
         assert self._feed is not None
         stream = Stream(channel, digest, filters)
+        self._renew()
         with self._lock:
             missed, complete = self._feed.since(last) if last is not None and not digest else ([], True)
             head = [*_HEAD, *(f"{key}: {value}" for key, value in access.HEADERS)]
@@ -181,6 +182,8 @@ class Streams:
     # -- the thread
 
     def _heard(self, event: Event) -> None:
+        if not self._streams:
+            return  # nobody has to be told; a new client fetches everything
         if self._arrived.qsize() < MOST_WAITING:
             self._arrived.put(event)
         else:

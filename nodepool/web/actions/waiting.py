@@ -118,7 +118,7 @@ class Waiting:
 
     def _heard(self, event: Event) -> None:
         lease_id = event.get("request")
-        if isinstance(lease_id, str):
+        if lease_id in self._expected or any(later.lease_id == lease_id for later, _resume in list(self._polls.values())):
             self._arrived.put(lease_id)
 
     def _run(self) -> None:

@@ -244,9 +244,21 @@ def long_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.spec("issue: live: whoever was told of a change gets no answer from before it")
 def test_no_old_answer(long_shared: None, site: Site) -> None:
+    client = Client(site)
+    wait_for(lambda: len(site.app.streams) == 1, what="it follows")
     assert get(site, "/api/v1/nodes")["total"] == 0
     site.bench.fulfilled("fake-label")
     wait_for(lambda: get(site, "/api/v1/nodes?state=ready")["total"] == 1, what="the change was told")
+    client.close()
+
+
+def test_client_that_begins_to_follow_gets_no_old_answer(long_shared: None, site: Site) -> None:
+    assert get(site, "/api/v1/nodes?state=ready")["total"] == 0
+    site.bench.fulfilled("fake-label")
+    client = Client(site)
+    wait_for(lambda: len(site.app.streams) == 1, what="it follows")
+    assert get(site, "/api/v1/nodes?state=ready")["total"] == 1
+    client.close()
 
 
 @pytest.mark.spec("issue: slow and many clients: the launcher's work and other clients are unaffected")
