@@ -103,6 +103,21 @@ class LeaseView(Struct):
     token: str | None = None
 
 
+class Caller(Struct):
+    """Who calls, and what it may do.
+
+    :param labels: patterns of labels that it may lease; empty: all.
+    :param longest: maximum seconds of a lease from now.
+    """
+
+    owner: str
+    via: str
+    role: str
+    tenant: str | None
+    labels: list[str]
+    longest: float | None
+
+
 class LeaseList(Struct):
     leases: list[LeaseView]
 

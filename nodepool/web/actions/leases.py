@@ -24,6 +24,7 @@ from nodepool.status import causes
 from nodepool.status.explain import places
 from nodepool.status.once import Once
 from nodepool.web.actions.bodies import (
+    Caller,
     Certificate,
     Description,
     LeaseList,
@@ -96,6 +97,7 @@ class LeaseCalls:
         formats = {"format": "config or known_hosts", "directory": "of the files, for config"}
         one, lease = "/leases/{id}", "lease {id}"
         return [
+            Route("GET", "/me", self.me, "Show who you are, and what you may do", Role.READ, {ok: Caller}),
             Route("POST", "/leases", self.create, "Lease nodes", Role.BORROW,
                   {created: LeaseView, accepted: LeaseView, ok: LeaseView}, NewLease, target="lease"),
             Route("GET", "/leases", self.list, "List leases and held nodes", Role.READ, {ok: LeaseList},
@@ -119,6 +121,11 @@ class LeaseCalls:
     @property
     def leases(self) -> Leases:
         return Leases(self._zk(), self._now)
+
+    @staticmethod
+    def me(call: Call) -> Reply:
+        one = call.identity
+        return Reply(Caller(one.owner, one.via, one.role.name.lower(), one.tenant, list(one.labels), one.longest))
 
     # -- create
 

@@ -1,8 +1,11 @@
-// The pages of Nodepool. Everything that comes from the cluster is set as text, never as markup.
+// The pages of Nodepool.
+
+import { buttons, call, leasesPage, may, signs } from "./actions.js";
+import { age, el, fill, link, links, moment, precisely, since, state } from "./dom.js";
 
 const API = "/api/v1";
 const PAGES = [
-  ["", "Overview"], ["nodes", "Nodes"], ["requests", "Requests"], ["labels", "Labels"], ["images", "Images"], ["builds", "Builds"],
+  ["", "Overview"], ["nodes", "Nodes"], ["requests", "Requests"], ["leases", "Leases"], ["labels", "Labels"], ["images", "Images"], ["builds", "Builds"],
   ["uploads", "Uploads"], ["providers", "Providers"], ["pools", "Pools"], ["hosts", "Hosts"], ["tenants", "Tenants"], ["daemons", "Launchers and builders"],
   ["problems", "Problems"], ["events", "Events"], ["config", "Configuration"],
 ];
@@ -17,7 +20,7 @@ const LINKS = {
 };
 // What in the cluster, when it changes, changes a page.
 const CONCERNS = {
-  nodes: ["node"], requests: ["request", "node", "report"], labels: ["node", "request", "component", "report"], images: ["image"], builds: ["image"],
+  nodes: ["node"], requests: ["request", "node", "report"], labels: ["node", "request", "component", "report"], leases: ["node", "request"], images: ["image"], builds: ["image"],
   uploads: ["image"], pools: ["component", "node", "report"], daemons: ["component", "report"], events: [], config: ["component", "report"],
 };
 const TIMES = new Set(["since", "created", "age", "build_request_age", "next_try", "error_time"]);
@@ -29,59 +32,11 @@ const main = document.getElementById("main");
 let stop = () => {};
 let stale = () => {};
 
-function el(name, attributes, ...children) {
-  const made = document.createElementNS(SVG.has(name) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", name);
-  for (const [key, value] of Object.entries(attributes || {})) {
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (value === true) made.setAttribute(key, "");
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
-  }
-  fill(made, ...children);
-  return made;
-}
-const SVG = new Set(["svg", "rect", "path", "line", "title"]);
-
-function fill(place, ...children) {
-  place.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
-}
-
-function age(seconds) {
-  const whole = Math.max(0, Math.floor(seconds));
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor(whole / 60) % 60} min`;
-  return `${Math.floor(whole / 86400)} d ${Math.floor(whole / 3600) % 24} h`;
-}
-
-function moment(seconds) {
-  if (!(Math.abs(seconds) < 8e12)) return String(seconds);
-  return new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
-}
-
-// With thousandths: what happens to a node is a matter of them.
-function precisely(seconds) {
-  if (!(Math.abs(seconds) < 8e12)) return String(seconds);
-  const parts = { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 };
-  return new Date(seconds * 1000).toLocaleString(undefined, parts);
-}
-
-function since(seconds) {
-  // No date that a browser knows: a record may have any number.
-  if (Math.abs(seconds) > 8e12) return String(seconds);
-  const made = el("time", { datetime: new Date(seconds * 1000).toISOString(), title: moment(seconds), "data-since": seconds });
-  made.textContent = age(Date.now() / 1000 - seconds);
-  return made;
-}
-
 function tick() {
   for (const each of main.querySelectorAll("[data-since]")) each.textContent = age(Date.now() / 1000 - each.dataset.since);
 }
 
-async function ask(path) {
-  const answer = await fetch(`${API}/${path}`, { headers: { Accept: "application/json" } });
-  if (!answer.ok) throw new Error(`${answer.status}: ${(await answer.text()).slice(0, 300)}`);
-  return answer.json();
-}
+const ask = (path) => call("GET", path);
 
 // Events until the function that is given back is called. A browser tries again by itself when the connection breaks, but not
 // after an answer such as 502 of a proxy.
@@ -94,26 +49,6 @@ function listen(address, listeners) {
   }
   begin();
   return () => { clearTimeout(timer); source.close(); };
-}
-
-function link(kind, name) {
-  const id = kind === "node" || kind === "request";
-  return el("a", { href: `/ui/${kind}/${encodeURIComponent(name)}`, class: id ? "id" : null }, String(name));
-}
-
-function state(text) {
-  return el("span", { class: `state ${/^[a-z-]+$/.test(text) ? text : ""}` }, String(text));
-}
-
-function joined(parts) {
-  return parts.flatMap((part, index) => (index ? [", ", part] : [part]));
-}
-
-// Each once, with how often it is there.
-function links(kind, names) {
-  const found = new Map();
-  for (const name of names) found.set(name, (found.get(name) || 0) + 1);
-  return joined([...found].map(([name, times]) => (times > 1 ? [link(kind, name), ` \u00d7${times}`] : link(kind, name))));
 }
 
 function counts(value) {
@@ -149,6 +84,11 @@ function filters(given, others, changed) {
   return [...given].filter(([key]) => !others.includes(key)).map(([key, value]) => el("button", {
     type: "button", onclick: () => { given.delete(key, value); changed(); },
   }, `${key}: ${value} \u00d7`));
+}
+
+function uploadPath(row) {
+  const [image, build, provider, upload] = [row.image, row.id, row.provider, row.upload_id].map(encodeURIComponent);
+  return `${image}/builds/${build}/providers/${provider}/uploads/${upload}`;
 }
 
 async function tablePage(name, title) {
@@ -211,8 +151,10 @@ async function tablePage(name, title) {
     const focused = document.activeElement?.closest("th")?.cellIndex;
     header();
     if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
+    const acts = name === "uploads" && may("operate");
+    if (acts) head.append(el("td", {}));
     body.replaceChildren(...found.rows.map((row) => el("tr", {}, columns.map(({ key }) =>
-      el("td", { class: shape(key, row[key]) }, cell(name, key, row[key]))))));
+      el("td", { class: shape(key, row[key]) }, cell(name, key, row[key]))), acts ? el("td", {}, buttons("upload", uploadPath(row), load)) : null)));
     if (!found.rows.length) body.append(el("tr", {}, el("td", { colspan: columns.length, class: "dim" }, "none")));
     const offset = Number(given.get("offset") || 0);
     caption.textContent = found.total > LINES ? `${offset + 1} to ${offset + found.rows.length} of ${found.total}` : `${found.total}`;
@@ -396,6 +338,7 @@ async function explain(kind, name) {
     const found = await ask(`explain/${kind}/${encodeURIComponent(name)}`);
     fill(place,
       el("p", { class: "answer" }, found.answer),
+      el("div", { class: "tools" }, buttons(kind, name, load)),
       found.suggestion ? el("p", { class: "suggestion" }, `Suggestion: ${found.suggestion}`) : null,
       el("dl", {}, Object.entries(found.facts).map(([title, value]) => [el("dt", {}, title), el("dd", {}, fact(title, value))])),
       found.candidates.length ? el("h2", {}, "Candidate pools") : null,
@@ -485,7 +428,10 @@ function menu(current) {
 
 async function show() {
   stop();
-  stop = stale = () => {};
+  stop = () => {};
+  // What changes while the page is being built is fetched afterwards.
+  let missed = null;
+  stale = (changes) => { missed = { ...missed, ...changes }; };
   const [page, ...rest] = location.pathname.replace(/^\/ui\/?/, "").split("/");
   const name = rest.join("/") && decodeURIComponent(rest.join("/"));
   const title = (PAGES.find(([path]) => path === page) || [])[1];
@@ -497,11 +443,13 @@ async function show() {
     else if (name) throw new Error("404: there is no such page");
     else if (page === "") load = await overview();
     else if (page === "events") load = await eventsPage();
+    else if (page === "leases") load = await leasesPage(main, link, since);
     else if (page === "config") load = await configPage();
     else if (title) load = await tablePage(page, title);
     else throw new Error("404: there is no such page");
     const concerns = CONCERNS[page];
     stale = (changes) => { if (!concerns || concerns.some((each) => changes[each])) load().catch(fail); };
+    if (missed) stale(missed);
   } catch (error) {
     fail(error);
   }
@@ -533,5 +481,6 @@ document.addEventListener("click", (event) => {
 window.addEventListener("popstate", () => { if (!location.hash) show(); });
 document.addEventListener("visibilitychange", follow);
 setInterval(tick, 5000);
+await signs(document.getElementById("viewer"), () => show());
 show();
 follow();

@@ -1,0 +1,190 @@
+// What the viewer may do. A token is kept by this tab only and is sent in a header; there is no cookie.
+
+import { age, el, fill } from "./dom.js";
+
+const API = "/api/v1";
+const ROLES = ["read", "borrow", "operate", "admin"];
+const KEPT = "nodepool-token";
+
+const TIME = { key: "for", title: "Hours", type: "number", min: 0.1, max: 87600, step: "any", value: 24, read: (text) => Number(text) * 3600 };
+const PURPOSE = { key: "purpose", title: "Purpose", type: "text", maxlength: 200, read: (text) => text };
+
+// Kind of thing -> what can be done with it: the call, what is asked first, and the command that does the same.
+const ACTIONS = {
+  node: [
+    { title: "Hold", role: "operate", call: (name) => ["POST", `nodes/${name}/hold`], fields: [TIME, PURPOSE], command: (name) => `nodepool hold ${name} --for 24h` },
+    { title: "Delete", role: "operate", call: (name) => ["DELETE", `nodes/${name}`], force: true, command: (name) => `nodepool delete ${name}` },
+  ],
+  request: [{ title: "Cancel", role: "operate", call: (name) => ["DELETE", `requests/${name}`], command: (name) => `nodepool request cancel ${name}` }],
+  image: [
+    { title: "Build", role: "operate", call: (name) => ["POST", `images/${name}/build`], command: (name) => `nodepool image-build ${name}` },
+    { title: "Pause", role: "operate", call: (name) => ["POST", `images/${name}/pause`], command: (name) => `nodepool image-pause ${name}` },
+    { title: "Resume", role: "operate", call: (name) => ["POST", `images/${name}/resume`], command: (name) => `nodepool image-unpause ${name}` },
+  ],
+  upload: [{
+    title: "Delete", role: "operate", call: (name) => ["DELETE", `images/${name}`],
+    command: (name) => { const [image, , build, , provider, , upload] = name.split("/").map(decodeURIComponent); return `nodepool image-delete --image ${image} --build-id ${build} --provider ${provider} --upload-id ${upload}`; },
+  }],
+  lease: [
+    { title: "Renew", role: "borrow", call: (name) => ["POST", `leases/${name}/renew`], fields: [{ ...TIME, value: 4 }], command: (name) => `nodepool lease renew ${name} --for 4h` },
+    { title: "Return", role: "borrow", call: (name) => ["DELETE", `leases/${name}`], command: (name) => `nodepool lease return ${name}` },
+  ],
+};
+
+let viewer = null;
+
+export function may(role) {
+  return viewer !== null && ROLES.indexOf(viewer.role) >= ROLES.indexOf(role);
+}
+
+export function isMine(owner) {
+  return viewer !== null && viewer.owner === owner;
+}
+
+// The JSON, or text, of an answer.
+export async function call(method, path, body, token = sessionStorage.getItem(KEPT)) {
+  const headers = { Accept: "application/json" };
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const answer = await fetch(`${API}/${path}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const text = await answer.text();
+  if (answer.ok) return answer.headers.get("Content-Type")?.startsWith("application/json") && text ? JSON.parse(text) : text;
+  let problem = {};
+  try { problem = JSON.parse(text); } catch { /* of a proxy */ }
+  throw Object.assign(new Error(problem.detail || `${answer.status}: ${text.slice(0, 300)}`), { code: problem.code, status: answer.status });
+}
+
+// -- questions
+
+function field({ key, title, read: _read, ...attributes }) {
+  return el("label", {}, `${title} `, el("input", { name: key, autocomplete: "off", ...attributes }));
+}
+
+// Asks, and does it when the viewer agrees; what is wrong is said in the dialog, which stays then.
+export function question(title, fields, agree, submit, { force = false } = {}) {
+  const message = el("p", { class: "bad", role: "alert" });
+  const forced = el("label", { hidden: true }, el("input", { type: "checkbox", name: "force" }), " although somebody has leased it");
+  const button = el("button", { type: "submit" }, agree);
+  const form = el("form", { onsubmit: run }, el("h2", { id: "question" }, title), fields.map(field), forced, message,
+    el("div", { class: "tools" }, button, el("button", { type: "button", onclick: () => dialog.close() }, "Close")));
+  const dialog = el("dialog", { "aria-labelledby": "question", onclose: () => dialog.remove() }, form);
+  async function run(event) {
+    event.preventDefault();
+    button.disabled = true;
+    message.textContent = "";
+    try {
+      await submit(Object.fromEntries(fields.map(({ key, read }) => [key, read(form.elements[key].value)])), form.elements.force.checked);
+      dialog.close();
+    } catch (error) {
+      message.textContent = error.message;
+      if (force && error.code === "leased") forced.hidden = false;
+    }
+    button.disabled = false;
+  }
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+function tell(text) {
+  document.getElementById("done").textContent = text;
+}
+
+// Buttons for what may be done; otherwise the commands that do it.
+export function buttons(kind, name, done) {
+  const path = kind === "upload" ? name : encodeURIComponent(name);
+  const shown = kind === "upload" ? name.split("/").filter((_part, index) => index % 2 === 0).map(decodeURIComponent).join(" ") : name;
+  return (ACTIONS[kind] || []).map((action) => {
+    if (!may(action.role)) return el("code", { class: "command", title: `${action.title}: sign in, or use this command` }, action.command(name));
+    return el("button", { type: "button", onclick: () => question(`${action.title} ${kind} ${shown}?`, action.fields || [], action.title, async (values, force) => {
+      const [method, address] = action.call(path);
+      await call(method, force ? `${address}?force=true` : address, action.fields || action.call(path)[0] === "POST" ? values : undefined);
+      tell(`${action.title} ${kind} ${shown}: accepted`);
+      await done();
+    }, action) }, action.title);
+  });
+}
+
+// -- who it is
+
+async function identify(token) {
+  viewer = await call("GET", "me", undefined, token);
+}
+
+// The sign in the header; changed() shows the page anew.
+export async function signs(place, changed) {
+  if (sessionStorage.getItem(KEPT)) {
+    try {
+      await identify();
+    } catch (error) {
+      viewer = null;
+      if (error.status === 401 || error.status === 403) sessionStorage.removeItem(KEPT);
+    }
+  }
+  function draw() {
+    fill(place, viewer === null ? el("button", { type: "button", onclick: signIn }, "Sign in") :
+      [`${viewer.owner} (${viewer.role}) `, el("button", { type: "button", onclick: signOut }, "Sign out")]);
+  }
+  function signIn() {
+    question("Sign in", [{ key: "token", title: "Token", type: "password", required: true, read: (text) => text.trim() }], "Sign in", async ({ token }) => {
+      await identify(token);
+      sessionStorage.setItem(KEPT, token);
+      draw();
+      changed();
+    });
+  }
+  function signOut() {
+    sessionStorage.removeItem(KEPT);
+    viewer = null;
+    draw();
+    changed();
+  }
+  draw();
+}
+
+// -- leases
+
+const NEW = [
+  { key: "labels", title: "Labels", type: "text", required: true, placeholder: "one for each node, with blanks between", read: (text) => text.split(/\s+/).filter((each) => each) },
+  { ...TIME, value: 4 }, PURPOSE,
+];
+
+async function connect(lease) {
+  const [config, known] = await Promise.all(["config", "known_hosts"].map((form) => call("GET", `leases/${encodeURIComponent(lease.id)}/ssh?format=${form}`)));
+  question(`Connect to lease ${lease.id}`, [], "Done", async () => {});
+  const form = document.querySelector("dialog form");
+  form.querySelector("h2").after(el("p", {}, "Save these two files in one folder; then: ", el("code", { class: "command" }, "ssh -F ssh_config n1")),
+    el("h3", {}, "ssh_config"), el("pre", { tabindex: "0" }, config), el("h3", {}, "known_hosts"), el("pre", { tabindex: "0" }, known));
+}
+
+function row(lease, link, since, load) {
+  const mine = isMine(lease.owner) || may("operate");
+  const left = lease.ends === null ? (lease.nodes.length ? "no end" : "") : age((Date.parse(lease.ends) - Date.now()) / 1000);
+  const why = lease.why ? [lease.why.queue_position ? `position ${lease.why.queue_position} in the queue, ` : "", lease.why.text] : "";
+  const tools = mine ? [buttons("lease", lease.id, load), lease.state === "held" ? el("button", { type: "button", onclick: () => connect(lease) }, "Connect") : null] : [];
+  return el("tr", {}, [
+    lease.id, lease.state, lease.owner, lease.labels.join(", "),
+    lease.nodes.flatMap((node, index) => [index ? ", " : "", link("node", node.id)]), since(Date.parse(lease.created) / 1000), left, lease.purpose,
+    [why, el("span", { class: "tools" }, tools)],
+  ].map((value) => el("td", {}, value)));
+}
+
+export async function leasesPage(main, link, since) {
+  const titles = ["Lease", "State", "Owner", "Labels", "Nodes", "Age", "Ends in", "Purpose", ""];
+  const body = el("tbody", {}), tools = el("div", { class: "tools" });
+  async function load() {
+    const found = (await call("GET", "leases")).leases;
+    fill(body, found.length ? found.map((lease) => row(lease, link, since, load)) : el("tr", {}, el("td", { colspan: titles.length, class: "dim" }, "none")));
+    fill(tools, may("borrow") ? el("button", { type: "button", onclick: ask }, "Lease nodes") : el("code", { class: "command" }, "nodepool lease LABEL --for 4h"));
+  }
+  function ask() {
+    question("Lease nodes", NEW, "Lease", async (values) => {
+      const lease = await call("POST", "leases", values);
+      tell(`Lease ${lease.id}: ${lease.state}`);
+      await load();
+    });
+  }
+  await load();
+  fill(main, el("h1", {}, "Leases"), tools, el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Leases" },
+    el("table", {}, el("thead", {}, el("tr", {}, titles.map((text) => (text ? el("th", { scope: "col" }, text) : el("td", {}))))), body)));
+  return load;
+}
