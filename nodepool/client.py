@@ -30,6 +30,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -141,12 +142,16 @@ class Pool:
         the socket of this machine.
     :param token: default: ``NODEPOOL_TOKEN``. The socket needs none.
     :param key_file: private key for SSH; default: ``NODEPOOL_SSH_KEY``, or what ``ssh`` finds.
+    :param ssh_directory: of the files and connections of one lease, which several programs share until it is returned.
     """
 
-    def __init__(self, url: str | None = None, token: str | None = None, key_file: str | None = None) -> None:
+    def __init__(
+        self, url: str | None = None, token: str | None = None, key_file: str | None = None, ssh_directory: str | None = None
+    ) -> None:
         self.url = (url or os.environ.get("NODEPOOL_URL") or SOCKET).rstrip("/")
         self.key_file = key_file or os.environ.get("NODEPOOL_SSH_KEY")
         self.token = token or os.environ.get("NODEPOOL_TOKEN")
+        self.ssh_directory = ssh_directory
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("unix", "http", "https") or not (parts.path if parts.scheme == "unix" else parts.hostname):
             raise ValueError(f"{self.url!r} is not a URL such as https://pool.example.org or unix:///run/nodepool/api.sock")
@@ -239,9 +244,10 @@ class Pool:
                     raise
             time.sleep(RETRY)
 
-    def relay(self, path: str, body: Mapping[str, Any], token: str | None) -> Done:
+    def relay(self, path: str, body: Mapping[str, Any], token: str | None, stream: bool = False) -> Done:
         """Return what the program of a call has written, and its status.
 
+        :param stream: its output is written to that of this program instead.
         :raises TimeoutError: it has not ended within the body's ``timeout``.
         """
         deadline = time.monotonic() + body["timeout"]
@@ -262,7 +268,11 @@ class Pool:
                     # Minus the number of a signal, as shells report it.
                     status = int(data or b"255")
                     return Done(status if status >= 0 else 128 - status, bytes(output[1]), bytes(output[2]))
-                if kind in output:
+                if stream and kind in output:
+                    own = sys.stdout.buffer if kind == 1 else sys.stderr.buffer
+                    own.write(data)
+                    own.flush()
+                elif kind in output:
                     output[kind] += data
         except (OSError, http.client.HTTPException) as error:
             raise NodepoolError("unreachable", f"{self.url} does not answer: {error or type(error).__name__}") from error
@@ -351,7 +361,8 @@ class Lease:
         self._ended: LeaseEnded | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._directory: str | None = None
+        shared = pool.ssh_directory
+        self._directory = shared if shared and os.path.exists(os.path.join(shared, "ssh_config")) else None
         self._lock = threading.Lock()
         #: Whether the launcher may be able to run programs.
         self._relays = True
@@ -482,6 +493,7 @@ class Lease:
         input: bytes | None = None,
         timeout: Duration | None = None,
         check: bool = False,
+        stream: bool = False,
     ) -> Done:
         """Run a command on a node, and return its status and output.
 
@@ -489,19 +501,22 @@ class Lease:
 
         :param command: a text for the login shell, or a list of words.
         :param check: raise ``subprocess.CalledProcessError`` if its status is not 0.
+        :param stream: the output goes to standard output and standard error of this program as it comes.
         :raises subprocess.TimeoutExpired: it has not ended in time.
         :raises LeaseEnded: the lease has ended meanwhile.
         """
         text = command if isinstance(command, str) else shlex.join(command)
-        done = self._relayed(command, node, input or b"", timeout) if len(input or b"") <= MOST_INPUT else None
+        done = self._relayed(command, node, input or b"", timeout, stream) if len(input or b"") <= MOST_INPUT else None
         if done is None:
             argv = ["ssh", "-F", self._ssh(), f"n{node + 1}", "--", text]
-            done = self._execute(argv, input, timeout)
+            done = self._execute(argv, input, timeout, stream)
         if check and done.status:
             raise subprocess.CalledProcessError(done.status, text, done.stdout, done.stderr)
         return done
 
-    def _relayed(self, command: str | Sequence[str], node: int, data: bytes, timeout: Duration | None) -> Done | None:
+    def _relayed(
+        self, command: str | Sequence[str], node: int, data: bytes, timeout: Duration | None, stream: bool
+    ) -> Done | None:
         """Run a command through the launcher; None: it cannot do that for this node."""
         self._check()
         if not self._relays:
@@ -512,7 +527,7 @@ class Lease:
             "node": node + 1, "input": base64.b64encode(data).decode(), "timeout": limit,
         }  # fmt: skip
         try:
-            return self._pool.relay(_path(self.id) + "/exec", body, self.token)
+            return self._pool.relay(_path(self.id) + "/exec", body, self.token, stream)
         except TimeoutError:
             raise subprocess.TimeoutExpired(command, limit) from None
         except NodepoolError as error:
@@ -535,13 +550,13 @@ class Lease:
         if done.status:
             raise OSError(done.stderr.decode("utf-8", "replace").strip() or f"scp ended with status {done.status}")
 
-    def _execute(self, argv: list[str], data: bytes | None, timeout: Duration | None) -> Done:
+    def _execute(self, argv: list[str], data: bytes | None, timeout: Duration | None, stream: bool = False) -> Done:
         self._check()
         limit = None if timeout is None else seconds(timeout)
         stdin = subprocess.DEVNULL if data is None else None
-        found = subprocess.run(argv, capture_output=True, timeout=limit, check=False, stdin=stdin, input=data)
+        found = subprocess.run(argv, capture_output=not stream, timeout=limit, check=False, stdin=stdin, input=data)
         self._check()
-        return Done(found.returncode, found.stdout, found.stderr)
+        return Done(found.returncode, found.stdout or b"", found.stderr or b"")
 
     def write_ssh(self, directory: str | os.PathLike[str]) -> str:
         """Write ``ssh_config`` and ``known_hosts`` to a directory; return the path of the former.
@@ -590,7 +605,7 @@ class Lease:
         with self._lock:
             if self._directory is None:
                 # Short: the path of a socket has at most 107 bytes.
-                self._directory = tempfile.mkdtemp(prefix="nplease-", dir="/tmp")
+                self._directory = self._pool.ssh_directory or tempfile.mkdtemp(prefix="nplease-", dir="/tmp")
                 self.write_ssh(self._directory)
             elif self._certified is not None and 0 < self._certified < time.time() + SOON:
                 self.write_ssh(self._directory)

@@ -13,7 +13,7 @@ from tests import REPOSITORY
 #: From below to above; those on a line import nothing of each other unless ``MAY`` says so.
 LAYERS = (
     ("client", "exceptions", "version"),
-    ("mcp",),
+    ("adapters", "mcp"),
     ("base", "logconfig", "reasons"),
     ("metrics",),
     ("zk", "config", "zkserver"),
@@ -163,6 +163,13 @@ def _upward() -> Iterator[tuple[str, str]]:
 def test_lower_layers_import_only_the_allowed_interfaces_of_higher_ones() -> None:
     allowed = {(name, other) for name, found in INTERFACES.items() for other in found}
     assert set(_upward()) == allowed
+
+
+def test_adapters_import_only_the_client() -> None:
+    for name, found in graph().items():
+        if name.startswith("nodepool.adapters"):
+            others = {other for other in found if not other.startswith("nodepool.adapters")}
+            assert others - {"nodepool"} <= {"nodepool.client"}, name
 
 
 def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:

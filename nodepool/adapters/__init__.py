@@ -1,0 +1,1 @@
+"""Machines of the pool for other CI systems; imports only ``nodepool.client``."""
