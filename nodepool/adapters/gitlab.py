@@ -259,7 +259,7 @@ def _code(kind: str, default: int) -> int:
     return int(text) if text.isdecimal() else default
 
 
-def parser(prog: str) -> argparse.ArgumentParser:
+def create_parser(prog: str = "nodepool-gitlab") -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog, description="GitLab's custom executor: run jobs on nodes of the pool.")
     made.add_argument("--url", help="of the API (default: $NODEPOOL_URL, or the socket of this machine)")
     made.add_argument("--token-file", metavar="FILE", help="with the token (default: $NODEPOOL_TOKEN)")
@@ -306,7 +306,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None, prog: str = "nodepool-gitlab") -> int:
     """Run a stage; return the exit status that the runner expects."""
-    args = parser(prog).parse_args(argv)
+    args = create_parser(prog).parse_args(argv)
     try:
         with _ended_by_signals():
             status: int | None = args.function(args)
