@@ -261,6 +261,7 @@ def _code(kind: str, default: int) -> int:
 
 def create_parser(prog: str = "nodepool-gitlab") -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog, description="GitLab's custom executor: run jobs on nodes of the pool.")
+    made.add_argument("--version", action="version", version=f"Nodepool version: {metadata.version('nodepool')}")
     made.add_argument("--url", help="of the API (default: $NODEPOOL_URL, or the socket of this machine)")
     made.add_argument("--token-file", metavar="FILE", help="with the token (default: $NODEPOOL_TOKEN)")
     stages = made.add_subparsers(metavar="STAGE", required=True)
