@@ -155,7 +155,6 @@ class Streams:
         digest, filters, last = self.check(environ)
         assert self._feed is not None
         stream = Stream(channel, digest, filters)
-        self._renew()
         with self._lock:
             missed, complete = self._feed.since(last) if last is not None and not digest else ([], True)
             head = [*_HEAD, *(f"{key}: {value}" for key, value in access.HEADERS)]
@@ -167,8 +166,11 @@ class Streams:
             if victim is not None:
                 self._streams.remove(victim)
                 victim.close()
-            if stream.send(text):
-                self._streams.append(stream)
+            # From now on its thread is told of changes: an answer from before must not be shared any more.
+            self._streams.append(stream)
+            self._renew()
+            if not stream.send(text):
+                self._streams.remove(stream)
 
     def _in_the_way(self, address: str) -> Stream | None:
         """Return the oldest stream of the address with the most streams.

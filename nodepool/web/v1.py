@@ -34,11 +34,10 @@ LIMIT, MOST, MOST_CHOICES, MOST_LABELS = 500, 20000, 200, 40
 """Default and maximum rows of an answer; values to choose from; labels of the overview."""
 ROWS_AGE = 1.0
 """Seconds for which rows are cached."""
-_SCRIPT = "text/javascript; charset=UTF-8"
 FILES = {
     "app.css": "text/css; charset=UTF-8",
     "icon.svg": "image/svg+xml",
-    **dict.fromkeys(("app.js", "actions.js", "dom.js"), _SCRIPT),
+    **dict.fromkeys(("app.js", "actions.js", "dom.js"), "text/javascript; charset=UTF-8"),
 }
 #: Key -> values from which users can choose on a page.
 Choices = dict[str, list[str]]

@@ -118,8 +118,11 @@ class Waiting:
 
     def _heard(self, event: Event) -> None:
         lease_id = event.get("request")
-        if lease_id in self._expected or any(later.lease_id == lease_id for later, _resume in list(self._polls.values())):
+        if isinstance(lease_id, str) and (lease_id in self._expected or self._polled(lease_id)):
             self._arrived.put(lease_id)
+
+    def _polled(self, lease_id: str) -> bool:
+        return any(later.lease_id == lease_id for later, _resume in list(self._polls.values()))
 
     def _run(self) -> None:
         while True:

@@ -97,7 +97,7 @@ export function buttons(kind, name, done) {
     if (!may(action.role)) return el("code", { class: "command", title: `${action.title}: sign in, or use this command` }, action.command(name));
     return el("button", { type: "button", onclick: () => question(`${action.title} ${kind} ${shown}?`, action.fields || [], action.title, async (values, force) => {
       const [method, address] = action.call(path);
-      await call(method, force ? `${address}?force=true` : address, action.fields || action.call(path)[0] === "POST" ? values : undefined);
+      await call(method, force ? `${address}?force=true` : address, method === "POST" ? values : undefined);
       tell(`${action.title} ${kind} ${shown}: accepted`);
       await done();
     }, action) }, action.title);
@@ -110,7 +110,7 @@ async function identify(token) {
   viewer = await call("GET", "me", undefined, token);
 }
 
-// The sign in the header; changed() shows the page anew.
+// Who has signed in, in the header; changed() loads the page again.
 export async function signs(place, changed) {
   if (sessionStorage.getItem(KEPT)) {
     try {
