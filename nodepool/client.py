@@ -36,7 +36,7 @@ import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -168,12 +168,14 @@ class Pool:
         provider: str | None = None,
         priority: str | None = None,
         notes: Mapping[str, Any] | None = None,
+        told: Callable[[Lease], object] | None = None,
     ) -> Lease:
         """Lease one node for each label; all come from one pool.
 
         :param for_: time until the end; None: as long as this program lives.
         :param wait: longest time to wait for the nodes; None: return at once, see ``Lease.wait``.
         :param key: a second call with the same key gives the same lease.
+        :param told: is called with the lease as soon as it exists, and whenever what it waits for has changed.
         :raises NoCapacity: the nodes were not ready in time, and are no longer wanted, or cannot be had.
         :raises NotAllowed, NodepoolError: the server refuses the call.
         """
@@ -185,20 +187,22 @@ class Pool:
         key = key or uuid.uuid4().hex
         while True:
             try:
-                return self._ask(body, key, limit, for_ is None)
+                return self._ask(body, key, limit, for_ is None, told)
             except NodepoolError as error:
                 # A server that ends takes its waiting leases along, and another user may take a node at the last moment.
                 if error.code not in AGAIN or limit is None or time.monotonic() + RETRY >= limit:
                     raise
             time.sleep(RETRY)
 
-    def _ask(self, body: dict[str, Any], key: str, limit: float | None, attached: bool) -> Lease:
-        wait = 0.0 if limit is None else min(POLL, max(0.0, limit - time.monotonic()))
+    def _ask(
+        self, body: dict[str, Any], key: str, limit: float | None, attached: bool, told: Callable[[Lease], object] | None
+    ) -> Lease:
+        wait = 0.0 if limit is None or told is not None else min(POLL, max(0.0, limit - time.monotonic()))
         answer = self.call("POST", "/leases", {**body, "wait": wait}, headers={"Idempotency-Key": key}, retry=limit)
         lease = Lease(self, answer, attached=attached)
         if limit is not None:
             try:
-                lease.wait(max(0.0, limit - time.monotonic()))
+                lease.wait(max(0.0, limit - time.monotonic()), told)
             except BaseException:
                 with contextlib.suppress(NodepoolError):
                     lease.give_back()
@@ -407,26 +411,30 @@ class Lease:
             raise
         return self
 
-    def wait(self, longest: Duration | None = None) -> Lease:
+    def wait(self, longest: Duration | None = None, told: Callable[[Lease], object] | None = None) -> Lease:
         """Wait until the nodes are yours.
 
+        :param told: is called first, and whenever what it waits for has changed.
         :raises NoCapacity: they are not in this time; the text says what they wait for.
         """
         limit = None if longest is None else time.monotonic() + seconds(longest)
         for change in self.changes(limit):
+            if told is not None:
+                told(change)
             if change.state == "held":
                 return self
         reason = (self.why or {}).get("text") or "no reason is known yet"
         raise NoCapacity("not-in-time", f"Lease {self.id} was not ready in time: {reason}")
 
     def changes(self, until: float | None = None) -> Iterator[Lease]:
-        """Return this lease whenever state or reason have changed, until it is held.
+        """Return this lease whenever state, reason or place have changed, until it is held.
 
         :param until: monotonic time.
         """
         last: object = None
         while True:
-            now = (self.state, (self.why or {}).get("text"))
+            why = self.why or {}
+            now = (self.state, why.get("text"), why.get("queue_position"))
             if now != last:
                 last = now
                 yield self

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from nodepool.client import AGAIN, MOST_INPUT, RETRY, Lease, NodepoolError, NotAllowed, Pool, seconds
+from nodepool.client import MOST_INPUT, Lease, NodepoolError, NotAllowed, Pool, seconds
 
 #: Seconds that a lease lasts longer than its job may, for the stages after the script.
 AFTERWARDS = 900
-#: Seconds of a job without a limit, and between two lines about what a job waits for.
-DEFAULT_TIMEOUT, TELL_EVERY = 3600, 30.0
+#: Seconds of a job without a limit, and for the API to answer at first.
+DEFAULT_TIMEOUT, FIRST_ANSWER = 3600, 30.0
 #: Seconds for a small command on the node, and from SIGTERM to SIGKILL of a canceled script.
 COMMAND_TIMEOUT, KILL_AFTER = "60s", 5
 #: Refusals that another attempt would get, too.
@@ -119,19 +119,28 @@ def config(args: argparse.Namespace) -> None:
 def prepare(args: argparse.Namespace) -> None:
     pool, job, kept = _pool(args), Job.read(), Kept()
     label = _label(args, job)
-    me = pool.call("GET", "/me", retry=time.monotonic() + TELL_EVERY)
+    me = pool.call("GET", "/me", retry=time.monotonic() + FIRST_ANSWER)
     wanted = job.timeout + AFTERWARDS
     lasts = wanted if me["longest"] is None else min(wanted, int(me["longest"]))
     if lasts < job.timeout:
         tell(f"The lease ends after {lasts} s, before the job's limit of {job.timeout} s: that is the longest allowed")
-    names = {"namespace": job.project.partition("/")[0], "project": job.project}
-    tenant = None if me["tenant"] else args.tenant.format_map(names)
-    lease = _leased(pool, job, label, lasts, tenant, job.timeout if args.wait is None else args.wait, kept)
-    folders = os.environ.get("NODEPOOL_GITLAB_FOLDERS", "/builds:/cache").split(":")
-    made = " ".join(map(shlex.quote, folders))
-    command = f'mkdir -p {made} 2>/dev/null && test -w {made.replace(" ", " -a -w ")} || ' \
-              f'{{ sudo -n mkdir -p {made} && sudo -n chown "$(id -un)" {made}; }}'  # fmt: skip
-    done = lease.run(command, timeout=COMMAND_TIMEOUT)
+    tenant = args.tenant.replace("{namespace}", job.project.partition("/")[0]).replace("{project}", job.project)
+
+    def told(lease: Lease) -> None:
+        kept.write(lease)
+        if lease.state != "held":
+            why = lease.why or {}
+            place = f"position {why['queue_position']} in the queue, " if why.get("queue_position") else ""
+            tell(f"Waiting for a node {label} (lease {lease.id}): {place}{why.get('text') or 'requested'}")
+
+    lease = pool.lease(
+        label, for_=lasts, wait=job.timeout if args.wait is None else args.wait, key=job.key, notes={"key": job.key}, told=told,
+        tenant=None if me["tenant"] else tenant, purpose=f"job {job.id} {job.name} of {job.project}"[:200],
+    )  # fmt: skip
+    folders = [shlex.quote(each) for each in os.environ.get("NODEPOOL_GITLAB_FOLDERS", "/builds:/cache").split(":")]
+    made, usable = " ".join(folders), " && ".join(f"test -w {each}" for each in folders)
+    by_root = f'sudo -n mkdir -p {made} && sudo -n chown "$(id -un)" {made}'
+    done = lease.run(f"mkdir -p {made} 2>/dev/null && {usable} || {{ {by_root}; }}", timeout=COMMAND_TIMEOUT)
     if done.status:
         lease.give_back()  # the next attempt gets another node
         raise SystemFailure(f"{made} cannot be made on the node: {done.stderr.decode(errors='replace').strip()[-500:]}")
@@ -154,37 +163,6 @@ def _label(args: argparse.Namespace, job: Job) -> str:
     return str(args.label)
 
 
-def _leased(pool: Pool, job: Job, label: str, lasts: int, tenant: str | None, wait: float, kept: Kept) -> Lease:
-    """Lease a node; the log of the job shows what it waits for.
-
-    :raises SystemFailure: it was not ready in time.
-    """
-    limit, purpose = time.monotonic() + wait, f"job {job.id} {job.name} of {job.project}"[:200]
-    while True:
-        lease: Lease | None = None
-        try:
-            lease = pool.lease(label, for_=lasts, wait=None, key=job.key, tenant=tenant, purpose=purpose, notes={"key": job.key})
-            kept.write(lease)
-            while lease.state != "held" and time.monotonic() < limit:
-                why = lease.why or {}
-                place = f"position {why['queue_position']} in the queue, " if why.get("queue_position") else ""
-                tell(f"Waiting for a node {label} (lease {lease.id}): {place}{why.get('text') or 'requested'}")
-                lease.refresh(min(TELL_EVERY, max(0.0, limit - time.monotonic())))
-            if lease.state == "held":
-                return lease
-            raise SystemFailure(f"No node {label} was ready within {wait:g} s: {(lease.why or {}).get('text')}")
-        except BaseException as error:
-            again = isinstance(error, NodepoolError) and error.code in (*AGAIN, "unreachable", "no-zookeeper")
-            if again and time.monotonic() + RETRY < limit:
-                tell(f"Asking again: {error}")
-            else:
-                if lease is not None:
-                    with contextlib.suppress(NodepoolError):
-                        lease.give_back()
-                raise
-        time.sleep(RETRY)
-
-
 def run(args: argparse.Namespace) -> int:
     """Run one script of the job on the node; return the exit status for the runner."""
     lease = Kept().lease(_pool(args))
@@ -196,7 +174,10 @@ def run(args: argparse.Namespace) -> int:
     file = shlex.quote(place)
     for start in range(0, max(1, len(text)), MOST_INPUT):
         command = f"umask 077; mkdir -p .nodepool-gitlab && cat >> {file}"
-        _checked(lease, command, text[start : start + MOST_INPUT])
+        done = lease.run(command, input=text[start : start + MOST_INPUT], timeout=COMMAND_TIMEOUT)
+        if done.status:
+            lease.refresh()
+            raise SystemFailure(f"node {lease.nodes[0].id}: {done.stderr.decode(errors='replace').strip()[-500:]}")
     inner = f"echo $$ > {file}.pid; {shlex.quote(shell)} {file}; s=$?; echo $s > {file}.status; rm -f {file}; exit $s"
     try:
         status = lease.run(f"exec setsid -w sh -c {shlex.quote(inner)}", stream=True).status
@@ -220,17 +201,10 @@ def run(args: argparse.Namespace) -> int:
     return _code("BUILD", 1)
 
 
-def _checked(lease: Lease, command: str, data: bytes) -> None:
-    done = lease.run(command, input=data, timeout=COMMAND_TIMEOUT)
-    if done.status:
-        lease.refresh()
-        raise SystemFailure(f"node {lease.nodes[0].id}: {done.stderr.decode(errors='replace').strip()[-500:]}")
-
-
 def cleanup(args: argparse.Namespace) -> int:
     """Return the node of the job, whatever its state; always 0."""
-    pool = _pool(args)
     try:
+        pool = _pool(args)
         with contextlib.suppress(NodepoolError):
             lease = Kept().lease(pool)
             if lease is not None:
@@ -241,7 +215,7 @@ def cleanup(args: argparse.Namespace) -> int:
         for one in pool.leases(owner="me"):
             if (one.notes or {}).get("key") == key:
                 one.give_back()
-    except (NodepoolError, JobError) as error:
+    except (NodepoolError, JobError, OSError, ValueError) as error:
         print(f"nodepool: the node is not returned, it ends by itself: {error}", file=sys.stderr)
     return 0
 
@@ -259,8 +233,8 @@ def _code(kind: str, default: int) -> int:
     return int(text) if text.isdecimal() else default
 
 
-def create_parser(prog: str = "nodepool-gitlab") -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog, description="GitLab's custom executor: run jobs on nodes of the pool.")
+def create_parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser("nodepool-gitlab", description="GitLab's custom executor: run jobs on nodes of the pool.")
     made.add_argument("--version", action="version", version=f"Nodepool version: {metadata.version('nodepool')}")
     made.add_argument("--url", help="of the API (default: $NODEPOOL_URL, or the socket of this machine)")
     made.add_argument("--token-file", metavar="FILE", help="with the token (default: $NODEPOOL_TOKEN)")
@@ -305,9 +279,9 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "nodepool-gitlab") -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run a stage; return the exit status that the runner expects."""
-    args = create_parser(prog).parse_args(argv)
+    args = create_parser().parse_args(argv)
     try:
         with _ended_by_signals():
             status: int | None = args.function(args)

@@ -22,7 +22,7 @@ BUDGETS = {
     "driver nodemanager": 2_000,
     "node manager": 11_200,
     "pages": 2_430,
-    "leases": 2_220,
+    "leases": 2_225,
     "adapters": 215,
     "package": 52_550,
 }
