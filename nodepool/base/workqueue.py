@@ -19,6 +19,8 @@ from nodepool.base.backoff import Backoff
 from nodepool.exceptions import FOREIGN
 
 K = TypeVar("K", bound=Hashable)
+#: Longest wait at a time (seconds): threads cannot wait for thousands of years, which a record may ask for.
+LONGEST = 86400.0
 
 
 class WorkQueue(Generic[K]):
@@ -104,7 +106,7 @@ class WorkQueue(Generic[K]):
                     if left <= 0:
                         return None
                     wait = left if wait is None else min(wait, left)
-                self._condition.wait(wait)
+                self._condition.wait(None if wait is None else min(wait, LONGEST))
 
     def done(self, key: K) -> None:
         with self._condition:
