@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -103,7 +103,8 @@ class Leases:
         while True:
             found = self._with_key(terms.owner, key)
             if found is not None:
-                if sorted(found.labels) != sorted(request.node_types):
+                # Nothing is known about the labels of nodes that were lost.
+                if found.terms.size != len(request.node_types) or Counter(found.labels) - Counter(request.node_types):
                     raise LeaseError(Reason.KEY_IN_USE, f"key {key} belongs to lease {found.id} of {', '.join(found.labels)}")
                 return found
             txn = Txn(kazoo)
@@ -122,13 +123,14 @@ class Leases:
             version = -1 if stat is None else stat.version
 
     def _with_key(self, owner: str, key: str) -> Lease | None:
-        """Find a lease by its key.
+        """Find a lease by its key; one that no launcher has deleted since its end is none.
 
         Requests are read first: one transaction turns a request into nodes.
         """
         kazoo = self._zk.kazoo_client
         kazoo.sync(paths.ROOT)
-        return next((lease for lease in self._all() if (lease.terms.owner, lease.terms.key) == (owner, key)), None)
+        found = (lease for lease in self._all() if (lease.terms.owner, lease.terms.key) == (owner, key))
+        return next((lease for lease in found if lease.ends is None or lease.ends > self._now()), None)
 
     # -- hand over
 
@@ -157,7 +159,7 @@ class Leases:
             if node.state != READY or node.allocated_to != lease_id:
                 text = f"Node {node.id} is {node.state} and allocated to {node.allocated_to}"
                 raise LeaseError(Reason.UNAVAILABLE, f"Lease {lease_id} cannot be handed over: {text}")
-            hold(node, terms, seconds)
+            hold(node, terms, seconds, self._now())
 
         try:
             nodes = self._change_nodes(
@@ -200,7 +202,7 @@ class Leases:
         other = Terms.read(node.user_data) if node.state == HOLD else None
         if other is not None:
             raise LeaseError(Reason.UNAVAILABLE, f"Node {node.id} belongs to lease {id_of(node)} of {other.owner}")
-        hold(node, replace(terms, created=self._now(), size=1), seconds)
+        hold(node, replace(terms, created=self._now(), size=1), seconds, self._now())
         # Two nodes of one request that are held by two people are two leases.
         node.allocated_to = None
         self._write([node])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodepool.zk.records import HOLD, Node, NodeRequest
+from nodepool.zk.records.base import LATEST
 
 #: Requestor of the requests of leases.
 REQUESTOR = "nodepool-lease"
@@ -95,7 +96,10 @@ class Terms:
 
         def of(name: str, kind: type | tuple[type, ...], default: Any) -> Any:
             value = found.get(name)
-            return value if isinstance(value, kind) and not isinstance(value, bool) else default
+            if isinstance(value, bool) or not isinstance(value, kind):
+                return default
+            # NaN fails the comparison, too.
+            return default if isinstance(value, (int, float)) and not abs(value) < LATEST else value
 
         return cls(
             owner=found["owner"], via=of("via", str, "unknown"), purpose=of("purpose", str, ""),
@@ -151,9 +155,10 @@ def write_terms(node: Node, terms: Terms) -> None:
     node.user_data, node.comment = {**others, **terms.stored()}, terms.comment()
 
 
-def hold(node: Node, terms: Terms, seconds: float) -> None:
-    """Let a node be held for some seconds."""
+def hold(node: Node, terms: Terms, seconds: float, now: float) -> None:
+    """Let a node be held for some seconds from now."""
     node.state, node.hold_expiration, node.hold_job = HOLD, int(seconds), None
+    node.state_time = now
     write_terms(node, terms)
 
 
