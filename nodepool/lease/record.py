@@ -96,10 +96,9 @@ class Terms:
 
         def of(name: str, kind: type | tuple[type, ...], default: Any) -> Any:
             value = found.get(name)
-            if isinstance(value, bool) or not isinstance(value, kind):
-                return default
             # NaN fails the comparison, too.
-            return default if isinstance(value, (int, float)) and not abs(value) < LATEST else value
+            odd = isinstance(value, bool) or (isinstance(value, (int, float)) and not abs(value) < LATEST)
+            return value if isinstance(value, kind) and not odd else default
 
         return cls(
             owner=found["owner"], via=of("via", str, "unknown"), purpose=of("purpose", str, ""),
@@ -157,8 +156,7 @@ def write_terms(node: Node, terms: Terms) -> None:
 
 def hold(node: Node, terms: Terms, seconds: float, now: float) -> None:
     """Let a node be held for some seconds from now."""
-    node.state, node.hold_expiration, node.hold_job = HOLD, int(seconds), None
-    node.state_time = now
+    node.state, node.state_time, node.hold_expiration, node.hold_job = HOLD, now, int(seconds), None
     write_terms(node, terms)
 
 
