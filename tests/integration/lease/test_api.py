@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -166,6 +167,28 @@ def test_label_that_may_not_be_leased_is_refused(api: Api) -> None:
     answer = api.call("POST", "/leases", {**NEW, "labels": ["zuul-only"]}, api.token(role=Role.ADMIN))
     assert (answer.status, answer.content["code"]) == (403, "not-allowed")
     assert answer.content["detail"] == "label zuul-only may not be leased (lease: false in its configuration)"
+
+
+def test_lease_that_nobody_polls_is_handed_over_when_its_node_is_ready(api: Api) -> None:
+    token = api.token()
+    held = [api.call("POST", "/leases", NEW, token).content for _ in range(4)]
+    waiting = api.call("POST", "/leases", {**NEW, "wait": 0}, token)
+    assert waiting.status == 202
+    api.bench.wait_request(waiting.content["id"], "requested", "pending")
+    assert api.call("DELETE", f"/leases/{held[0]['id']}", token=token).status == 204
+    wait_for(lambda: any(node.allocated_to == waiting.content["id"] for node in api.bench.nodes(state=HOLD)), 30, "it is held")
+
+
+def test_poll_of_a_held_lease_is_answered_when_it_is_returned(api: Api) -> None:
+    token = api.token()
+    path = f"/leases/{api.call('POST', '/leases', NEW, token).content['id']}"
+    with ThreadPoolExecutor(1) as executor:
+        began = time.monotonic()
+        poll = executor.submit(api.call, "GET", f"{path}?wait=60&state=held", token=token)
+        wait_for(lambda: len(api.actions.waiting) == 1, 20, "the poll")
+        assert api.call("DELETE", path, token=token).status == 204
+        assert poll.result(90).status == 410
+    assert time.monotonic() - began < limit(20)
 
 
 def test_limits_of_a_token_are_kept(api: Api) -> None:
