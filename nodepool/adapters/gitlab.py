@@ -178,22 +178,24 @@ def run(args: argparse.Namespace) -> int:
         if done.status:
             lease.refresh()
             raise SystemFailure(f"node {lease.nodes[0].id}: {done.stderr.decode(errors='replace').strip()[-500:]}")
-    inner = f"echo $$ > {file}.pid; {shlex.quote(shell)} {file}; s=$?; echo $s > {file}.status; rm -f {file}; exit $s"
+    # Status 255 may be of the script or of ssh: a file that stays is the script's.
+    inner = (
+        f"echo $$ > {file}.pid; {shlex.quote(shell)} {file}; s=$?; [ $s != 255 ] || touch {file}.255; "
+        f"rm -f {file} {file}.pid; exit $s"
+    )
     try:
         status = lease.run(f"exec setsid -w sh -c {shlex.quote(inner)}", stream=True).status
     except SystemExit:
         end = (
             f"g=-$(cat {file}.pid); kill -TERM -- $g; n=0; while kill -0 -- $g && [ $n -lt {KILL_AFTER * 10} ]; "
-            f"do sleep 0.1; n=$((n + 1)); done 2>/dev/null; kill -KILL -- $g 2>/dev/null; rm -f {file}"
+            f"do sleep 0.1; n=$((n + 1)); done 2>/dev/null; kill -KILL -- $g 2>/dev/null; rm -f {file} {file}.pid"
         )
         with contextlib.suppress(NodepoolError, OSError):
             lease.run(end, timeout=COMMAND_TIMEOUT)
         raise
-    if status == 255:  # of the script, or of ssh
-        known = lease.run(f"cat {file}.status", timeout=COMMAND_TIMEOUT).stdout.strip()
-        if known != b"255":
-            lease.refresh()
-            raise SystemFailure(f"the connection to node {lease.nodes[0].id} was lost")
+    if status == 255 and lease.run(f"rm {file}.255", timeout=COMMAND_TIMEOUT).status:
+        lease.refresh()
+        raise SystemFailure(f"the connection to node {lease.nodes[0].id} was lost")
     if status == 0:
         return 0
     if path := os.environ.get("BUILD_EXIT_CODE_FILE"):
