@@ -1,0 +1,340 @@
+"""What the daemons of forges have in common: configuration file, log, signals, and a listener with status and metrics."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import http.client
+import http.server
+import json
+import logging
+import os
+import pathlib
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from types import FrameType
+from typing import Any, Protocol
+
+import prometheus_client
+import voluptuous as v
+import yaml
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from nodepool.adapters.runners.fleet import BUSY, ENDING, IDLE, STARTING, WAITING, Fleet, Kind
+from nodepool.client import NodepoolError, Pool, seconds
+
+log = logging.getLogger("nodepool.adapters.runners")
+
+#: Seconds for threads to end, and for the answer of a running daemon.
+STOP, ANSWER = 5.0, 10.0
+STATES = (WAITING, STARTING, IDLE, BUSY, ENDING)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text names the place."""
+
+
+def _time(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise v.Invalid("a time such as 90s, 10m, 4h")
+    try:
+        return seconds(value)
+    except ValueError as error:
+        raise v.Invalid(str(error)) from error
+
+
+TIME = _time
+NUMBER = v.All(int, v.Range(min=0))
+#: The section ``nodepool``.
+NODEPOOL = v.Schema({"url": str, "token-file": str, "ssh-key": str})
+#: What a fleet has in each daemon's configuration.
+FLEET: Mapping[object, object] = {
+    "label": str, "min": NUMBER, "max": v.All(int, v.Range(min=1)), "tenant": str, "job-time": TIME, "idle": TIME,
+}  # fmt: skip
+
+_ATTRIBUTES = {"label": "label", "min": "least", "max": "most", "tenant": "tenant", "job-time": "job_time", "idle": "idle"}
+
+
+def kind_of(name: str, entry: Mapping[str, object]) -> Kind:
+    """Return what a checked entry with the keys of `FLEET` describes."""
+    given = {attribute: entry[option] for option, attribute in _ATTRIBUTES.items() if option in entry}
+    kind = Kind(**{"name": name, "most": 10, **given})  # type: ignore[arg-type]
+    if kind.least > kind.most:
+        raise ConfigError(f"{name}: min ({kind.least}) is above max ({kind.most})")
+    return kind
+
+
+def read_config(path: str, schema: v.Schema) -> dict[str, object]:
+    """Return the checked content of a YAML file.
+
+    :raises ConfigError: it cannot be read, or is wrong.
+    """
+    try:
+        found = yaml.safe_load(pathlib.Path(path).read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    try:
+        return dict(schema(found))
+    except v.MultipleInvalid as error:
+        raise ConfigError("\n".join(f"{path}: {each}" for each in error.errors)) from error
+
+
+def read_secret(path: str) -> str:
+    """Return the text of a file that nobody else may read.
+
+    :raises ConfigError: it cannot be read, is empty, or others may read it.
+    """
+    try:
+        mode, text = os.stat(path).st_mode, pathlib.Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if stat.S_IMODE(mode) & 0o007:
+        raise ConfigError(f"{path} can be read by everyone: chmod o= {path}")
+    if not text:
+        raise ConfigError(f"{path} is empty")
+    return text
+
+
+class Service(Protocol):
+    """A daemon's own part."""
+
+    #: In order of the configuration.
+    fleets: Sequence[Fleet]
+
+    def start(self) -> None:
+        """Start threads; they end when the event given at creation is set."""
+        ...
+
+    def join(self, timeout: float) -> None: ...
+
+    def status(self) -> Mapping[str, object]:
+        """Return ``trouble`` (list of texts), and ``fleets`` (each as by `Fleet.status`, and what is known beyond)."""
+        ...
+
+
+#: Makes the service from its checked configuration, the section for the pool, and the event that ends it.
+Create = Callable[[Mapping[str, object], "Pools", threading.Event], Service]
+
+
+class Pools:
+    """Makes the pools of runners: each has a directory for its SSH files.
+
+    :param program: names the directory, unless systemd gives one.
+    """
+
+    def __init__(self, section: Mapping[str, object], program: str) -> None:
+        self._url, self._key = (str(section[name]) if name in section else None for name in ("url", "ssh-key"))
+        self._token = read_secret(str(section["token-file"])) if "token-file" in section else None
+        base = os.environ.get("RUNTIME_DIRECTORY") or os.path.join(tempfile.gettempdir(), f"{program}-{os.getuid()}")
+        self._base = pathlib.Path(base)
+        self._own = self._base / str(os.getpid())
+        try:
+            Pool(self._url, self._token, self._key)
+        except ValueError as error:
+            raise ConfigError(f"nodepool: url: {error}") from error
+
+    def open(self) -> None:
+        """Make the directory of this process, and remove those of processes that were killed."""
+        self._base.mkdir(mode=0o700, exist_ok=True)
+        found = self._base.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise ConfigError(f"{self._base} belongs to somebody else; remove it")
+        for folder in self._base.iterdir():
+            if folder.name.isdecimal() and not os.path.exists(f"/proc/{folder.name}"):
+                shutil.rmtree(folder, ignore_errors=True)
+        self._own.mkdir(mode=0o700, exist_ok=True)
+
+    def close(self) -> None:
+        shutil.rmtree(self._own, ignore_errors=True)
+
+    def __call__(self, runner: str) -> Pool:
+        return Pool(self._url, self._token, self._key, str(self._own / runner) if runner else None)
+
+
+class Collector:
+    """The metrics of a service."""
+
+    def __init__(self, service: Service, program: str) -> None:
+        self._service, self._prefix = service, program.replace("-", "_")
+
+    def collect(self) -> Iterator[Metric]:
+        runners = GaugeMetricFamily(f"{self._prefix}_runners", "Runners by state.", labels=["fleet", "state"])
+        wanted = GaugeMetricFamily(f"{self._prefix}_wanted", "Runners that the forge's jobs need.", labels=["fleet"])
+        ended = CounterMetricFamily(f"{self._prefix}_ended", "Runners that have ended in order.", labels=["fleet"])
+        failed = CounterMetricFamily(f"{self._prefix}_failed", "Runners that have failed.", labels=["fleet"])
+        trouble = GaugeMetricFamily(f"{self._prefix}_trouble", "What the status reports as trouble.")
+        for fleet in self._service.fleets:
+            name, states = fleet.kind.name, [each.state for each in fleet.runners()]
+            for state in STATES:
+                runners.add_metric([name, state], states.count(state))
+            wanted.add_metric([name], fleet.wanted)
+            ended.add_metric([name], fleet.done)
+            failed.add_metric([name], fleet.failures)
+        found = self._service.status()["trouble"]
+        trouble.add_metric([], len(found) if isinstance(found, list) else 0)
+        yield from (runners, wanted, ended, failed, trouble)
+
+
+#: Answers a POST: path, headers and body; returns the HTTP status.
+Receive = Callable[[str, Mapping[str, str], bytes], int]
+#: Bytes of a body that is read.
+MOST_BODY = 1 << 20
+
+
+class Listener:
+    """Serves ``/status`` (JSON), ``/metrics``, and POST for who gives a function for it.
+
+    :param address: ``host:port``; port 0: any.
+    """
+
+    def __init__(self, address: str, service: Service, program: str, receive: Receive | None = None) -> None:
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(Collector(service, program))
+        host, port = split_address(address)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            timeout = ANSWER
+
+            def do_GET(self) -> None:
+                path = urllib.parse.urlsplit(self.path).path
+                if path == "/status":
+                    self.answer(200, "application/json", json.dumps(service.status()).encode())
+                elif path == "/metrics":
+                    self.answer(200, prometheus_client.CONTENT_TYPE_LATEST, prometheus_client.generate_latest(registry))
+                else:
+                    self.answer(404, "text/plain", b"/status and /metrics are here\n")
+
+            def do_POST(self) -> None:
+                text = self.headers.get("Content-Length", "")
+                if receive is None or not text.isdecimal() or int(text) > MOST_BODY:
+                    self.close_connection = True
+                    self.answer(404 if receive is None else 413, "text/plain", b"")
+                    return
+                self.answer(receive(self.path, dict(self.headers.items()), self.rfile.read(int(text))), "text/plain", b"")
+
+            def answer(self, status: int, kind: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                log.debug("%s %s", self.address_string(), format % args)
+
+        try:
+            self._server = http.server.ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise ConfigError(f"listen: {address}: {error}") from error
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="listener", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(STOP)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"listen: {address!r} is not an address such as 127.0.0.1:8010")
+    return host.strip("[]"), int(port)
+
+
+def dump_stacks(_number: int, _frame: FrameType | None) -> None:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        names = ", ".join(f"{thread.name} (0x{thread.ident or 0:016x})" for thread in threading.enumerate())
+        logging.getLogger("nodepool.stack_dump").warning("Threads: %s\n%s", names, file.read())
+
+
+def serve(service: Service, stopping: threading.Event, pools: Pools, listener: Listener | None) -> int:
+    """Run a service until SIGTERM or SIGINT; return the exit status."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stopping.set())
+    signal.signal(signal.SIGUSR2, dump_stacks)
+    pools.open()
+    if listener is not None:
+        listener.start()
+    service.start()
+    log.info("started: version %s, process %d", metadata.version("nodepool"), os.getpid())
+    # Signals wake this wait; its limit is for systems where they arrive in another thread.
+    while not stopping.wait(60.0):
+        pass
+    log.info("stopping: what runs goes on, and is taken over by the next start")
+    for fleet in service.fleets:
+        fleet.stop()
+    service.join(STOP)
+    if listener is not None:
+        listener.stop()
+    pools.close()
+    return 0
+
+
+def ask_status(address: str) -> Mapping[str, object]:
+    """Return the status of the daemon that runs here.
+
+    :raises ConfigError: it does not answer.
+    """
+    host, port = split_address(address)
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER)
+    try:
+        connection.request("GET", "/status")
+        return dict(json.loads(connection.getresponse().read()))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ConfigError(f"no daemon answers at {address}: {error}") from error
+    finally:
+        connection.close()
+
+
+def show_status(status: Mapping[str, Any]) -> str:
+    """Return the status as text."""
+    lines = [f"! {trouble}" for trouble in status["trouble"]]
+    for fleet in status["fleets"]:
+        counts = [each["state"] for each in fleet["runners"]]
+        states = ", ".join(f"{counts.count(state)} {state}" for state in STATES if state in counts) or "no runners"
+        lines.append(f"{fleet['name']} (label {fleet['label']}): wanted {fleet['wanted']} of {fleet['most']}; {states}")
+        lines += [f"  ! {fleet['trouble']}"] if fleet["trouble"] else []
+        lines += [f"  {text}" for text in fleet.get("notes", ())]
+        for each in fleet["runners"]:
+            what = "; ".join(str(each[name]) for name in ("job", "why") if each[name])
+            lines.append(f"  {each['name']}  {each['state']} for {each['seconds']} s  lease {each['lease']}  {what}")
+    return "\n".join(lines) or "nothing is configured"
+
+
+def set_up_log(debug: bool) -> None:
+    style = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format=style, stream=sys.stderr)
+    logging.getLogger("urllib3").setLevel(logging.WARNING)
+
+
+def parser(program: str, description: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(program, description=description)
+    made.add_argument("--version", action="version", version=f"Nodepool version: {metadata.version('nodepool')}")
+    made.add_argument("--config", metavar="FILE", default=f"/etc/nodepool/{program.removeprefix('nodepool-')}.yaml",
+                      help="default: %(default)s")  # fmt: skip
+    made.add_argument("--debug", action="store_true", help="log details")
+    return made
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Let expected errors end the program with a text and status 1."""
+    try:
+        yield
+    except (ConfigError, NodepoolError) as error:
+        sys.exit(str(error))
