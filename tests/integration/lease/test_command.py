@@ -188,6 +188,7 @@ def test_nodes_that_are_not_ready_in_time_are_not_requested_any_more(bench: Laun
     assert len(Leases(bench.zk).all()) == 2
 
 
+@pytest.mark.core
 def test_waiting_shows_the_position_in_the_queue(
     bench: LauncherBench, run: Run, start: Callable[..., subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

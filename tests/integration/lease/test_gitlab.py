@@ -50,6 +50,7 @@ def in_background(manager: Manager, scripts: dict[str, str], **job: Any) -> tupl
     return thread, found
 
 
+@pytest.mark.core
 @pytest.mark.spec("GitLab 2-4: stages in order, JSON of config, output in the log of the job")
 def test_job_runs_on_a_leased_node_and_returns_it(start: Start, pool: Pool, tmp_path: pathlib.Path) -> None:
     manager = start()

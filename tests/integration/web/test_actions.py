@@ -83,6 +83,7 @@ def test_wrong_token_is_refused_in_the_dialog(site: Site) -> None:
         seen.errors.clear()
 
 
+@pytest.mark.core
 def test_operator_holds_a_node_and_deletes_it_although_it_is_leased(site: Site) -> None:
     request_id, (node,) = site.bench.fulfilled("fake-label")
     site.bench.zk.kazoo_client.delete(paths.request(request_id))
