@@ -22,7 +22,9 @@ from nodepool.client import Lease, LeaseEnded, NodepoolError, NotAllowed, Pool
 #: Seconds that a lease lasts until its runner has started: what a daemon that is killed meanwhile may waste.
 UNTIL_STARTED = 900
 #: Seconds: of one look at a program, of a small command, and between two looks for leases that nobody attends to.
-LOOK, COMMAND, LOOK_FOR_LEASES = 30, 60, 60.0
+LOOK, COMMAND, LOOK_FOR_LEASES = 30, 60, 300.0
+#: Seconds until another attempt when the launcher does not answer.
+RETRY = 5.0
 #: Seconds that a runner above the wanted number may still be idle.
 LINGER = 30.0
 #: Seconds of the first and of the longest pause after runners that failed, and after runners that got no job.
@@ -104,8 +106,8 @@ class Runner:
         self.fleet, self.name, self.lease = fleet, name, lease
         self.state, self.since = WAITING, time.monotonic()
         self.why = ""
-        #: The job that it runs, if the forge tells.
-        self.job = ""
+        #: The job that it runs, if the forge tells, and what of that is in the lease's notes.
+        self.job = self._noted = ""
         self.had_job = False
         #: It is more than is wanted: stop it unless it runs a job.
         self.surplus = False
@@ -252,6 +254,9 @@ class Runner:
             self.enter(BUSY if word == "busy" else IDLE)
             if word == "idle" and self._is_dismissed():
                 return
+            if self.job != self._noted:
+                self._noted = self.job
+                lease.note(job=self.job[:200])
             if time.monotonic() - renewed > kind.job_time / 2:
                 renewed = time.monotonic()
                 self._renew(lease)
@@ -346,7 +351,7 @@ class Pause:
 
 @dataclass
 class Fleet:
-    """The runners of one kind. `adjust` is called whenever the wanted number may have changed, by one thread.
+    """The runners of one kind: as many as `want` has told last.
 
     :param pool: makes a pool whose SSH files are of one runner.
     """
@@ -356,14 +361,17 @@ class Fleet:
     pool: Callable[[str], Pool]
     stopping: threading.Event
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodepool.adapters.runners"))
-    #: Called, without waiting, when the number of runners has changed.
-    changed: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._runners: dict[str, Runner] = {}
         self._looked: float | None = None
-        self.wanted = 0
+        self._changed = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"fleet-{self.kind.name}", daemon=True)
+        #: None: not told yet; nothing is started or taken over.
+        self.wanted: int | None = None
+        #: Why the number cannot be kept now.
+        self.trouble = ""
         self.done = self.failures = 0
         self.broken = Pause(*FAILED_PAUSE)
         self.idled = Pause(*UNUSED_PAUSE, after=UNUSED)
@@ -376,13 +384,33 @@ class Fleet:
         with self._lock:
             return self._runners.get(name)
 
-    def adjust(self, wanted: int) -> None:
-        """Start the runners that are missing; dismiss those that wait or are idle and are too many.
+    def start(self) -> None:
+        self._thread.start()
 
-        :raises NodepoolError: the leases of a former daemon cannot be read, so it is not known how many are missing.
-        """
-        self._adopt()
-        self.wanted = wanted = max(0, min(wanted, self.kind.most))
+    def want(self, number: int) -> None:
+        """Tell how many runners are needed; this does not wait."""
+        self.wanted = max(0, min(number, self.kind.most))
+        self._changed.set()
+
+    def _keep(self) -> None:
+        while not self.stopping.is_set():
+            wait = LOOK_FOR_LEASES
+            try:
+                if self.wanted is not None:
+                    self._adopt()
+                    self._adjust(self.wanted)
+                    self.trouble = ""
+                    wait = max(self.broken.left, self.idled.left) or wait
+            except NodepoolError as error:
+                self.trouble, wait = str(error), RETRY
+            except Exception as error:
+                self.log.exception("%s", self.kind.name)
+                self.trouble, wait = f"{type(error).__name__}: {error}", RETRY
+            self._changed.wait(wait)
+            self._changed.clear()
+
+    def _adjust(self, wanted: int) -> None:
+        """Start the runners that are missing; dismiss those that wait or are idle and are too many."""
         alive = [runner for runner in self.runners() if runner.state != ENDING]
         for runner in alive:
             runner.surplus = False
@@ -400,7 +428,8 @@ class Fleet:
                 runner.withdraw()
 
     def stop(self) -> None:
-        """Withdraw what waits for a node. What runs goes on, and is taken over by the next start."""
+        """Withdraw what waits for a node; `stopping` is set. What runs goes on, and is taken over by the next start."""
+        self._changed.set()
         for runner in self.runners():
             if runner.state == WAITING:
                 runner.withdraw()
@@ -432,7 +461,7 @@ class Fleet:
     def ended(self, runner: Runner) -> None:
         with self._lock:
             self._runners.pop(runner.name, None)
-        self.changed()
+        self._changed.set()
 
     def failed(self, text: str, pause: float = 0.0) -> None:
         with self._lock:
@@ -461,7 +490,7 @@ class Fleet:
             for each in sorted(self.runners(), key=lambda each: each.name)
         ]  # fmt: skip
         pause = max((self.broken, self.idled), key=lambda each: each.left)
-        trouble = f"{pause.text} (none is started for {pause.left:.0f} s)" if pause.left else ""
+        trouble = f"{pause.text} (none is started for {pause.left:.0f} s)" if pause.left else self.trouble
         return {
             "name": self.kind.name, "label": self.kind.label, "least": self.kind.least, "most": self.kind.most,
             "wanted": self.wanted, "ended": self.done, "failed": self.failures, "trouble": trouble, "runners": runners,

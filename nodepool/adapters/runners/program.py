@@ -28,7 +28,7 @@ import voluptuous as v
 import yaml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from nodepool.adapters.runners.fleet import BUSY, ENDING, IDLE, STARTING, WAITING, Fleet, Kind
+from nodepool.adapters.runners.fleet import BUSY, ENDING, IDLE, STARTING, WAITING, Fleet, ForgeError, Kind
 from nodepool.client import NodepoolError, Pool, seconds
 
 log = logging.getLogger("nodepool.adapters.runners")
@@ -38,8 +38,8 @@ STOP, ANSWER = 5.0, 10.0
 STATES = (WAITING, STARTING, IDLE, BUSY, ENDING)
 
 
-class ConfigError(Exception):
-    """The configuration cannot be used; the text names the place."""
+class ConfigError(ForgeError):
+    """The configuration, or a file that it names, cannot be used; the text names the place."""
 
 
 def _time(value: object) -> float:
@@ -72,7 +72,7 @@ def kind_of(name: str, entry: Mapping[str, object]) -> Kind:
     return kind
 
 
-def read_config(path: str, schema: v.Schema) -> dict[str, object]:
+def read_config(path: str, schema: v.Schema) -> dict[str, Any]:
     """Return the checked content of a YAML file.
 
     :raises ConfigError: it cannot be read, or is wrong.
@@ -106,8 +106,8 @@ def read_secret(path: str) -> str:
 class Service(Protocol):
     """A daemon's own part."""
 
-    #: In order of the configuration.
-    fleets: Sequence[Fleet]
+    @property
+    def fleets(self) -> Sequence[Fleet]: ...
 
     def start(self) -> None:
         """Start threads; they end when the event given at creation is set."""
@@ -175,7 +175,7 @@ class Collector:
             name, states = fleet.kind.name, [each.state for each in fleet.runners()]
             for state in STATES:
                 runners.add_metric([name, state], states.count(state))
-            wanted.add_metric([name], fleet.wanted)
+            wanted.add_metric([name], fleet.wanted or 0)
             ended.add_metric([name], fleet.done)
             failed.add_metric([name], fleet.failures)
         found = self._service.status()["trouble"]
@@ -307,7 +307,7 @@ def show_status(status: Mapping[str, Any]) -> str:
     for fleet in status["fleets"]:
         counts = [each["state"] for each in fleet["runners"]]
         states = ", ".join(f"{counts.count(state)} {state}" for state in STATES if state in counts) or "no runners"
-        lines.append(f"{fleet['name']} (label {fleet['label']}): wanted {fleet['wanted']} of {fleet['most']}; {states}")
+        lines.append(f"{fleet['name']} (label {fleet['label']}): wanted {fleet['wanted'] or 0} of {fleet['most']}; {states}")
         lines += [f"  ! {fleet['trouble']}"] if fleet["trouble"] else []
         lines += [f"  {text}" for text in fleet.get("notes", ())]
         for each in fleet["runners"]:

@@ -1,0 +1,1 @@
+"""GitHub Actions: runner scale sets whose runners are leased nodes."""
