@@ -44,7 +44,7 @@ class Settings:
 class ScaleSet:
     """One scale set: the forge of its fleet."""
 
-    worker = "Runner.Worker"
+    worker = r"Runner\.Worker"
 
     def __init__(self, settings: Settings, service: Service, pools: Pools, stopping: threading.Event) -> None:
         self.settings, self._service, self._stopping = settings, service, stopping
@@ -60,7 +60,9 @@ class ScaleSet:
         self.trouble = "not connected yet"
         self.conflicts = 0
         self._jobs: dict[str, str] = {}
-        self._number = 0
+        #: Offered jobs by message, and how many are assigned, in this session.
+        self._offers: dict[int, list[int]] = {}
+        self._number = self._assigned = 0
         self._session: Session | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._listen, name=f"github-{self.name}", daemon=True)
@@ -149,11 +151,12 @@ class ScaleSet:
         with self._opened(session):
             self.trouble = ""
             log.info("%s: listening to scale set %d", self.name, number)
-            self._count(session.statistics)
+            self.count(session.statistics)
+            self._offers.clear()
             last, renewed = 0, False
             while not self._stopping.is_set():
                 try:
-                    message = self._service.poll(session, last, self._capacity())
+                    message = self._service.poll(session, last, self.capacity())
                     renewed = False
                     if message is None:
                         continue
@@ -190,43 +193,53 @@ class ScaleSet:
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
 
-    def _capacity(self) -> int:
+    def capacity(self) -> int:
         """How many runners the service may count on."""
         return 0 if self.fleet.broken.left > LONGEST_PAUSE * 2 else self.settings.kind.most
 
-    def _count(self, statistics: Mapping[str, object]) -> None:
-        self.fleet.want(self.settings.kind.least + _count_of(statistics, "totalAssignedJobs"))
+    def count(self, statistics: Mapping[str, object]) -> None:
+        self._assigned = _count_of(statistics, "totalAssignedJobs")
+        self.fleet.want(self.settings.kind.least + self._assigned)
 
     def _handle(self, number: int, session: Session, message: Mapping[str, object]) -> int:
         """Act on a message, then acknowledge it: if this ends in between, it comes again, which does no harm."""
-        statistics = message.get("statistics")
-        numbers = statistics if isinstance(statistics, dict) else {}
-        offered = []
-        for event in _events(message.get("body")):
-            kind, ident = event.get("messageType"), str(event.get("jobId") or event.get("runnerRequestId") or "")
-            if kind == "JobAvailable" and isinstance(event.get("runnerRequestId"), int):
-                offered.append(int(str(event["runnerRequestId"])))
-            elif kind == "JobAssigned":
-                self._note(ident, event)
-            elif kind in ("JobStarted", "JobCompleted"):
-                self._jobs.pop(ident, None)
-                runner = self.fleet.find(str(event.get("runnerName") or ""))
-                if runner is not None and kind == "JobStarted":
-                    runner.job = _describe(event)
-                    runner.enter(BUSY)
-                elif kind == "JobCompleted":
-                    log.info("%s: %s: %s", self.name, _describe(event), event.get("result"))
-        free = self.settings.kind.most - _count_of(numbers, "totalAssignedJobs")
-        if offered and self._capacity() and free > 0:
-            self._service.acquire(number, session, offered[:free])
-        if numbers:
-            self._count(numbers)
-        number_of = message.get("messageId")
-        if not isinstance(number_of, int):
+        ident, statistics = message.get("messageId"), message.get("statistics")
+        offered = [event["runnerRequestId"] for event in _events(message.get("body")) if self._is_offer(event)]
+        if isinstance(statistics, dict) and statistics:
+            self.count(statistics)
+        if not isinstance(ident, int):
             self._stopping.wait(EMPTY)
             return 0
-        self._service.acknowledge(session, number_of)
-        return number_of
+        self._offers[ident] = [each for each in offered if isinstance(each, int)]
+        self._acquire(number, session)
+        return ident
+
+    def _acquire(self, number: int, session: Session) -> None:
+        """Take as many of the offered jobs as there is room for; acknowledge messages whose offers are all taken."""
+        for ident, offers in sorted(self._offers.items()):
+            free = self.capacity() - self._assigned
+            taken, self._offers[ident] = offers[: max(0, free)], offers[max(0, free) :]
+            if taken:
+                self._service.acquire(number, session, taken)
+                self._assigned += len(taken)
+            if not self._offers[ident]:
+                self._service.acknowledge(session, ident)
+                del self._offers[ident]
+
+    def _is_offer(self, event: Mapping[str, object]) -> bool:
+        """Remember what an event tells; whether it offers a job."""
+        kind, ident = event.get("messageType"), str(event.get("jobId") or event.get("runnerRequestId") or "")
+        if kind == "JobAssigned":
+            self._note(ident, event)
+        elif kind in ("JobStarted", "JobCompleted"):
+            self._jobs.pop(ident, None)
+            runner = self.fleet.find(str(event.get("runnerName") or ""))
+            if kind == "JobCompleted":
+                log.info("%s: %s: %s", self.name, _describe(event), event.get("result"))
+            elif runner is not None:
+                runner.job = _describe(event)
+                runner.enter(BUSY)
+        return kind == "JobAvailable"
 
     def _note(self, ident: str, event: Mapping[str, object]) -> None:
         if ident and len(self._jobs) < MOST_JOBS:

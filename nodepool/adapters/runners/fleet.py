@@ -49,7 +49,7 @@ class Forge(Protocol):
     """What differs between forges.
 
     :ivar script: shell text that starts the runner, in a folder with the file ``secret``; its exit status is the runner's.
-    :ivar worker: name of the process that exists while a job runs.
+    :ivar worker: extended regular expression for the name of the process that exists while a job runs.
     """
 
     script: str
@@ -221,14 +221,15 @@ class Runner:
         :param longest: seconds to wait for its end.
         """
         assert self.lease is not None
-        worker = shlex.quote(self.fleet.forge.worker)
+        # Of the runner's own session: the node may have other runners.
+        worker = f"^[0-9]+ \\({self.fleet.forge.worker}\\) . [0-9]+ [0-9]+ "
         script = (
             f"{HOME}; cd {self._folder} 2> /dev/null || {{ echo none; exit 0; }}; p=$(cat pid); "
             f'timeout {longest} tail -s 0.2 --pid="$p" -f /dev/null 2> /dev/null; '
             f'alive=; kill -0 "$p" 2> /dev/null && alive=1; '
             f'if [ -e status ]; then echo ended "$(cat status)"; tail -c {TAIL} log; '
             f'elif [ -z "$alive" ]; then echo lost; tail -c {TAIL} log; '
-            f"elif grep -sqx {worker} /proc/[0-9]*/comm; then echo busy; else echo idle; fi"
+            f'elif grep -sqE {shlex.quote(worker)}"$p " /proc/[0-9]*/stat; then echo busy; else echo idle; fi'
         )
         done = self.lease.run(script, timeout=longest + COMMAND)
         first, _, rest = done.stdout.decode("utf-8", "replace").partition("\n")
