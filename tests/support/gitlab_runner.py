@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,8 @@ class Manager:
         #: What the stage cleanup wrote, which is not in the log of the job.
         self.warnings = ""
         self.tmp = directory
+        #: Unix time at which the last stage prepare began.
+        self.prepared = 0.0
 
     def text(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
@@ -77,7 +80,9 @@ class Manager:
             self.tmp = pathlib.Path(tempfile.mkdtemp(prefix="custom-executor", dir="/tmp"))
             (self.tmp / "response.json").write_text(json.dumps(dict(job or response())))
             self.own: dict[str, str] = {}
-            status = self._config(result) or self._stage(result, "prepare", *self.arguments["prepare"])
+            status = self._config(result)
+            self.prepared = time.time()
+            status = status or self._stage(result, "prepare", *self.arguments["prepare"])
             ready = status == 0 and not self.canceled.is_set()
             if ready:
                 break

@@ -50,7 +50,8 @@ class ScaleSet:
         self.settings, self._service, self._stopping = settings, service, stopping
         # The secret leaves the disk before the runner starts, and the environment as soon as it has.
         self.script = (
-            "(ACTIONS_RUNNER_INPUT_JITCONFIG=$(cat secret) && rm -f secret && export ACTIONS_RUNNER_INPUT_JITCONFIG "
+            f"([ -x {shlex.quote(settings.folder)}/bin/Runner.Listener ] || exit 127; "
+            "ACTIONS_RUNNER_INPUT_JITCONFIG=$(cat secret) && rm -f secret && export ACTIONS_RUNNER_INPUT_JITCONFIG "
             "ACTIONS_RUNNER_RETURN_VERSION_DEPRECATED_EXIT_CODE=1 RUNNER_ALLOW_RUNASROOT=1 "
             f"&& cd {shlex.quote(settings.folder)} && exec bin/Runner.Listener run)"
         )

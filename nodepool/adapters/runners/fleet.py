@@ -412,14 +412,14 @@ class Fleet:
 
     def _adjust(self, wanted: int) -> None:
         """Start the runners that are missing; dismiss those that wait or are idle and are too many."""
-        alive = [runner for runner in self.runners() if runner.state != ENDING]
+        runners = self.runners()
+        alive = [runner for runner in runners if runner.state != ENDING]
         for runner in alive:
             runner.surplus = False
-        if len(alive) < wanted:
-            pause = max(self.broken.left, self.idled.left)
+        missing = wanted - len(runners)
+        if missing > 0 and not max(self.broken.left, self.idled.left):
             # One at a time while the last ones have failed.
-            missing = 0 if pause else min(wanted - len(alive), 1 if self.broken.count else wanted)
-            for _ in range(missing):
+            for _ in range(1 if self.broken.count else missing):
                 self._add(f"np-{uuid.uuid4().hex[:12]}")
         order = {WAITING: 0, IDLE: 1, STARTING: 2}
         spare = sorted((each for each in alive if each.state in order), key=lambda each: (order[each.state], -each.since))
