@@ -63,7 +63,7 @@ class ScaleSet:
         self._jobs: dict[str, str] = {}
         #: Offered jobs by message, and how many are assigned, in this session.
         self._offers: dict[int, list[int]] = {}
-        self._number = self._assigned = 0
+        self.number = self._assigned = 0
         self._session: Session | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._listen, name=f"github-{self.name}", daemon=True)
@@ -75,7 +75,7 @@ class ScaleSet:
     # -- as the forge of its runners
 
     def register(self, name: str) -> bytes:
-        number = self._number or self._find()
+        number = self.number or self._find()
         try:
             return self._service.register(number, name).encode() + b"\n"
         except ServiceError as error:
@@ -139,7 +139,7 @@ class ScaleSet:
         number = found.get("id")
         if not isinstance(number, int):
             raise ServiceError(0, "", "the service's scale set has no id")
-        self._number = number
+        self.number = number
         return number
 
     def _serve(self) -> None:
@@ -161,7 +161,7 @@ class ScaleSet:
                     renewed = False
                     if message is None:
                         continue
-                    last = self._handle(number, session, message) or last
+                    last = self.handle(number, session, message) or last
                 except ServiceError as error:
                     if error.status == 404:
                         log.info("%s: the session is gone: %s", self.name, error)
@@ -187,7 +187,7 @@ class ScaleSet:
             session, self._session = self._session, None
         if session is not None:
             try:
-                self._service.close(self._number, session, CLOSE)
+                self._service.close(self.number, session, CLOSE)
             except (ForgeError, OSError) as error:
                 log.info("%s: the session is not closed: %s", self.name, error)
 
@@ -202,7 +202,7 @@ class ScaleSet:
         self._assigned = _count_of(statistics, "totalAssignedJobs")
         self.fleet.want(self.settings.kind.least + self._assigned)
 
-    def _handle(self, number: int, session: Session, message: Mapping[str, object]) -> int:
+    def handle(self, number: int, session: Session, message: Mapping[str, object]) -> int:
         """Act on a message, then acknowledge it: if this ends in between, it comes again, which does no harm."""
         ident, statistics = message.get("messageId"), message.get("statistics")
         offered = [event["runnerRequestId"] for event in _events(message.get("body")) if self._is_offer(event)]

@@ -1,0 +1,386 @@
+"""What the emulator of GitHub's service does not show: answers made by hand."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nodepool.adapters.github import listener, service
+from nodepool.adapters.github.listener import ScaleSet, Settings
+from nodepool.adapters.github.program import SCHEMA, main, service_of, settings_of
+from nodepool.adapters.github.service import Place, Service, ServiceError, moment
+from nodepool.adapters.runners import program
+from nodepool.adapters.runners.fleet import Kind, Pause
+from nodepool.adapters.runners.program import ConfigError, Pools
+from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request
+
+BOM = b"\xef\xbb\xbf"
+
+
+class Answers:
+    """A service whose answers are decided by the test: path and method -> what to answer."""
+
+    def __init__(self) -> None:
+        self.proxy = FaultProxy(("127.0.0.1", 1), self._answer)
+        self.url = self.proxy.url
+        self.made: dict[tuple[str, str], Callable[[Request], Reply]] = {}
+        self.give("POST", "/api/v3/orgs/acme/actions/runners/registration-token", {"token": "registration"})
+        self.give("POST", "/api/v3/actions/runner-registration", {"url": f"{self.url}/service/", "token": "admin"})
+
+    def give(self, method: str, path: str, body: object, status: int = 200, **headers: str) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.made[method, path] = lambda _request: Reply(status, data, list(headers.items()))
+
+    def row(self, method: str, path: str, *replies: Reply) -> None:
+        """Give one answer after the other; the last one remains."""
+        left = list(replies)
+        self.made[method, path] = lambda _request: left.pop(0) if len(left) > 1 else left[0]
+
+    def _answer(self, request: Request, _forward: Forward) -> Reply | None:
+        made = self.made.get((request.method, request.path.partition("?")[0]))
+        return Reply(599, b"{}") if made is None else made(request)
+
+    def requests(self, method: str, path: str) -> list[Request]:
+        return [each for each in self.proxy.requests if (each.method, each.path.partition("?")[0]) == (method, path)]
+
+
+@pytest.fixture
+def answers() -> Iterator[Answers]:
+    made = Answers()
+    yield made
+    made.proxy.close()
+
+
+@pytest.fixture
+def stopping() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def calls(answers: Answers, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Service:
+    monkeypatch.setattr(service, "REPEAT", 3.0)
+    return Service(Place.read(f"{answers.url}/acme"), lambda: "ghp_secret", stopping)
+
+
+SETS = "/service/_apis/runtime/runnerscalesets"
+AGENTS = "/service/_apis/distributedtask/pools/0/agents"
+SESSION = {
+    "sessionId": "7b3c4a3e-0000-4000-8000-000000000001", "messageQueueAccessToken": "queue-token",
+    "statistics": {"totalAssignedJobs": 2},
+}  # fmt: skip
+
+
+@pytest.mark.spec("GitHub 2: configuration URL and REST base")
+@pytest.mark.parametrize(("url", "rest", "path"), [
+    ("https://github.com/acme/", "https://api.github.com", "/orgs/acme"),
+    ("https://www.github.com/acme/widget", "https://api.github.com", "/repos/acme/widget"),
+    ("https://github.com/Enterprises/big", "https://api.github.com", "/enterprises/big"),
+    ("https://acme.ghe.com/acme", "https://api.acme.ghe.com", "/orgs/acme"),
+    ("https://ghes.example.org:8443/acme", "https://ghes.example.org:8443/api/v3", "/orgs/acme"),
+    ("http://127.0.0.1:4100/acme", "http://127.0.0.1:4100/api/v3", "/orgs/acme"),
+])  # fmt: skip
+def test_place_of_a_configuration_url(url: str, rest: str, path: str) -> None:
+    found = Place.read(url)
+    assert (found.rest, found.path) == (rest, path)
+
+
+@pytest.mark.parametrize(
+    "url", ["github.com/acme", "https://github.com", "https://github.com/a/b/c", "http://github.com/acme", ""]
+)
+def test_url_that_names_nothing_or_is_not_safe_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="github: url: "):
+        Place.read(url)
+
+
+@pytest.mark.spec("GitHub 2: byte-order mark, tokens in the right headers, api-version on every call")
+def test_chain_of_tokens(answers: Answers, calls: Service) -> None:
+    answers.give("POST", "/api/v3/actions/runner-registration",
+                 BOM + json.dumps({"url": f"{answers.url}/service/", "token": "admin"}).encode())  # fmt: skip
+    answers.give("GET", SETS, {"count": 1, "value": [{"id": 7, "name": "set"}]})
+    assert calls.find("set", 1) == {"id": 7, "name": "set"}
+    [first] = answers.requests("POST", "/api/v3/orgs/acme/actions/runners/registration-token")
+    [second] = answers.requests("POST", "/api/v3/actions/runner-registration")
+    [third] = answers.requests("GET", SETS)
+    lowered = [{name.lower(): value for name, value in each.headers.items()} for each in (first, second, third)]
+    assert [each["authorization"] for each in lowered] == ["Bearer ghp_secret", "RemoteAuth registration", "Bearer admin"]
+    assert json.loads(second.body) == {"url": f"{answers.url}/acme", "runner_event": "register"}
+    assert "api-version=6.0-preview" in third.path and "name=set" in third.path
+    assert json.loads(lowered[2]["user-agent"])["kind"] == "scaleset"
+
+
+@pytest.mark.spec("GitHub 2: retry of the admin connection on 401 and 403, and no other")
+def test_fresh_registration_token_may_need_a_moment(answers: Answers, calls: Service) -> None:
+    good = Reply(200, json.dumps({"url": f"{answers.url}/service/", "token": "admin"}).encode())
+    answers.row("POST", "/api/v3/actions/runner-registration", Reply(401, b"{}"), good)
+    answers.give("GET", SETS, {"count": 0, "value": []})
+    assert calls.find("set", 1) is None
+    answers.give("POST", "/api/v3/orgs/acme/actions/runners/registration-token", {"message": "Bad credentials"}, 401)
+    other = Service(calls.place, lambda: "ghp_revoked", threading.Event())
+    with pytest.raises(ServiceError, match="status 401: Bad credentials"):
+        other.find("set", 1)
+
+
+@pytest.mark.parametrize(("body", "text"), [
+    ({"url": "http://elsewhere.example.org/x", "token": "admin"}, "not https"), ({"url": "", "token": "admin"}, "no url"),
+    ([], "not an object"), (b"<html>", "not JSON"),
+])  # fmt: skip
+def test_admin_connection_that_cannot_be_used_is_refused(answers: Answers, calls: Service, body: object, text: str) -> None:
+    answers.give("POST", "/api/v3/actions/runner-registration", body)
+    with pytest.raises(ServiceError, match=text):
+        calls.find("set", 1)
+
+
+def test_redirect_is_not_followed_so_that_tokens_stay(answers: Answers, calls: Service) -> None:
+    answers.give("GET", SETS, b"", 302, Location="http://127.0.0.1:1/")
+    with pytest.raises(ServiceError, match="status 302"):
+        calls.find("set", 1)
+
+
+def opened(answers: Answers, calls: Service, **more: object) -> service.Session:
+    answers.give("POST", f"{SETS}/7/sessions", {**SESSION, "messageQueueUrl": f"{answers.url}/queue?sessionId=x", **more})
+    return calls.open(7, "host")
+
+
+@pytest.mark.spec("GitHub 4: an empty queue URL is a failed open; an open is not repeated when it may have arrived")
+def test_open_session(answers: Answers, calls: Service) -> None:
+    assert opened(answers, calls).statistics == {"totalAssignedJobs": 2}
+    for wrong in ({"messageQueueUrl": ""}, {"sessionId": "x"}, {"messageQueueUrl": "http://elsewhere.example.org/"}):
+        with pytest.raises((ServiceError, ValueError)):
+            opened(answers, calls, **wrong)
+    before = len(answers.requests("POST", f"{SETS}/7/sessions"))
+    answers.give("POST", f"{SETS}/7/sessions", {}, 503)
+    with pytest.raises(ServiceError, match="status 503"):
+        calls.open(7, "host")
+    assert len(answers.requests("POST", f"{SETS}/7/sessions")) == before + 1
+
+
+@pytest.mark.spec("GitHub 5: 202, empty 200, unknown message type, capacity header, lastMessageId")
+def test_polls(answers: Answers, calls: Service) -> None:
+    session = opened(answers, calls)
+    answers.give("GET", "/queue", b"", 202)
+    assert calls.poll(session, 0, 5) is None
+    answers.give("GET", "/queue", b"", 200)
+    assert calls.poll(session, 3, 5) is None
+    first, second = answers.requests("GET", "/queue")
+    assert first.path == "/queue?sessionId=x" and second.path == "/queue?sessionId=x&lastMessageId=3"
+    headers = {name.lower(): value for name, value in second.headers.items()}
+    assert headers["x-scalesetmaxcapacity"] == "5" and headers["authorization"] == "Bearer queue-token"
+    answers.give("GET", "/queue", {"messageId": 1, "messageType": "Other"})
+    with pytest.raises(ServiceError, match="unknown type Other"):
+        calls.poll(session, 0, 5)
+
+
+@pytest.mark.spec("GitHub 5: rate limits are waited for as told")
+@pytest.mark.parametrize(("status", "headers"), [
+    (429, {"Retry-After": "1"}), (403, {"Retry-After": "1"}),
+    (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()))}),
+])  # fmt: skip
+def test_rate_limit(answers: Answers, calls: Service, status: int, headers: dict[str, str]) -> None:
+    answers.row("GET", SETS, Reply(status, b"{}", list(headers.items())), Reply(200, b'{"count": 0, "value": []}'))
+    assert calls.find("set", 1) is None
+    assert len(answers.requests("GET", SETS)) == 2
+
+
+def test_longer_wait_than_allowed_is_an_error_at_once(answers: Answers, calls: Service) -> None:
+    answers.give("GET", SETS, {"message": "slow down"}, 429, **{"Retry-After": "3600"})
+    with pytest.raises(ServiceError, match="slow down"):
+        calls.find("set", 1)
+    assert len(answers.requests("GET", SETS)) == 1
+
+
+@pytest.mark.spec("GitHub 6: ids of the service are in the text of an error")
+def test_error_has_the_ids_that_support_asks_for(answers: Answers, calls: Service) -> None:
+    body = {"typeName": "GitHub.Runner.AgentExistsException, x", "message": "name is taken"}
+    answers.give("POST", f"{SETS}/7/generatejitconfig", body, 409, ActivityId="act-1", **{"X-GitHub-Request-Id": "req-1"})
+    with pytest.raises(ServiceError, match="name is taken ActivityId act-1 X-GitHub-Request-Id req-1") as found:
+        calls.register(7, "np-1")
+    assert found.value.status == 409 and "AgentExists" in found.value.kind
+
+
+@pytest.fixture
+def one(calls: Service, stopping: threading.Event) -> ScaleSet:
+    made = ScaleSet(
+        Settings(Kind("set", "small", most=3, least=1)), calls, Pools({"url": "http://127.0.0.1:1"}, "test"), stopping
+    )
+    made.number = 7
+    return made
+
+
+@pytest.mark.spec("GitHub 6: AgentExists: ours from before is removed and made again; JobStillRunning is left alone")
+def test_name_of_a_former_runner_is_freed(answers: Answers, one: ScaleSet) -> None:
+    taken = Reply(409, b'{"typeName": "x.AgentExistsException", "message": "taken"}')
+    answers.row("POST", f"{SETS}/7/generatejitconfig", taken, Reply(200, b'{"encodedJITConfig": "c2VjcmV0"}'))
+    answers.give("GET", AGENTS, {"count": 1, "value": [{"id": 31, "name": "np-1"}]})
+    answers.give("DELETE", f"{AGENTS}/31", b"", 204)
+    assert one.register("np-1") == b"c2VjcmV0\n"
+    answers.row("POST", f"{SETS}/7/generatejitconfig", taken)
+    answers.give("DELETE", f"{AGENTS}/31", {"typeName": "x.JobStillRunningException", "message": "busy"}, 400)
+    assert one.remove("np-1") is False
+    with pytest.raises(listener.ForgeError, match="np-1 runs a job"):
+        one.register("np-1")
+    answers.give("DELETE", f"{AGENTS}/31", {"typeName": "x.AgentNotFoundException"}, 404)
+    assert one.remove("np-1") is True
+
+
+def handle(one: ScaleSet, answers: Answers, calls: Service, ident: int, statistics: object, *events: dict[str, Any]) -> None:
+    session = opened(answers, calls)
+    answers.give("DELETE", f"/queue/{ident}", b"", 204)
+    answers.give("POST", f"{SETS}/7/acquirejobs", {"value": []})
+    one.handle(7, session, {"messageId": ident, "statistics": statistics, "body": json.dumps(events)})
+
+
+@pytest.mark.spec("GitHub 1.3, 8.1: the number comes from the statistics, not from the events")
+def test_wanted_number_is_that_of_the_statistics(answers: Answers, calls: Service, one: ScaleSet) -> None:
+    assigned = {"messageType": "JobAssigned", "runnerRequestId": 0, "jobId": "j-1", "ownerName": "acme", "repositoryName": "w",
+                "jobDisplayName": "build", "workflowRunId": 9, "queueTime": "2026-11-27T09:00:00Z"}  # fmt: skip
+    handle(one, answers, calls, 1, {"totalAssignedJobs": 1}, assigned, assigned, {"messageType": "New"}, assigned)
+    assert one.fleet.wanted == 2
+    assert one.status()["notes"] == ["acme/w: build (run 9) waits for a runner since 09:00:00 UTC"]
+    handle(one, answers, calls, 2, {"totalAssignedJobs": 50}, {**assigned, "messageType": "JobStarted", "runnerName": "other"})
+    assert one.fleet.wanted == 3 and one.status()["notes"] == []
+    handle(one, answers, calls, 3, {}, {"messageType": "JobCompleted", "jobId": "j-1", "finishTime": "0001-01-01T00:00:00Z"})
+    handle(one, answers, calls, 4, {"totalAssignedJobs": None})
+    assert one.fleet.wanted == 1
+    assert len(answers.requests("DELETE", "/queue/4")) == 1
+
+
+@pytest.mark.spec("GitHub 5: at most max - totalAssignedJobs are acquired; the others when there is room")
+def test_offers_wait_until_there_is_room(answers: Answers, calls: Service, one: ScaleSet) -> None:
+    offers = [{"messageType": "JobAvailable", "runnerRequestId": number} for number in (11, 12, 13, 14)]
+    handle(one, answers, calls, 1, {"totalAssignedJobs": 1}, *offers)
+    [request] = answers.requests("POST", f"{SETS}/7/acquirejobs")
+    assert json.loads(request.body) == [11, 12]
+    assert {name.lower(): value for name, value in request.headers.items()}["authorization"] == "Bearer queue-token"
+    assert answers.requests("DELETE", "/queue/1") == []
+    handle(one, answers, calls, 2, {"totalAssignedJobs": 3})
+    assert len(answers.requests("POST", f"{SETS}/7/acquirejobs")) == 1
+    handle(one, answers, calls, 3, {"totalAssignedJobs": 0})
+    assert json.loads(answers.requests("POST", f"{SETS}/7/acquirejobs")[-1].body) == [13, 14]
+
+
+@pytest.mark.spec("GitHub 7: what each status of the runner means")
+def test_status_of_the_runner(one: ScaleSet) -> None:
+    assert one.failure(0) is None
+    for status, text in ((1, "status 1"), (2, "status 2"), (5, "another runner"), (7, "rebuild the image of small"),
+                         (127, "no runner in /opt/actions-runner"), (None, "killed")):  # fmt: skip
+        found = one.failure(status)
+        assert found is not None and text in found[0]
+    assert one.failure(7) is not None and one.failure(7)[1] >= 1800  # type: ignore[index]
+    assert one.capacity() == 3
+    one.fleet.failed("old", 1800)
+    assert one.capacity() == 0
+
+
+def test_time_that_is_not_set() -> None:
+    assert moment("0001-01-01T00:00:00Z") is None and moment(None) is None and moment("x") is None
+    assert str(moment("2026-11-27T09:00:00Z")) == "2026-11-27 09:00:00+00:00"
+
+
+@pytest.mark.spec("GitHub 8.2: after 3 in a row a pause of 60 s, doubled to 30 min")
+def test_pause_grows_from_the_third_and_ends_with_success() -> None:
+    pause = Pause(60.0, 1800.0, after=3)
+    lengths = []
+    for _ in range(9):
+        pause.add("x")
+        lengths.append(round(pause.left))
+    assert lengths == [0, 0, 60, 120, 240, 480, 960, 1800, 1800]
+    pause.clear()
+    assert pause.left == 0 and pause.count == 0
+
+
+# -- configuration
+
+
+def config(**more: Any) -> dict[str, Any]:
+    return {"github": {"url": "https://github.com/acme", "token-file": "/x"}, "scale-sets": [{"name": "set"}], **more}
+
+
+def test_settings_have_the_documented_defaults() -> None:
+    [found] = settings_of(SCHEMA(config()))
+    assert (found.kind.label, found.kind.most, found.kind.least, found.kind.idle, found.kind.job_time) == (
+        "set",
+        10,
+        0,
+        900,
+        21600,
+    )
+    assert (found.group, found.labels, found.folder) == ("default", (), "/opt/actions-runner")
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"scale-sets": []}, "scale-sets"), ({"scale-sets": [{"name": "a b"}]}, "letters, digits"),
+    ({"scale-sets": [{"name": "a", "max": 0}]}, "max"), ({"scale-sets": [{"name": "a", "idle": "soon"}]}, "not a duration"),
+    ({"scale-sets": [{"name": "a", "folder": "relative"}]}, "an absolute path"), ({"other": 1}, "extra keys"),
+    ({"scale-sets": [{"name": "a"}, {"name": "a"}]}, "a is there twice"),
+    ({"scale-sets": [{"name": "a", "min": 5, "max": 2}]}, r"min \(5\) is above max \(2\)"),
+    ({"github": {"url": "https://github.com/acme"}}, "either token-file or app"), ({"listen": "8010"}, "is not an address"),
+])  # fmt: skip
+def test_wrong_configuration_is_refused_with_the_place(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], text: str
+) -> None:
+    import re
+
+    import yaml
+
+    token = tmp_path / "token"
+    token.write_text("ghp_x")
+    token.chmod(0o600)
+    path = tmp_path / "github.yaml"
+    base = config(listen="127.0.0.1:0")
+    base["github"]["token-file"] = str(token)
+    path.write_text(yaml.safe_dump({**base, **change}))
+    words = ["--config", str(path), "status" if "listen" in change else "check"]
+    with pytest.raises(SystemExit) as found:
+        main(words)
+    assert re.search(text, str(found.value.code))
+    path.write_text(yaml.safe_dump(base))
+    assert main(["--config", str(path), "check"]) == 0
+    assert capsys.readouterr().out == f"{path}: correct\n"
+
+
+def test_secret_that_others_may_read_is_refused(tmp_path: pathlib.Path, stopping: threading.Event) -> None:
+    token = tmp_path / "token"
+    token.write_text("ghp_x")
+    token.chmod(0o644)
+    with pytest.raises(ConfigError, match=f"chmod o= {token}"):
+        service_of({"url": "https://github.com/acme", "token-file": str(token)}, stopping)
+    token.chmod(0o640)
+    token.write_text("\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        service_of({"url": "https://github.com/acme", "token-file": str(token)}, stopping)
+    with pytest.raises(ConfigError, match="not a private RSA key"):
+        key = tmp_path / "key"
+        key.write_text("nonsense")
+        key.chmod(0o600)
+        app = {"client-id": "x", "installation": "1", "key-file": str(key)}
+        service_of({"url": "https://github.com/acme", "app": app}, stopping)
+
+
+def test_directory_of_somebody_else_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
+    (tmp_path / "run").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="belongs to somebody else"):
+        Pools({"url": "http://127.0.0.1:1"}, "test").open()
+    (tmp_path / "run").unlink()
+    (tmp_path / "run" / "999999999").mkdir(parents=True)
+    pools = Pools({"url": "http://127.0.0.1:1"}, "test")
+    pools.open()
+    [folder] = (tmp_path / "run").iterdir()
+    assert str(pools("np-1").ssh_directory) == f"{folder}/np-1" and pools("").ssh_directory is None
+    pools.close()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_status_as_text() -> None:
+    runner = {"name": "np-1", "state": "busy", "seconds": 3, "job": "acme/w: build (run 9)", "lease": "200-1", "why": "on node 1"}
+    fleet = {"name": "set", "label": "small", "wanted": None, "most": 3, "runners": [runner], "trouble": "old", "notes": ["n"]}
+    assert program.show_status({"trouble": ["t"], "fleets": [fleet]}).splitlines() == [
+        "! t", "set (label small): wanted 0 of 3; 1 busy", "  ! old", "  n",
+        "  np-1  busy for 3 s  lease 200-1  acme/w: build (run 9); on node 1",
+    ]  # fmt: skip
