@@ -42,13 +42,13 @@ class ClusterError(Exception):
     """Something does not build or start; the text says what, and where its log is."""
 
 
-def _go() -> str:
+def go() -> str:
     """The go command; installed when there is none. Raises ClusterError."""
     known = [path for path in (shutil.which("go"), *GO) if path and os.path.exists(path)]
     if not known:
         if os.geteuid() != 0:
             raise ClusterError("install Go first, as root: apt-get install golang-go")
-        _apt("golang-go")
+        apt("golang-go")
         known = ["/usr/bin/go"]
     newest = max(known, key=_go_version)
     return newest if _go_version(newest) >= OLDEST_GO else _newer_go(newest)
@@ -80,7 +80,7 @@ def _environment() -> dict[str, str]:
     return {"HOME": "/root", **os.environ, "CGO_ENABLED": "0", "GOFLAGS": ""}
 
 
-def _apt(*names: str) -> None:
+def apt(*names: str) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for words in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names]):
         subprocess.run(words, check=True, env=environment, stdout=sys.stderr, timeout=900)
@@ -109,7 +109,7 @@ def install() -> None:
     """Build the servers, if they are not there. Raises ClusterError."""
     missing = [name for name, program in PACKAGES.items() if shutil.which(program) is None]
     if missing:
-        _apt(*missing)
+        apt(*missing)
     _build("servers", ".", MODULES)
     # It goes with all of them.
     _build("kwok", "sigs.k8s.io/kwok/cmd/kwok", CURRENT)
@@ -125,7 +125,7 @@ def _build(name: str, package: str, modules: str) -> None:
     flags = f"-s -w -X {stamp}.gitVersion={version(modules)} -X {stamp}.gitMajor={number[0]} -X {stamp}.gitMinor={number[1]}"
     made = program.with_suffix(".new")
     # Beside tests that measure.
-    words = ["nice", "-n", "19", _go(), "build", "-mod=readonly", f"-modfile={modules}", "-trimpath", "-ldflags", flags]
+    words = ["nice", "-n", "19", go(), "build", "-mod=readonly", f"-modfile={modules}", "-trimpath", "-ldflags", flags]
     words += ["-o", str(made), package]
     done = subprocess.run(words, cwd=HERE, env=_environment(), capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False)
     if done.returncode != 0:
@@ -143,7 +143,7 @@ class ControlPlane:
 
     def running(self) -> bool:
         pids = self.values.get("pids", {})
-        return bool(pids) and all(_start_time(pid) == began for pid, began in pids.values())
+        return bool(pids) and all(start_time(pid) == began for pid, began in pids.values())
 
     # --- up
 
@@ -278,7 +278,7 @@ class ControlPlane:
         with open(self.dir / f"{name}.log", "ab") as log:
             process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
                                        cwd=self.dir, env={**os.environ, "GOMAXPROCS": "4"})  # fmt: skip
-        self.values["pids"][name] = [process.pid, _start_time(process.pid)]
+        self.values["pids"][name] = [process.pid, start_time(process.pid)]
         self._save()
 
     def _wait(self, name: str, answers: Any) -> None:
@@ -288,7 +288,7 @@ class ControlPlane:
                 if answers():
                     return
             pid, began = self.values["pids"][name]
-            if _start_time(pid) != began:
+            if start_time(pid) != began:
                 break
             time.sleep(0.1)
         raise ClusterError(f"{name} does not start, its log is {self.dir / name}.log:\n{self._tail(name)}")
@@ -306,10 +306,10 @@ class ControlPlane:
         for number, patience in ((signal.SIGTERM, STOP_TIMEOUT / 3), (signal.SIGKILL, STOP_TIMEOUT)):
             deadline = time.monotonic() + patience
             for pid, began in pids.values():
-                if _start_time(pid) == began:
+                if start_time(pid) == began:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
-            while time.monotonic() < deadline and any(_start_time(pid) == began for pid, began in pids.values()):
+            while time.monotonic() < deadline and any(start_time(pid) == began for pid, began in pids.values()):
                 time.sleep(0.05)
         if self.values:
             self.values["pids"] = {}
@@ -333,7 +333,7 @@ def _get(url: str) -> bytes:
         return bytes(answer.read())
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """Tells a process from another one with its number; None: it is not there, or has ended."""
     try:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
