@@ -49,7 +49,8 @@ class Forge(Protocol):
     """What differs between forges.
 
     :ivar script: shell text that starts the runner, in a folder with the file ``secret``; its exit status is the runner's.
-    :ivar worker: extended regular expression for the name of the process that exists while a job runs.
+    :ivar worker: extended regular expression for the name of the process that exists while a job runs; empty: only the forge
+        knows, and `Runner.works` is called.
     """
 
     script: str
@@ -112,6 +113,8 @@ class Runner:
         #: It is more than is wanted: stop it unless it runs a job.
         self.surplus = False
         self.withdrawn = False
+        #: The forge no longer knows it, so its program has no purpose.
+        self.forgotten = False
         self._folder = f"{FOLDER}/{shlex.quote(name)}"
         self._heard = time.monotonic()
         self._thread = threading.Thread(target=self._live, name=f"runner-{name}", daemon=True)
@@ -127,6 +130,12 @@ class Runner:
             self.state, self.since = state, time.monotonic()
         if state == BUSY:
             self.had_job = True
+
+    def works(self, job: str) -> None:
+        """Note that the forge has given this runner a job: it is busy until its program ends."""
+        self.job = job
+        if self.state in (STARTING, IDLE):
+            self.enter(BUSY)
 
     def withdraw(self) -> None:
         """Stop waiting for a node."""
@@ -203,7 +212,7 @@ class Runner:
         done = lease.run(script, input=secret, timeout=COMMAND)
         if done.status:
             raise ForgeError(f"the runner cannot be started on {self.why}: {_end_of(done.stderr)}")
-        self.enter(IDLE)
+        self.enter(BUSY if self.job else IDLE)
         self._say(f"started {self.why}")
         self._renew(lease)
 
@@ -252,8 +261,12 @@ class Runner:
                 return
             if word == "none":
                 raise OSError("the runner's folder is no longer on the node")
-            self.enter(BUSY if word == "busy" else IDLE)
-            if word == "idle" and self._is_dismissed():
+            self.enter(BUSY if word == "busy" or self.job else IDLE)
+            if self.forgotten:
+                self._say("stopped: the forge no longer knows it")
+                self._kill(lease)
+                return
+            if self.state == IDLE and self._is_dismissed(lease):
                 return
             if self.job != self._noted:
                 self._noted = self.job
@@ -282,13 +295,20 @@ class Runner:
         number = int(status) if word == "ended" and status.lstrip("-").isdecimal() else None
         failure = self.fleet.forge.failure(number)
         if failure is not None:
-            self._failed(f"{failure[0]}; its last output: {output.strip()[-TAIL:] or 'none'}", failure[1])
-            self.fleet.forge.remove(self.name)
+            text = f"{failure[0]}; its last output: {output.strip()[-TAIL:] or 'none'}"
+            if self.had_job:
+                self._say(text, logging.WARNING)  # others start and get jobs as this one did
+            else:
+                self._failed(text, failure[1])
+            try:
+                self.fleet.forge.remove(self.name)
+            except ForgeError as error:
+                self._say(f"it may still be registered: {error}", logging.WARNING)
         else:
             self._say("has ended")
             self.fleet.succeeded(self.had_job)
 
-    def _is_dismissed(self) -> bool:
+    def _is_dismissed(self, lease: Lease) -> bool:
         """Stop the idle runner if it is not needed, and the forge agrees."""
         kind, idle = self.fleet.kind, time.monotonic() - self.since
         unused = idle > kind.idle and self.fleet.above_least(self)
@@ -305,10 +325,14 @@ class Runner:
         self._say(f"removed: idle for {idle:.0f} s, and not needed")
         if not self.surplus:
             self.fleet.unused()
-        assert self.lease is not None
-        # The node is deleted, but a static one goes to the next user.
-        self.lease.run(f"{HOME}; kill -KILL -- -$(cat {self._folder}/pid)", timeout=COMMAND)
+        self._kill(lease)
         return True
+
+    def _kill(self, lease: Lease) -> None:
+        """End the program: the node is deleted, but a static one goes to the next user."""
+        # Steps of a job may have process groups of their own, in the session of the runner.
+        script = f'{HOME}; p=$(cat {self._folder}/pid); pkill -KILL -s "$p" 2> /dev/null || kill -KILL -- -"$p"'
+        lease.run(script, timeout=COMMAND)
 
     def _return(self) -> None:
         """Return the node; what cannot be returned now is found again by the next look for leases."""
@@ -352,7 +376,7 @@ class Pause:
 
 @dataclass
 class Fleet:
-    """The runners of one kind: as many as `want` has told last.
+    """The runners of one kind: as many as the last call of `want` or `need` asked for.
 
     :param pool: makes a pool whose SSH files are of one runner.
     """
@@ -371,6 +395,8 @@ class Fleet:
         self._thread = threading.Thread(target=self._keep, name=f"fleet-{self.kind.name}", daemon=True)
         #: None: not told yet; nothing is started or taken over.
         self.wanted: int | None = None
+        #: As told by `need`.
+        self._free: int | None = None
         #: Why the number cannot be kept now.
         self.trouble = ""
         self.done = self.failures = 0
@@ -393,13 +419,26 @@ class Fleet:
         self.wanted = max(0, min(number, self.kind.most))
         self._changed.set()
 
+    def need(self, number: int) -> None:
+        """Set how many runners are needed beyond those that run a job; do not wait."""
+        with self._lock:
+            self._free = self.wanted = max(0, number)
+        self._changed.set()
+
+    def _count(self) -> int | None:
+        busy = [runner for runner in self.runners() if runner.state == BUSY]
+        with self._lock:
+            if self._free is not None:
+                self.wanted = min(self._free + len(busy), self.kind.most)
+            return self.wanted
+
     def _keep(self) -> None:
         while not self.stopping.is_set():
             wait = LOOK_FOR_LEASES
             try:
                 if self.wanted is not None:
                     self._adopt()
-                    self._adjust(self.wanted)
+                    self._adjust(self._count() or 0)
                     self.trouble = ""
                     wait = max(self.broken.left, self.idled.left) or wait
             except NodepoolError as error:
@@ -475,6 +514,8 @@ class Fleet:
             self.broken.clear()
             if had_job:
                 self.idled.clear()
+            elif self._free:
+                self._free -= 1  # a short job, which the forge has not told of yet
 
     def unused(self) -> None:
         text = (
