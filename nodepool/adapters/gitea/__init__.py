@@ -1,0 +1,1 @@
+"""Gitea Actions and Forgejo Actions: each job runs on a leased node."""
