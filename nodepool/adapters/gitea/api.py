@@ -68,7 +68,10 @@ class Api(Protocol):
     def runners(self) -> list[Registration]: ...
 
     def exists(self, runner: int) -> bool:
-        """Return whether the forge still knows a runner: `runners` may miss some while others come and go."""
+        """Return whether the forge still knows a runner.
+
+        `runners` may miss some while others come and go.
+        """
         ...
 
     def register(self, name: str, labels: Sequence[str], job: Job | None) -> tuple[int, bytes]:

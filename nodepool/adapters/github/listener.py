@@ -1,4 +1,4 @@
-"""Scale sets: each listens to its queue, and tells its fleet how many runners are wanted."""
+"""Serve scale sets: read the queue of each, and set the size of its fleet."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class ScaleSet:
             self._stopping.wait(wait)
 
     def _find(self) -> int:
-        """Return the id of the set, which is created if it is missing; it is remembered while it is in use only."""
+        """Return the id of the set, which is created if it does not exist."""
         group = self._service.group(self.settings.group)
         found = self._service.find(self.name, group)
         if found is None:
@@ -143,7 +143,7 @@ class ScaleSet:
         return number
 
     def _serve(self) -> None:
-        """Listen until the session or the set is gone.
+        """Listen until the session or the set no longer exists.
 
         :raises ServiceError: it cannot be opened, or fails for long.
         """
@@ -164,7 +164,7 @@ class ScaleSet:
                     last = self.handle(number, session, message) or last
                 except ServiceError as error:
                     if error.status == 404:
-                        log.info("%s: the session is gone: %s", self.name, error)
+                        log.info("%s: the session has ended: %s", self.name, error)
                         return
                     if error.status != 401 or renewed:
                         raise
@@ -182,7 +182,10 @@ class ScaleSet:
                 self.close()
 
     def close(self) -> None:
-        """Close the session, so that another listener need not wait; a poll that waits ends with it."""
+        """Close the session, so that another listener need not wait.
+
+        A poll that waits ends with it.
+        """
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -203,7 +206,10 @@ class ScaleSet:
         self.fleet.want(self.settings.kind.least + self._assigned)
 
     def handle(self, number: int, session: Session, message: Mapping[str, object]) -> int:
-        """Act on a message, then acknowledge it: if this ends in between, it comes again, which does no harm."""
+        """Act on a message, then acknowledge it.
+
+        If this program is killed in between, the message comes again, which does no harm.
+        """
         ident, statistics = message.get("messageId"), message.get("statistics")
         offered = [event["runnerRequestId"] for event in _events(message.get("body")) if self._is_offer(event)]
         if isinstance(statistics, dict) and statistics:
@@ -216,7 +222,7 @@ class ScaleSet:
         return ident
 
     def _acquire(self, number: int, session: Session) -> None:
-        """Take as many of the offered jobs as there is room for; acknowledge messages whose offers are all taken."""
+        """Acquire as many offered jobs as can run; acknowledge messages without further offers."""
         for ident, offers in sorted(self._offers.items()):
             free = self.capacity() - self._assigned
             taken, self._offers[ident] = offers[: max(0, free)], offers[max(0, free) :]
@@ -228,7 +234,7 @@ class ScaleSet:
                 del self._offers[ident]
 
     def _is_offer(self, event: Mapping[str, object]) -> bool:
-        """Remember what an event tells; whether it offers a job."""
+        """Store what an event reports; return whether it offers a job."""
         kind, ident = event.get("messageType"), str(event.get("jobId") or event.get("runnerRequestId") or "")
         if kind == "JobAssigned":
             self._note(ident, event)

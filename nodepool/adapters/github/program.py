@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 import time
@@ -115,7 +116,7 @@ def remove(config: Mapping[str, Any], name: str) -> None:
     print(f"{name}: deleted. Stop the daemon, or remove it from the configuration: it would be created again")
 
 
-def create_parser() -> Any:
+def create_parser() -> argparse.ArgumentParser:
     made = program.parser(PROGRAM, "GitHub Actions: run each job of a scale set on a node of the pool.")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in (

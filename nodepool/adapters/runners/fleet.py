@@ -71,9 +71,10 @@ class Forge(Protocol):
         ...
 
     def failure(self, status: int | None) -> tuple[str, float] | None:
-        """Return what is wrong when the program has ended, and the least pause in seconds; None: nothing.
+        """Return what is wrong with a program that has ended, and the least pause in seconds.
 
         :param status: None: the program was killed.
+        :return: None: nothing is wrong.
         """
         ...
 
@@ -225,9 +226,10 @@ class Runner:
             self._say(f"its lease is not renewed and ends at {lease.ends}: {error}", logging.WARNING)
 
     def _look(self, longest: int) -> tuple[str, str]:
-        """Return what the program does: none, lost, ended, busy or idle; and its status and last output.
+        """Return what the program does, and its status and last output.
 
         :param longest: seconds to wait for its end.
+        :return: first none, lost, ended, busy or idle.
         """
         assert self.lease is not None
         # Of the runner's own session: the node may have other runners.
@@ -415,7 +417,7 @@ class Fleet:
         self._thread.start()
 
     def want(self, number: int) -> None:
-        """Tell how many runners are needed; this does not wait."""
+        """Set how many runners are needed; do not wait."""
         self.wanted = max(0, min(number, self.kind.most))
         self._changed.set()
 
@@ -450,7 +452,7 @@ class Fleet:
             self._changed.clear()
 
     def _adjust(self, wanted: int) -> None:
-        """Start the runners that are missing; dismiss those that wait or are idle and are too many."""
+        """Start missing runners, or dismiss some that wait or are idle."""
         runners = self.runners()
         alive = [runner for runner in runners if runner.state != ENDING]
         for runner in alive:
@@ -468,7 +470,10 @@ class Fleet:
                 runner.withdraw()
 
     def stop(self) -> None:
-        """Withdraw what waits for a node; `stopping` is set. What runs goes on, and is taken over by the next start."""
+        """Withdraw what waits for a node; `stopping` is set.
+
+        Runners continue, and the next start adopts them.
+        """
         self._changed.set()
         for runner in self.runners():
             if runner.state == WAITING:
@@ -488,7 +493,7 @@ class Fleet:
             notes = lease.notes or {}
             name = notes.get("runner")
             if notes.get("fleet") == self.kind.name and isinstance(name, str) and self.find(name) is None:
-                self.log.info("%s: runner %s (lease %s) is taken over", self.kind.name, name, lease.id)
+                self.log.info("%s: runner %s (lease %s) is adopted", self.kind.name, name, lease.id)
                 self._add(name, self.pool(name).get(lease.id))
         self._looked = now
 
@@ -525,7 +530,10 @@ class Fleet:
             self.idled.add(text)
 
     def status(self) -> Mapping[str, object]:
-        """Return name, label, wanted, trouble and each runner with its state, seconds in it, lease, job and reason."""
+        """Return name, label, numbers, trouble and runners.
+
+        Each runner has its state, the seconds in it, lease, job and reason.
+        """
         runners = [
             {"name": each.name, "state": each.state, "seconds": round(time.monotonic() - each.since), "job": each.job,
              "lease": each.lease.id if each.lease else None, "why": each.why}

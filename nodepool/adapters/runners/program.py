@@ -1,9 +1,10 @@
-"""What the daemons of forges have in common: configuration file, log, signals, and a listener with status and metrics."""
+"""What the daemons of forges share: configuration, log, signals, status and metrics."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import faulthandler
 import http.client
 import http.server
@@ -63,10 +64,10 @@ FLEET: Mapping[object, object] = {
 _ATTRIBUTES = {"label": "label", "min": "least", "max": "most", "tenant": "tenant", "job-time": "job_time", "idle": "idle"}
 
 
-def kind_of(name: str, entry: Mapping[str, object]) -> Kind:
+def kind_of(name: str, entry: Mapping[str, Any]) -> Kind:
     """Return what a checked entry with the keys of `FLEET` describes."""
     given = {attribute: entry[option] for option, attribute in _ATTRIBUTES.items() if option in entry}
-    kind = Kind(**{"name": name, "most": 10, **given})  # type: ignore[arg-type]
+    kind = dataclasses.replace(Kind(name, name, 10), **given)
     if kind.least > kind.most:
         raise ConfigError(f"{name}: min ({kind.least}) is above max ({kind.most})")
     return kind
@@ -116,7 +117,10 @@ class Service(Protocol):
     def join(self, timeout: float) -> None: ...
 
     def status(self) -> Mapping[str, object]:
-        """Return ``trouble`` (list of texts), and ``fleets`` (each as by `Fleet.status`, and what is known beyond)."""
+        """Return ``trouble`` and ``fleets``.
+
+        The former is a list of texts, the latter a list of what `Fleet.status` returns, and ``notes``.
+        """
         ...
 
 
@@ -275,7 +279,7 @@ def serve(service: Service, stopping: threading.Event, pools: Pools, listener: L
     # Signals wake this wait; its limit is for systems where they arrive in another thread.
     while not stopping.wait(60.0):
         pass
-    log.info("stopping: what runs goes on, and is taken over by the next start")
+    log.info("stopping: runners continue, and the next start adopts them")
     for fleet in service.fleets:
         fleet.stop()
     service.join(STOP)

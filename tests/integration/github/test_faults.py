@@ -164,7 +164,7 @@ def test_running_job_survives_a_killed_daemon(site: Site, service: Emulator, pro
     wait_for(lambda: service.jobs("completed"), 60, "the end of the job")
     site.wait_empty()
     assert len(program.started()) == 1
-    assert f"(lease {lease.id}) is taken over" in site.log()
+    assert f"(lease {lease.id}) is adopted" in site.log()
 
 
 @pytest.mark.spec("GitHub 8: an orderly stop withdraws what waits; what runs goes on")

@@ -271,7 +271,8 @@ def test_status_of_the_runner(one: ScaleSet) -> None:
                          (127, "no runner in /opt/actions-runner"), (None, "killed")):  # fmt: skip
         found = one.failure(status)
         assert found is not None and text in found[0]
-    assert one.failure(7) is not None and one.failure(7)[1] >= 1800  # type: ignore[index]
+    outdated = one.failure(7)
+    assert outdated is not None and outdated[1] >= 1800
     assert one.capacity() == 3
     one.fleet.failed("old", 1800)
     assert one.capacity() == 0

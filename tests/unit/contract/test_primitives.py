@@ -65,6 +65,7 @@ def connects(text: str) -> bool:
             grows,
             "base/backoff.py",
             {
+                "adapters/runners/fleet.py": "adapters import only the client",
                 "nodemanager/limits/cgroups/files.py": "a period of the kernel, no pause",
                 "nodemanager/pushed/program.py": "one loop, no failures to count",
                 "nodemanager/slivers/reconciler.py": "a pace by sliver",
