@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,17 +27,28 @@ SERVE = str(REPOSITORY / "tests" / "benchmark" / "serve.py")
 
 def environment() -> str:
     """Return the Python of an environment with both; all other modules are those of our environment."""
-    python = OTHERS / "bin" / "python"
-    with open(f"{OTHERS}.lock", "w") as lock:
+    return create(OTHERS, REQUIREMENTS, ours=True)
+
+
+def create(folder: pathlib.Path, requirements: Sequence[str], ours: bool = False) -> str:
+    """Create a virtual environment unless it is complete; return its Python.
+
+    :param ours: the modules of our environment can be imported in it, so nothing that the requirements need is installed.
+    """
+    python = folder / "bin" / "python"
+    # Another set of requirements is another environment.
+    complete, wanted = folder / "complete", "\n".join(requirements)
+    with open(f"{folder}.lock", "w") as lock:
         lock_file(lock.fileno(), 900)
-        if not (OTHERS / "complete").exists():
-            shutil.rmtree(OTHERS, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", str(OTHERS)], check=True, timeout=120)
-            ours = sysconfig.get_path("purelib")
-            theirs = sysconfig.get_path("purelib", "venv", {"base": str(OTHERS)})
-            pathlib.Path(theirs, "ours.pth").write_text(f"{ours}\n")
-            subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *REQUIREMENTS], check=True, timeout=600)
-            (OTHERS / "complete").touch()
+        if not complete.exists() or complete.read_text() not in ("", wanted):
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+            if ours:
+                theirs = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
+                pathlib.Path(theirs, "ours.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+            options = ["--no-deps"] if ours else []
+            subprocess.run([python, "-m", "pip", "install", "-q", *options, *requirements], check=True, timeout=600)
+            complete.write_text(wanted)
     return str(python)
 
 
