@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,8 +93,11 @@ def write(lease: Lease, directory: str, insecure: bool = False) -> str:
     return os.path.join(directory, "ssh_config")
 
 
-def inventory(lease: Lease) -> dict[str, Any]:
-    """Return Ansible's dynamic inventory: a group for each label."""
+def inventory(lease: Lease, directory: str | None = None) -> dict[str, Any]:
+    """Return Ansible's inventory with a group for each label.
+
+    :param directory: of ``known_hosts``: the result is for a file, which has another form than the output of a program.
+    """
     hosts: dict[str, dict[str, Any]] = {}
     groups: dict[str, Any] = {}
     for name, node in names(lease.nodes):
@@ -104,4 +108,10 @@ def inventory(lease: Lease) -> dict[str, Any]:
         }  # fmt: skip
         for label in node.type:
             groups.setdefault(label, {"hosts": []})["hosts"].append(name)
-    return {"_meta": {"hostvars": hosts}, **groups}
+    if directory is None:
+        return {"_meta": {"hostvars": hosts}, **groups}
+    checked = f"-o UserKnownHostsFile={shlex.quote(f'{directory}/known_hosts')} -o StrictHostKeyChecking=yes"
+    return {
+        label: {"hosts": {name: hosts[name] for name in group["hosts"]}, "vars": {"ansible_ssh_common_args": checked}}
+        for label, group in groups.items()
+    }

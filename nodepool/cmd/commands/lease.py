@@ -336,8 +336,10 @@ def ssh_config(context: Context, _leases: Leases, lease: Lease) -> None:
 
 
 @_of_lease
-def show_inventory(_context: Context, _leases: Leases, lease: Lease) -> None:
-    print(json.dumps(ssh.inventory(lease), indent=2))
+def show_inventory(context: Context, _leases: Leases, lease: Lease) -> None:
+    directory = ssh.directory_of(lease.id)
+    ssh.write(lease, directory, context.args.insecure)
+    print(json.dumps(ssh.inventory(lease, directory), indent=2))
 
 
 def log_in(context: Context) -> int:

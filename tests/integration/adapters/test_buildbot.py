@@ -49,7 +49,7 @@ def start(pool: Pool, home: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[St
     token.write_text(f"{pool.token}\n")
 
     def start(scripts: dict[str, str] | None = None, run: bool = True, **workers: dict[str, Any]) -> Master:
-        common = {"label": "small", "url": pool.url, "token_file": str(token), "key_file": str(pool.key_file)}
+        common = {"label": "small-noble", "url": pool.url, "token_file": str(token), "key_file": str(pool.key_file)}
         folder = tmp_path / f"master{len(made)}"
         made.append(Master(folder, {name: {**common, **options} for name, options in workers.items()}, scripts or {}))
         if run:
@@ -83,10 +83,10 @@ def test_build_runs_on_a_leased_node_and_returns_it(start: Start, pool: Pool, ho
 
 
 def test_full_pool_shows_place_and_reason_and_a_canceled_build_withdraws(start: Start, pool: Pool, bench: LauncherBench) -> None:
-    with pool.lease("small", "small", for_="1h"):
+    with pool.lease("small-noble", "small-noble", for_="1h"):
         master = start(one={})
         master.force("one")
-        wait_for(lambda: "waiting for a node small: position 1 in the queue, " in master.step("one"), 60, "a reason")
+        wait_for(lambda: "waiting for a node small-noble: position 1 in the queue, " in master.step("one"), 60, "a reason")
         [build] = master.builds("one")
         master.post(f"builds/{build['buildid']}", "stop")
         assert master.finished("one", timeout=20) == [CANCELLED]
@@ -94,11 +94,11 @@ def test_full_pool_shows_place_and_reason_and_a_canceled_build_withdraws(start: 
 
 
 def test_pool_that_stays_full_lets_the_build_wait_for_the_next_attempt(start: Start, pool: Pool) -> None:
-    with pool.lease("small", "small", for_="1h") as other:
+    with pool.lease("small-noble", "small-noble", for_="1h") as other:
         master = start(one={"wait": "1s"})
         master.force("one")
         assert master.finished("one")[0] == RETRY
-        assert "gave up after 1s: waiting for a node small: " in master.text("one", name="worker_preparation")
+        assert "gave up after 1s: waiting for a node small-noble: " in master.text("one", name="worker_preparation")
         other.give_back()
         assert master.finished("one", 2)[-1] == SUCCESS
 
@@ -136,7 +136,7 @@ def test_stopped_master_leaves_no_lease_even_while_it_waits(start: Start, pool: 
     master = start({"two": "sleep 3600"}, two={}, three={})
     master.force("two")
     wait_for(lambda: master.builds("two") and pool.leases(), 60, "a lease")
-    with pool.lease("small", for_="1h"):
+    with pool.lease("small-noble", for_="1h"):
         master.force("three")
         wait_for(lambda: "waiting for a node" in master.step("three"), 60, "a build that waits")
         began = time.monotonic()

@@ -140,8 +140,8 @@ def test_login_works_right_away_with_checked_host_keys(
 def test_inventory_has_groups_by_label(run: Run, sshd: SSHServer) -> None:
     taken(run)
     found = json.loads(run("inventory"))
-    assert found["small"] == {"hosts": ["n1"]}
-    assert found["_meta"]["hostvars"]["n1"]["ansible_port"] == sshd.port
+    assert found["small"]["hosts"]["n1"]["ansible_port"] == sshd.port
+    assert "-o StrictHostKeyChecking=yes" in found["small"]["vars"]["ansible_ssh_common_args"]
 
 
 def test_command_runs_with_the_nodes_and_returns_them(bench: LauncherBench, run: Run) -> None:
