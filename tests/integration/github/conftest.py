@@ -107,7 +107,9 @@ class Site:
         for process in self._processes:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
-        for made, stopping in self._daemons:
+        self._processes.clear()
+        daemons, self._daemons = self._daemons, []
+        for made, stopping in daemons:
             stopping.set()
             for one in made.fleets:
                 one.stop()

@@ -21,6 +21,7 @@ from nodepool.client import Pool
 from tests.conftest import wait_for
 from tests.integration.github.conftest import Site
 from tests.integration.github.test_jobs import wait_connected
+from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request, cut_off, drop, lose_answer
 from tests.support.github import Emulator, Program, emulator
 
 pytestmark = pytest.mark.github
@@ -47,6 +48,45 @@ def test_job_is_done_although_each_call_fails_once(site: Site, service: Emulator
     wait_for(lambda: len(service.jobs("completed")) == 1, 60, "the job")
     site.wait_empty()
     assert daemon.fleets[0].failures == 0
+
+
+ACTIONS = {"drop": drop, "lost answer": lose_answer, "cut answer": cut_off}
+PATHS = ("registration-token", "runner-registration", "/runnerscalesets", "/sessions", "/queue/", "/acquirejobs",
+         "/generatejitconfig", "/agents")  # fmt: skip
+
+
+@pytest.mark.spec("GitHub: an answer may be lost on its way, or half of it")
+@pytest.mark.parametrize("action", ACTIONS)
+def test_job_is_done_although_each_answer_is_lost_once(site: Site, service: Emulator, program: Program, action: str) -> None:
+    def rewritten(request: Request, forward: Forward) -> Reply:
+        answer = forward(request)
+        answer.body = answer.body.replace(service.url.encode(), proxy.url.encode())
+        return answer
+
+    proxy = FaultProxy(("127.0.0.1", int(service.url.rpartition(":")[2])), rewritten)
+    try:
+        for path in PATHS:
+            for method in ("GET", "POST", "DELETE"):
+                proxy.fail(
+                    lambda each, path=path, method=method: path in each.path and each.method == method, ACTIONS[action](), times=1
+                )
+        daemon = site.start(url=f"{proxy.url}/org")
+
+        def connected() -> bool:
+            # A session whose answer was lost: GitHub ends it after minutes.
+            if daemon.sets[0].conflicts and service.state()["sessions"]:
+                end_session(service)
+                daemon.sets[0].conflicts = 0
+            return daemon.status()["trouble"] == []
+
+        wait_for(connected, 90, "it listens")
+        service.add_job("set")
+        wait_for(lambda: connected() and len(service.jobs("completed")) == 1, 90, "the job")
+        site.wait_empty()
+        assert len(set(program.started())) <= 2
+    finally:
+        site.stop()
+        proxy.close()
 
 
 @pytest.mark.spec("GitHub 10: tokens expire in the middle")

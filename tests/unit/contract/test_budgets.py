@@ -23,8 +23,8 @@ BUDGETS = {
     "node manager": 11_200,
     "pages": 2_430,
     "leases": 2_235,
-    "adapters": 2_080,
-    "package": 54_430,
+    "adapters": 2_050,
+    "package": 54_400,
 }
 #: Slack that a limit may have before it must be lowered.
 SLACK = 100
