@@ -116,7 +116,7 @@ class Service(Protocol):
 
     def join(self, timeout: float) -> None: ...
 
-    def status(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, Any]:
         """Return ``trouble`` and ``fleets``.
 
         The former is a list of texts, the latter a list of what `Fleet.status` returns, and ``notes``.
@@ -175,6 +175,9 @@ class Collector:
         ended = CounterMetricFamily(f"{self._prefix}_ended", "Runners that have ended in order.", labels=["fleet"])
         failed = CounterMetricFamily(f"{self._prefix}_failed", "Runners that have failed.", labels=["fleet"])
         trouble = GaugeMetricFamily(f"{self._prefix}_trouble", "What the status reports as trouble.")
+        conflicts = CounterMetricFamily(
+            f"{self._prefix}_session_conflicts", "Attempts while another listener had the session.", labels=["fleet"]
+        )
         for fleet in self._service.fleets:
             name, states = fleet.kind.name, [each.state for each in fleet.runners()]
             for state in STATES:
@@ -182,9 +185,12 @@ class Collector:
             wanted.add_metric([name], fleet.wanted or 0)
             ended.add_metric([name], fleet.done)
             failed.add_metric([name], fleet.failures)
-        found = self._service.status()["trouble"]
-        trouble.add_metric([], len(found) if isinstance(found, list) else 0)
-        yield from (runners, wanted, ended, failed, trouble)
+        status = self._service.status()
+        trouble.add_metric([], len(status["trouble"]))
+        for each in status["fleets"]:
+            if "conflicts" in each:
+                conflicts.add_metric([each["name"]], each["conflicts"])
+        yield from (runners, wanted, ended, failed, trouble, conflicts)
 
 
 #: Answers a POST: path, headers and body; returns the HTTP status.

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from nodepool.adapters.github import listener
 from nodepool.adapters.github.program import SCHEMA, GitHub
+from nodepool.adapters.runners.program import Collector
 from nodepool.client import Pool
 from tests.conftest import wait_for
 from tests.integration.github.conftest import Site
@@ -128,6 +129,8 @@ def test_second_daemon_takes_over(site: Site, service: Emulator, program: Progra
     second = site.start()
     wait_for(lambda: second.sets[0].conflicts, 30, "a conflict")
     assert "another listener has the session" in str(second.status()["trouble"])
+    [found] = [each for each in Collector(second, "x").collect() if each.name == "x_session_conflicts"]
+    assert found.samples[0].labels == {"fleet": "set"} and found.samples[0].value >= 1
     service.add_job("set")
     wait_for(lambda: service.jobs("running"), 60, "the job")
     first.send_signal(signal.SIGKILL)
