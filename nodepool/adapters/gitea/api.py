@@ -68,9 +68,9 @@ class Api(Protocol):
     def runners(self) -> list[Registration]: ...
 
     def exists(self, runner: int) -> bool:
-        """Return whether the forge still knows a runner.
+        """Return whether the forge still has a runner.
 
-        `runners` may miss some while others come and go.
+        `runners` may miss some while others are added and removed.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import pathlib
+import textwrap
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from nodepool.adapters.gitea.api import Api, Job, Registration
 from nodepool.adapters.gitea.instance import FORGOTTEN, STRAY, SWEEP, Instance, Runners
 from nodepool.adapters.runners.fleet import BUSY, IDLE, STARTING, Kind, Runner
 from nodepool.adapters.runners.program import ConfigError, Pools, read_config
+from tests import REPOSITORY
 
 TOKEN, SECRET = "0123456789abcdef", "webhook-secret"
 
@@ -333,6 +335,25 @@ def test_smallest_configuration_has_the_defaults_of_gitea(tmp_path: pathlib.Path
 def test_wrong_configuration_is_refused_with_the_place(tmp_path: pathlib.Path, changes: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         service_of(tmp_path, **changes)
+
+
+def test_example_of_the_manual_is_correct(tmp_path: pathlib.Path) -> None:
+    page = (REPOSITORY / "doc" / "operation" / "gitea.rst").read_text()
+    example = page.partition(".. code-block:: yaml\n\n")[2].partition("\n\n3. ")[0]
+    path = tmp_path / "gitea.yaml"
+    path.write_text(textwrap.dedent(example))
+    [instance] = read_config(str(path), program.SCHEMA)["instances"]
+    assert [one["label"] for one in instance["runners"]] == ["small-noble", "small-jammy"]
+
+
+def test_check_reports_a_correct_and_a_wrong_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config(tmp_path)
+    path = tmp_path / "gitea.yaml"
+    assert program.main(["--config", str(path), "check"]) == 0
+    assert capsys.readouterr().out == f"{path}: correct\n"
+    (tmp_path / "token").chmod(0o644)
+    with pytest.raises(SystemExit, match="can be read by everyone"):
+        program.main(["--config", str(path), "check"])
 
 
 def test_webhooks_reach_their_instance_only(tmp_path: pathlib.Path) -> None:
