@@ -15,7 +15,7 @@ import voluptuous as v
 from nodepool.adapters.gitea.api import DIALECTS, Connection
 from nodepool.adapters.gitea.instance import Instance, Runners
 from nodepool.adapters.runners import program
-from nodepool.adapters.runners.program import FLEET, NODEPOOL, TIME, ConfigError, Listener, Pools
+from nodepool.adapters.runners.program import FLEET, NODEPOOL, TIME, ConfigError, Pools
 
 PROGRAM = "nodepool-gitea"
 LISTEN = "127.0.0.1:8011"
@@ -121,33 +121,15 @@ def instance_of(entry: Mapping[str, Any], pools: Pools, stopping: threading.Even
 
 
 def create_parser() -> argparse.ArgumentParser:
-    made = program.parser(PROGRAM, "Gitea and Forgejo: run each job on a node of the pool.")
-    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, text in (
-        ("run", "serve until SIGTERM"),
-        ("check", "check the configuration"),
-        ("status", "show what the daemon does now"),
-    ):
-        commands.add_parser(name, help=text, description=text)
-    return made
+    return program.parser(PROGRAM, "Gitea and Forgejo: run each job on a node of the pool.")[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status."""
     args = create_parser().parse_args(argv)
     with program.reported():
-        config = program.read_config(args.config, SCHEMA)
-        if args.command == "status":
-            print(program.show_status(program.ask_status(str(config["listen"]))))
-            return 0
-        stopping = threading.Event()
-        pools = Pools(config["nodepool"], PROGRAM)
-        service = Gitea(config, pools, stopping)
-        if args.command == "check":
-            print(f"{args.config}: correct")
-            return 0
-        program.set_up_log(args.debug)
-        return program.serve(service, stopping, pools, Listener(str(config["listen"]), service, PROGRAM, service.receive))
+        program.run(args, PROGRAM, program.read_config(args.config, SCHEMA), Gitea)
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import voluptuous as v
 from nodepool.adapters.github.listener import CLOSE, ScaleSet, Settings
 from nodepool.adapters.github.service import Place, Service, app_token
 from nodepool.adapters.runners import program
-from nodepool.adapters.runners.program import FLEET, NODEPOOL, ConfigError, Listener, Pools
+from nodepool.adapters.runners.program import FLEET, NODEPOOL, ConfigError, Pools
 
 PROGRAM = "nodepool-github"
 LISTEN = "127.0.0.1:8010"
@@ -58,6 +58,10 @@ class GitHub:
     def status(self) -> Mapping[str, object]:
         fleets = [one.status() for one in self.sets]
         return {"trouble": [f"{one['name']}: {one['trouble']}" for one in fleets if one["trouble"]], "fleets": fleets}
+
+    def receive(self, path: str, headers: Mapping[str, str], body: bytes) -> int:
+        """Return 404: GitHub sends no messages here."""
+        return 404
 
 
 def settings_of(config: Mapping[str, Any]) -> list[Settings]:
@@ -117,16 +121,9 @@ def remove(config: Mapping[str, Any], name: str) -> None:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    made = program.parser(PROGRAM, "GitHub Actions: run each job of a scale set on a node of the pool.")
-    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, text in (
-        ("run", "serve until SIGTERM"),
-        ("check", "check the configuration"),
-        ("status", "what the daemon does now"),
-    ):
-        commands.add_parser(name, help=text, description=text)
-    one = commands.add_parser("remove", help="delete a scale set", description="delete a scale set, after its jobs have ended")
-    one.add_argument("name", metavar="NAME")
+    made, commands = program.parser(PROGRAM, "GitHub Actions: run each job of a scale set on a node of the pool.")
+    text = "delete a scale set, after its jobs have ended"
+    commands.add_parser("remove", help=text, description=text).add_argument("name", metavar="NAME")
     return made
 
 
@@ -135,20 +132,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = create_parser().parse_args(argv)
     with program.reported():
         config = program.read_config(args.config, SCHEMA)
-        if args.command == "status":
-            print(program.show_status(program.ask_status(str(config["listen"]))))
-            return 0
         if args.command == "remove":
             remove(config, args.name)
-            return 0
-        stopping = threading.Event()
-        pools = Pools(config["nodepool"], PROGRAM)
-        service = GitHub(config, pools, stopping)
-        if args.command == "check":
-            print(f"{args.config}: correct")
-            return 0
-        program.set_up_log(args.debug)
-        return program.serve(service, stopping, pools, Listener(str(config["listen"]), service, PROGRAM))
+        else:
+            program.run(args, PROGRAM, config, GitHub)
+    return 0
 
 
 if __name__ == "__main__":

@@ -123,9 +123,13 @@ class Service(Protocol):
         """
         ...
 
+    def receive(self, path: str, headers: Mapping[str, str], body: bytes) -> int:
+        """Return the HTTP status for a message of the forge."""
+        ...
 
-#: Makes the service from its checked configuration, the section for the pool, and the event that ends it.
-Create = Callable[[Mapping[str, object], "Pools", threading.Event], Service]
+
+#: Makes the service from its checked configuration; the event ends it.
+Create = Callable[[Mapping[str, Any], "Pools", threading.Event], Service]
 
 
 class Pools:
@@ -193,19 +197,17 @@ class Collector:
         yield from (runners, wanted, ended, failed, trouble, conflicts)
 
 
-#: Answers a POST: path, headers and body; returns the HTTP status.
-Receive = Callable[[str, Mapping[str, str], bytes], int]
 #: Bytes of a body that is read.
 MOST_BODY = 1 << 20
 
 
 class Listener:
-    """Serves ``/status`` (JSON), ``/metrics``, and POST for who gives a function for it.
+    """Serves ``/status`` (JSON) and ``/metrics``; messages by POST are those of the service.
 
     :param address: ``host:port``; port 0: any.
     """
 
-    def __init__(self, address: str, service: Service, program: str, receive: Receive | None = None) -> None:
+    def __init__(self, address: str, service: Service, program: str) -> None:
         registry = prometheus_client.CollectorRegistry()
         registry.register(Collector(service, program))
         host, port = split_address(address)
@@ -224,11 +226,11 @@ class Listener:
 
             def do_POST(self) -> None:
                 text = self.headers.get("Content-Length", "")
-                if receive is None or not text.isdecimal() or int(text) > MOST_BODY:
+                if not text.isdecimal() or int(text) > MOST_BODY:
                     self.close_connection = True
-                    self.answer(404 if receive is None else 413, "text/plain", b"")
+                    self.answer(413, "text/plain", b"")
                     return
-                self.answer(receive(self.path, dict(self.headers.items()), self.rfile.read(int(text))), "text/plain", b"")
+                self.answer(service.receive(self.path, dict(self.headers.items()), self.rfile.read(int(text))), "text/plain", b"")
 
             def answer(self, status: int, kind: str, body: bytes) -> None:
                 self.send_response(status)
@@ -272,14 +274,12 @@ def dump_stacks(_number: int, _frame: FrameType | None) -> None:
         logging.getLogger("nodepool.stack_dump").warning("Threads: %s\n%s", names, file.read())
 
 
-def serve(service: Service, stopping: threading.Event, pools: Pools, listener: Listener | None) -> int:
-    """Run a service until SIGTERM or SIGINT; return the exit status."""
+def _serve(service: Service, stopping: threading.Event, pools: Pools, listener: Listener) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stopping.set())
     signal.signal(signal.SIGUSR2, dump_stacks)
     pools.open()
-    if listener is not None:
-        listener.start()
+    listener.start()
     service.start()
     log.info("started: version %s, process %d", metadata.version("nodepool"), os.getpid())
     # Signals wake this wait; its limit is for systems where they arrive in another thread.
@@ -289,10 +289,8 @@ def serve(service: Service, stopping: threading.Event, pools: Pools, listener: L
     for fleet in service.fleets:
         fleet.stop()
     service.join(STOP)
-    if listener is not None:
-        listener.stop()
+    listener.stop()
     pools.close()
-    return 0
 
 
 def ask_status(address: str) -> Mapping[str, object]:
@@ -332,13 +330,38 @@ def set_up_log(debug: bool) -> None:
     logging.getLogger("urllib3").setLevel(logging.WARNING)
 
 
-def parser(program: str, description: str) -> argparse.ArgumentParser:
+def parser(program: str, description: str) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+    """Return the parser of a daemon's program, and its commands, of which there may be more."""
     made = argparse.ArgumentParser(program, description=description)
     made.add_argument("--version", action="version", version=f"Nodepool version: {metadata.version('nodepool')}")
     made.add_argument("--config", metavar="FILE", default=f"/etc/nodepool/{program.removeprefix('nodepool-')}.yaml",
                       help="default: %(default)s")  # fmt: skip
     made.add_argument("--debug", action="store_true", help="log details")
-    return made
+    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in (
+        ("run", "serve until SIGTERM"),
+        ("check", "check the configuration"),
+        ("status", "show what the daemon does now"),
+    ):
+        commands.add_parser(name, help=text, description=text)
+    return made, commands
+
+
+def run(args: argparse.Namespace, program: str, config: Mapping[str, Any], create: Create) -> None:
+    """Run a command that all daemons have.
+
+    :raises ConfigError: the configuration cannot be used, or no daemon answers.
+    """
+    if args.command == "status":
+        print(show_status(ask_status(config["listen"])))
+        return
+    stopping, pools = threading.Event(), Pools(config["nodepool"], program)
+    service = create(config, pools, stopping)
+    if args.command == "check":
+        print(f"{args.config}: correct")
+        return
+    set_up_log(args.debug)
+    _serve(service, stopping, pools, Listener(config["listen"], service, program))
 
 
 @contextlib.contextmanager

@@ -112,7 +112,7 @@ class Daemon:
         config = read_config(self.config(**options), program.SCHEMA)
         self._pools = Pools(config["nodepool"], program.PROGRAM)
         self.service = program.Gitea(config, self._pools, self._stopping)
-        self.listener = Listener(str(config["listen"]), self.service, program.PROGRAM, self.service.receive)
+        self.listener = Listener(str(config["listen"]), self.service, program.PROGRAM)
         self._pools.open()
         self.listener.start()
         self.service.start()
