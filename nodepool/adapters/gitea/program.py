@@ -85,7 +85,7 @@ class Gitea:
 
     def receive(self, path: str, headers: Mapping[str, str], body: bytes) -> int:
         """Return the HTTP status for a message of a webhook."""
-        instance = self.instances.get(path.removeprefix(WEBHOOK)) if path.startswith(WEBHOOK) else None
+        instance = self.instances.get(path.removeprefix(WEBHOOK))
         return 404 if instance is None else instance.receive(headers, body)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from nodepool.adapters.gitea import instance
 from nodepool.adapters.runners import fleet
+from nodepool.adapters.runners.program import ask_status, show_status
 from tests.conftest import wait_for
 from tests.integration.gitea.conftest import NODES, Daemon
 from tests.support.deadline import limit
@@ -49,7 +50,7 @@ def test_many_jobs_never_have_more_runners_than_allowed(daemon: Daemon, gitea: F
 
     def all_ended() -> bool:
         nonlocal most
-        most = max(most, len(gitea.runners()))
+        most = max(most, len(gitea.runners()), len(daemon.pool.leases()))
         return set(gitea.states(repository).values()) == {"success"}
 
     wait_for(all_ended, 180, "20 jobs")
@@ -135,7 +136,9 @@ def test_busy_runner_is_not_removed(daemon: Daemon, gitea: Forge) -> None:
     repository = daemon.run({"check": f"until [ -e {daemon.folder}/go ]; do sleep 0.1; done"})
     wait_for(lambda: gitea.states(repository) == {"check": "in_progress"}, 60, "the job runs")
     wait_for(lambda: '"busy", ' in daemon.status(), 20, "the runner is known as busy")
-    assert '"job": "check"' in daemon.status()
+    assert daemon.listener is not None
+    text = show_status(ask_status(f"127.0.0.1:{daemon.listener.port}"))
+    assert f"main/{daemon.label} (label small): wanted 1 of {NODES}; 1 busy" in text and "check; on node" in text
     [runner] = service.fleets[0].runners()
     [runners] = service.instances["main"].runners
     assert not runners.remove(runner.name)
@@ -208,3 +211,25 @@ def test_restart_of_the_server_disturbs_no_job(daemon: Daemon, gitea: Forge) -> 
     assert daemon.ended(repository) == {"check": "success", "second": "success"}
     daemon.idle()
     assert service.fleets[0].failures == 0
+
+
+@pytest.mark.spec("Gitea 8: a runner that crashes during its job")
+def test_crashed_runner_returns_its_node_and_does_not_delay_others(daemon: Daemon, gitea: Forge) -> None:
+    service = daemon.start()
+    repository = daemon.run({"check": f"until [ -e {daemon.folder}/go ]; do sleep 0.1; done; kill -KILL $PPID"})
+    wait_for(lambda: '"busy", ' in daemon.status(), 60, "the runner is known as busy")
+    (daemon.folder / "go").touch()
+    wait_for(lambda: daemon.pool.leases() == [], 30, "the node is returned")
+    assert (service.fleets[0].failures, service.fleets[0].broken.left) == (0, 0.0)
+    gitea.cancel(repository)  # the server itself does so after ten minutes
+    daemon.idle()
+
+
+@pytest.mark.spec("Gitea 3.3: the program is missing on the node")
+def test_missing_program_is_named_and_not_tried_again_soon(daemon: Daemon, gitea: Forge) -> None:
+    service = daemon.start(command="no-such-runner daemon")
+    repository = daemon.run({"check": "true"})
+    wait_for(lambda: "no-such-runner is not in PATH on the node" in daemon.status(), 60, "the reason")
+    assert service.fleets[0].broken.left > 200 and service.fleets[0].failures == 1
+    gitea.cancel(repository)
+    daemon.idle()

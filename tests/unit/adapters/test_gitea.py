@@ -27,10 +27,12 @@ TOKEN, SECRET = "0123456789abcdef", "webhook-secret"
 class Recorded:
     """A forge without a network."""
 
-    command, no_job = "runner daemon", ()
+    command = "runner daemon"
 
     def __init__(self, binds: bool = False) -> None:
         self.binds = binds
+        self.no_job: tuple[int, ...] = ()
+        self.reads = 0
         self.jobs: list[Job] = []
         self.known: list[Any] = []
         self.removed: list[int] = []
@@ -41,6 +43,7 @@ class Recorded:
         return self.jobs
 
     def runners(self) -> list[Any]:
+        self.reads += 1
         return self.known
 
     def register(self, name: str, labels: Any, job: Job | None) -> tuple[int, bytes]:
@@ -84,7 +87,8 @@ NOBLE = frozenset({"noble"})
 @pytest.mark.spec("Gitea 2: desired number per label set = queued jobs with exactly that set")
 def test_jobs_with_other_labels_are_not_counted() -> None:
     runners = fleet_of(Recorded(), labels=("gpu:host", "self-hosted:host"))
-    runners.tell([Job(1, "a", frozenset({"self-hosted", "gpu"})), Job(2, "b", frozenset({"gpu"})), Job(3, "c", NOBLE)])
+    labels = [{"self-hosted", "gpu"}, {"gpu"}, {"noble"}, {"self-hosted", "gpu", "big"}]
+    runners.tell([Job(number, "a", frozenset(each)) for number, each in enumerate(labels)])
     assert free(runners) == 1
 
 
@@ -141,8 +145,16 @@ def registration(number: int, name: str, online: bool = False) -> Any:
     return Registration(number, name, online)
 
 
+@pytest.mark.spec("Forgejo 6: status 2 without a job is no failure")
+def test_forgejo_runner_without_a_job_is_no_failure() -> None:
+    api = Recorded(binds=True)
+    api.no_job = (2,)
+    assert fleet_of(api).failure(2) is None
+
+
 @pytest.mark.parametrize(("status", "text"), [
-    (0, None), (1, "runner ended with status 1"), (None, "runner was killed"), (127, "runner is not in PATH on the node"),
+    (0, None), (1, "runner ended with status 1"), (2, "runner ended with status 2"), (None, "runner was killed"),
+    (127, "runner is not in PATH on the node"),
 ])  # fmt: skip
 def test_end_of_the_program_is_understood(status: int | None, text: str | None) -> None:
     failure = fleet_of(Recorded()).failure(status)
@@ -189,6 +201,15 @@ def test_registration_without_a_lease_is_removed_later(clock: Clock, monkeypatch
     assert api.removed == [2]
 
 
+def test_registrations_are_not_read_at_each_poll(clock: Clock) -> None:
+    api = Recorded()
+    instance = instance_of(api, fleet_of(api))
+    for _ in range(11):
+        instance.sweep()
+        clock.now += SWEEP / 10
+    assert api.reads == 2
+
+
 def test_registrations_are_kept_while_the_leases_are_unknown(clock: Clock) -> None:
     api = Recorded()
     runners = fleet_of(api)
@@ -206,6 +227,7 @@ def test_runner_that_the_forge_has_forgotten_is_stopped_later(clock: Clock, monk
     runners = fleet_of(api)
     found = with_runners(runners, monkeypatch, **{"np-a": BUSY, "np-b": STARTING})
     runners.register("np-a")
+    runners.register("np-b")
     instance = instance_of(api, runners)
     instance.sweep()
     clock.now += FORGOTTEN / 2

@@ -205,6 +205,15 @@ def test_runner_that_counts_as_busy_is_not_removed(served: Served) -> None:
     assert not Gitea(served.connection()).remove(7)
 
 
+@pytest.mark.parametrize("status", [404, 405])
+def test_runner_is_removed_where_it_cannot_be_disabled(served: Served, status: int) -> None:
+    served.answers["PATCH /api/v1/admin/actions/runners/7"] = lambda _request: Reply(status, b"")
+    served.answers["DELETE /api/v1/admin/actions/runners/7"] = lambda _request: ""
+    served.answers[JOBS] = pages([], "jobs")
+    assert Gitea(served.connection()).remove(7)
+    assert served.asked()[-1].startswith("DELETE ")
+
+
 def test_runner_that_no_longer_exists_is_removed(served: Served) -> None:
     served.answers[JOBS] = pages([], "jobs")
     assert Gitea(served.connection()).remove(7)
@@ -233,6 +242,13 @@ def test_forgejo_runner_is_made_for_one_job(served: Served) -> None:
     job = Job(1, "check", frozenset({"noble"}), handle="h-1")
     assert Forgejo(served.connection()).register("np-a", ["noble:host"], job) == (3, b"t-t\nu-u\nh-1\n")
     assert json.loads(served.proxy.requests[0].body) == {"name": "np-a", "description": "nodepool: check", "ephemeral": True}
+
+
+@pytest.mark.parametrize(("answer", "handle"), [({"id": 3, "uuid": "u-u"}, "h"), ({"id": 3, "uuid": "u", "token": "t"}, "h\nx")])
+def test_forgejo_runner_without_a_token_or_with_odd_texts_is_refused(served: Served, answer: Any, handle: str) -> None:
+    served.answers[MADE] = lambda _request: answer
+    with pytest.raises(ForgeError, match="the new runner has no token"):
+        Forgejo(served.connection()).register("np-a", ["noble:host"], Job(1, "check", frozenset(), handle=handle))
 
 
 @pytest.mark.spec("Forgejo 6: the token by file, never on the command line; no --wait")
