@@ -88,6 +88,7 @@ class Settings:
     token_file: str | None = None
     key_file: str | None = None
     tenant: str | None = None
+    priority: str | None = None
     wait: Duration = "30m"
     program: str = "buildbot-worker"
     tls: bool = False
@@ -133,7 +134,7 @@ class Machine:
         settings, notes = self._settings, {"buildbot": self._mark, "start": START_ID}
         # Returns at once, so that canceling need not wait for a node.
         self.lease = lease = settings.pool().lease(
-            settings.label, wait=None, tenant=settings.tenant, purpose=purpose[:200], notes=notes
+            settings.label, wait=None, tenant=settings.tenant, priority=settings.priority, purpose=purpose[:200], notes=notes
         )
         self._wait(lease, time.monotonic() + seconds(settings.wait), told)
         host, _, port = settings.master.rpartition(":")
@@ -210,6 +211,7 @@ class NodepoolLatentWorker(AbstractLatentWorker):
     :param master: ``HOST:PORT``, as the worker reaches the master.
     :param url, token_file, key_file: of the pool, and the private key for SSH; see :class:`nodepool.client.Pool`. The file
         with the token is read at each start.
+    :param tenant, priority: of the lease.
     :param wait: longest time to wait for a node.
     :param program: of the worker, on the node.
     :param tls: encrypt the connection to the master.

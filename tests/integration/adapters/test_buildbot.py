@@ -84,9 +84,10 @@ def test_build_runs_on_a_leased_node_and_returns_it(start: Start, pool: Pool, ho
 
 def test_full_pool_shows_place_and_reason_and_a_canceled_build_withdraws(start: Start, pool: Pool, bench: LauncherBench) -> None:
     with pool.lease("small-noble", "small-noble", for_="1h"):
-        master = start(one={})
+        master = start(one={"priority": "300", "tenant": "acme"})
         master.force("one")
         wait_for(lambda: "waiting for a node small-noble: position 1 in the queue, " in master.step("one"), 60, "a reason")
+        assert [(lease.id[:4], lease.tenant) for lease in pool.leases(state="waiting")] == [("300-", "acme")]
         [build] = master.builds("one")
         master.post(f"builds/{build['buildid']}", "stop")
         assert master.finished("one", timeout=20) == [CANCELLED]
