@@ -15,7 +15,7 @@ import pytest
 from nodepool.client import Pool
 from tests import REPOSITORY
 from tests.conftest import wait_for
-from tests.integration.lease.conftest import Api
+from tests.integration.lease.conftest import places
 from tests.support.launcher import LauncherBench
 from tests.support.sshd import SSHServer, ssh_server
 
@@ -43,17 +43,8 @@ def sshd(home: pathlib.Path) -> Iterator[SSHServer]:
 
 @pytest.fixture
 def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
-    """A pool with two nodes on one host, with the label of the manual."""
-    host = {
-        "name": "127.0.0.1", "labels": ["small-noble"], "username": "root", "connection-port": sshd.port,
-        "max-parallel-jobs": 2, "host-key-checking": True,
-    }  # fmt: skip
-    entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
-    api = Api(bench, bench.start({"labels": [{"name": "small-noble"}], "providers": [entry]}), tmp_path)
-    try:
-        yield Pool(api.url, api.token(), str(sshd.client_key))
-    finally:
-        api.app.stop()
+    with places(bench, sshd, tmp_path, label="small-noble") as made:
+        yield made
 
 
 @pytest.fixture

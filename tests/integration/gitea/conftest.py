@@ -21,7 +21,7 @@ from nodepool.adapters.runners.program import Listener, Pools, read_config
 from nodepool.client import Pool
 from tests import REPOSITORY
 from tests.conftest import wait_for
-from tests.integration.lease.conftest import Api
+from tests.integration.lease.conftest import places
 from tests.support.gitea import Forge, running
 from tests.support.launcher import LauncherBench
 from tests.support.sshd import SSHServer, ssh_server
@@ -55,16 +55,8 @@ def sshd() -> Iterator[SSHServer]:
 
 @pytest.fixture
 def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
-    host = {
-        "name": "127.0.0.1", "labels": ["small"], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": NODES,
-        "host-key-checking": True,
-    }  # fmt: skip
-    entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
-    api = Api(bench, bench.start({"labels": [{"name": "small"}], "providers": [entry]}), tmp_path)
-    try:
-        yield Pool(api.url, api.token(), str(sshd.client_key))
-    finally:
-        api.app.stop()
+    with places(bench, sshd, tmp_path, NODES) as made:
+        yield made
 
 
 class Daemon:

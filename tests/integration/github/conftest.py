@@ -20,7 +20,7 @@ from nodepool.adapters.runners import fleet
 from nodepool.adapters.runners.program import Pools
 from nodepool.client import Pool
 from tests.conftest import wait_for
-from tests.integration.lease.conftest import Api, sshd
+from tests.integration.lease.conftest import places, sshd
 from tests.support.github import TOKEN, Emulator, Program, emulator
 from tests.support.launcher import LauncherBench
 from tests.support.ports import reserve
@@ -43,17 +43,8 @@ def program(tmp_path: pathlib.Path, service: Emulator) -> Program:
 
 @pytest.fixture
 def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
-    """Places ``small`` on one host."""
-    host = {
-        "name": "127.0.0.1", "labels": ["small"], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": PLACES,
-        "host-key-checking": True,
-    }  # fmt: skip
-    entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
-    api = Api(bench, bench.start({"labels": [{"name": "small"}, {"name": "none"}], "providers": [entry]}), tmp_path)
-    try:
-        yield Pool(api.url, api.token(), str(sshd.client_key))
-    finally:
-        api.app.stop()
+    with places(bench, sshd, tmp_path, PLACES, "small", "none") as made:
+        yield made
 
 
 class Site:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import pathlib
@@ -88,16 +89,25 @@ def sshd() -> Iterator[SSHServer]:
         yield server
 
 
-@pytest.fixture
-def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
-    """A pool with two nodes on one host."""
+@contextlib.contextmanager
+def places(
+    bench: LauncherBench, sshd: SSHServer, directory: pathlib.Path, number: int = 2, label: str = "small", *others: str
+) -> Iterator[Pool]:
+    """A pool with nodes on one host, and labels that it does not offer."""
     host = {
-        "name": "127.0.0.1", "labels": ["small"], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": 2,
+        "name": "127.0.0.1", "labels": [label], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": number,
         "host-key-checking": True,
     }  # fmt: skip
     entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
-    api = Api(bench, bench.start({"labels": [{"name": "small"}], "providers": [entry]}), tmp_path)
+    labels = [{"name": name} for name in (label, *others)]
+    api = Api(bench, bench.start({"labels": labels, "providers": [entry]}), directory)
     try:
         yield Pool(api.url, api.token(), str(sshd.client_key))
     finally:
         api.app.stop()
+
+
+@pytest.fixture
+def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
+    with places(bench, sshd, tmp_path) as made:
+        yield made
