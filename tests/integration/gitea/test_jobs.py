@@ -17,10 +17,9 @@ from tests.integration.gitea.conftest import NODES, Daemon
 from tests.support.deadline import limit
 from tests.support.gitea import Forge
 
-pytestmark = pytest.mark.gitea
+pytestmark = [pytest.mark.gitea, pytest.mark.full]
 
 
-@pytest.mark.core
 @pytest.mark.spec("Gitea 8: lease, runner for one job, success, no registration, no node")
 def test_job_runs_on_a_leased_node_and_nothing_is_left(daemon: Daemon, gitea: Forge) -> None:
     service = daemon.start()

@@ -13,7 +13,7 @@ from tests.integration.gitea.conftest import Daemon
 from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request
 from tests.support.gitea import Forge
 
-pytestmark = pytest.mark.gitea
+pytestmark = [pytest.mark.gitea, pytest.mark.full]
 
 #: Side of the call, method, and end of its path.
 CALLS = {

@@ -25,7 +25,7 @@ from tests.integration.github.test_jobs import wait_connected
 from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request, cut_off, drop, lose_answer
 from tests.support.github import Emulator, Program, emulator
 
-pytestmark = pytest.mark.github
+pytestmark = [pytest.mark.github, pytest.mark.full]
 ENDPOINTS = ("registrationToken", "adminConnection", "scaleSets", "sessions", "getMessage", "deleteMessage", "acquireJobs",
              "generateJitConfig", "runners")  # fmt: skip
 

@@ -13,7 +13,7 @@ from tests.conftest import wait_for
 from tests.integration.github.conftest import Site
 from tests.support.github import Emulator, Program
 
-pytestmark = pytest.mark.github
+pytestmark = [pytest.mark.github, pytest.mark.full]
 
 
 def wait_connected(service: Emulator, name: str = "set") -> None:
