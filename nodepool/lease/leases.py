@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -103,8 +103,7 @@ class Leases:
         while True:
             found = self._with_key(terms.owner, key)
             if found is not None:
-                # Nothing is known about the labels of nodes that were lost.
-                if found.terms.size != len(request.node_types) or Counter(found.labels) - Counter(request.node_types):
+                if not found.fits(request.node_types):
                     raise LeaseError(Reason.KEY_IN_USE, f"key {key} belongs to lease {found.id} of {', '.join(found.labels)}")
                 return found
             txn = Txn(kazoo)

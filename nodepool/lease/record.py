@@ -133,6 +133,14 @@ class Lease:
         """Return how many nodes of the lease no longer exist."""
         return self.terms.size - len(self.nodes) if self.state is LeaseState.HELD else 0
 
+    def fits(self, labels: Sequence[str]) -> bool:
+        """Return whether it may come from a request for these labels.
+
+        A node may have several labels, and nothing is known about those of nodes that were lost.
+        """
+        known = all(set(node.type) & set(labels) for node in self.nodes) if self.nodes else sorted(self.labels) == sorted(labels)
+        return known and self.terms.size == len(labels)
+
 
 def end_of(node: Node) -> float | None:
     """Return the Unix time at which launchers end the hold of a node; None: never."""

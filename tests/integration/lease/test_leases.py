@@ -172,6 +172,10 @@ def test_same_key_gives_the_same_lease(bench: LauncherBench, leases: Leases) -> 
     leases.hand_over(first.id, 600)
     again = leases.ask(["fake-label"], terms)
     assert (again.id, again.state) == (first.id, LeaseState.HELD)
+    bench.zuul.write_node(again.nodes[0].id or "", type=["first", "fake-label"])
+    assert leases.ask(["fake-label"], terms).id == first.id, "a node with several labels"
+    for labels in (["other"], ["fake-label", "fake-label"]):
+        refused(Reason.KEY_IN_USE, lambda labels=labels: leases.ask(labels, terms))
     leases.give_back(first.id)
     assert leases.ask(["fake-label"], terms).id != first.id, "the key of an ended lease"
 
