@@ -12,10 +12,12 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.adapters.gitea.api import DIALECTS, Connection
-from nodepool.adapters.gitea.instance import Instance, Runners
 from nodepool.adapters.runners import program
-from nodepool.adapters.runners.program import FLEET, NODEPOOL, TIME, ConfigError, Pools
+from nodepool.adapters.runners.program import FLEET, NODEPOOL, TIME, ConfigError, Pools, needing
+
+with needing("gitea"):
+    from nodepool.adapters.gitea.api import DIALECTS, Connection
+    from nodepool.adapters.gitea.instance import Instance, Runners
 
 PROGRAM = "nodepool-gitea"
 LISTEN = "127.0.0.1:8011"

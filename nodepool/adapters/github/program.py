@@ -11,10 +11,12 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.adapters.github.listener import CLOSE, ScaleSet, Settings
-from nodepool.adapters.github.service import Place, Service, app_token
 from nodepool.adapters.runners import program
-from nodepool.adapters.runners.program import FLEET, NODEPOOL, ConfigError, Pools
+from nodepool.adapters.runners.program import FLEET, NODEPOOL, ConfigError, Pools, needing
+
+with needing("github"):
+    from nodepool.adapters.github.listener import CLOSE, ScaleSet, Settings
+    from nodepool.adapters.github.service import Place, Service, app_token
 
 PROGRAM = "nodepool-github"
 LISTEN = "127.0.0.1:8010"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
+import jwt
 import requests
 import requests.adapters
 
@@ -92,8 +93,6 @@ def app_token(client: str, key: str) -> str:
     :param key: private key, PEM.
     :raises ConfigError: the key is not one.
     """
-    import jwt
-
     now = int(time.time())
     try:
         return jwt.encode({"iss": client, "iat": now - 60, "exp": now + 480}, key, algorithm="RS256")
@@ -405,8 +404,6 @@ def _told(answer: requests.Response) -> float | None:
 
 def _end_of(token: str) -> float:
     """Return the Unix time at which a JWT ends; it is not verified. Unknown: in ten minutes."""
-    import jwt
-
     try:
         return float(jwt.decode(token, options={"verify_signature": False})["exp"])
     except (jwt.PyJWTError, KeyError, TypeError, ValueError):

@@ -365,6 +365,15 @@ def run(args: argparse.Namespace, program: str, config: Mapping[str, Any], creat
 
 
 @contextlib.contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Let a missing package end the program with a text."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error.name} is not installed; it comes with the extra: pip install '/path/to/clone[{extra}]'")
+
+
+@contextlib.contextmanager
 def reported() -> Iterator[None]:
     """Let expected errors end the program with a text and status 1."""
     try:

@@ -158,7 +158,7 @@ def test_packages_of_each_extra_are_known_to_the_error_message(monkeypatch: pyte
     extras = {
         name: lines
         for name, lines in setup["options.extras_require"].items()
-        if name not in ("all", "test", "doc", "profile", "simulate")
+        if name not in ("all", "test", "doc", "profile", "simulate", "buildbot")
     }
     known = {re.split(r"[^\w.-]", line)[0].lower() for lines in extras.values() for line in lines.split("\n")} - {"", "#"}
     assert {name.lower() for name in optional.DISTRIBUTIONS.values()} == known

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -79,3 +81,10 @@ def test_runner_with_a_job_is_busy(fleet: Fleet, state: str, after: str) -> None
     runner.enter(state)
     runner.works("check")
     assert (runner.state, runner.job) == (after, "check")
+
+
+@pytest.mark.parametrize(("name", "module"), [("github", "jwt"), ("gitea", "requests")])
+def test_missing_package_is_named_with_its_extra(name: str, module: str) -> None:
+    script = f"import sys; sys.modules[{module!r}] = None; import nodepool.adapters.{name}.program as p; p.main(['check'])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1 and f"{module} is not installed" in done.stderr and f"clone[{name}]" in done.stderr
