@@ -7,6 +7,7 @@ Nothing is stored here: after a crash, the leases and what runs on their nodes t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 import subprocess
@@ -23,8 +24,8 @@ from nodepool.client import Lease, LeaseEnded, NodepoolError, NotAllowed, Pool
 UNTIL_STARTED = 900
 #: Seconds: of one look at a program, of a small command, and between two looks for leases that nobody attends to.
 LOOK, COMMAND, LOOK_FOR_LEASES = 30, 60, 300.0
-#: Seconds until another attempt when the launcher does not answer.
-RETRY = 5.0
+#: Seconds until another attempt when the launcher does not answer, and for withdrawals at the end.
+RETRY, STOP = 5.0, 5.0
 #: Seconds that a runner above the wanted number may still be idle.
 LINGER = 30.0
 #: Seconds of the first and of the longest pause after runners that failed, and after runners that got no job.
@@ -106,6 +107,8 @@ class Runner:
 
     def __init__(self, fleet: Fleet, name: str, lease: Lease | None = None) -> None:
         self.fleet, self.name, self.lease = fleet, name, lease
+        #: Whether the forge and the node may know it.
+        self._registered = self._begun = lease is not None
         self.state, self.since = WAITING, time.monotonic()
         self.why = ""
         #: The job that it runs, if the forge tells, and what of that is in the lease's notes.
@@ -156,12 +159,11 @@ class Runner:
     def _live(self) -> None:
         try:
             self._serve()
-        except LeaseEnded as error:
-            if not self.withdrawn:
-                self._failed(f"its lease has ended: {error}")
         except (NodepoolError, ForgeError, OSError, subprocess.SubprocessError) as error:
+            ended = "its lease has ended: " if isinstance(error, LeaseEnded) else ""
             if not self.withdrawn:
-                self._failed(str(error) or type(error).__name__)
+                self._failed(ended + (str(error) or type(error).__name__))
+            self._forget()
         except Exception as error:
             self.fleet.log.exception("%s: runner %s", self.fleet.kind.name, self.name)
             self._failed(f"{type(error).__name__}: {error}")
@@ -178,10 +180,9 @@ class Runner:
     def _serve(self) -> None:
         lease = self._leased()
         self.enter(STARTING)
+        self._heard = time.monotonic()
         self.why = f"on node {lease.nodes[0].id}"
-        if self._look(0)[0] == "none":
-            if self.surplus:
-                return
+        if not self._begun:
             self._begin(lease)
         self._watch(lease)
 
@@ -204,18 +205,34 @@ class Runner:
         raise LeaseEnded("stopped", "it is no longer needed")
 
     def _begin(self, lease: Lease) -> None:
+        self._registered = True
         secret = self.fleet.forge.register(self.name)
         inner = f"{self.fleet.forge.script}\ns=$?; echo $s > status.new && mv status.new status"
         script = (
             f"umask 077; {HOME}; mkdir -p {FOLDER} && mkdir {self._folder} && cd {self._folder} && cat > secret && "
             f"{{ setsid sh -c {shlex.quote(inner)} > log 2>&1 < /dev/null & echo $! > pid; }}"
         )
-        done = lease.run(script, input=secret, timeout=COMMAND)
+        try:
+            done = lease.run(script, input=secret, timeout=COMMAND)
+        except LeaseEnded:
+            raise
+        except (NodepoolError, OSError, subprocess.SubprocessError) as error:
+            self._uncertain(str(error))
+            return
+        if done.status == 255:  # of ssh
+            self._uncertain(_end_of(done.stderr))
+            return
         if done.status:
             raise ForgeError(f"the runner cannot be started on {self.why}: {_end_of(done.stderr)}")
         self.enter(BUSY if self.job else IDLE)
+        self._begun = True
         self._say(f"started {self.why}")
         self._renew(lease)
+
+    def _uncertain(self, text: str) -> None:
+        """It may have started: the next look shows."""
+        self._say(f"it is not known whether it has started {self.why}: {text}", logging.WARNING)
+        self.fleet.stopping.wait(RETRY)
 
     def _renew(self, lease: Lease) -> None:
         try:
@@ -254,7 +271,7 @@ class Runner:
         kind, renewed = self.fleet.kind, time.monotonic()
         while not self.fleet.stopping.is_set():
             try:
-                word, text = self._look(LOOK if not self.surplus else 1)
+                word, text = self._look(1 if self.surplus and self.state != BUSY else LOOK)
             except (NodepoolError, OSError, subprocess.SubprocessError) as error:
                 self._unheard(error)
                 continue
@@ -262,7 +279,13 @@ class Runner:
                 self._over(word, text)
                 return
             if word == "none":
-                raise OSError("the runner's folder is no longer on the node")
+                # A daemon was killed before it could start the program; or somebody has removed its folder.
+                if self.state != STARTING:
+                    raise OSError("the runner's folder is no longer on the node")
+                if self.surplus:
+                    return
+                self._begin(lease)
+                continue
             self.enter(BUSY if word == "busy" or self.job else IDLE)
             if self.forgotten:
                 self._say("stopped: the forge no longer knows it")
@@ -271,26 +294,36 @@ class Runner:
             if self.state == IDLE and self._is_dismissed(lease):
                 return
             if self.job != self._noted:
-                self._noted = self.job
-                lease.note(job=self.job[:200])
+                self._note(lease)
             if time.monotonic() - renewed > kind.job_time / 2:
                 renewed = time.monotonic()
                 self._renew(lease)
+
+    def _note(self, lease: Lease) -> None:
+        try:
+            lease.note(job=self.job[:200])
+            self._noted = self.job
+        except NodepoolError as error:
+            if isinstance(error, LeaseEnded):
+                raise
+            self._say(f"its job is not noted with the lease: {error}")
 
     def _unheard(self, error: Exception) -> None:
         """The node, or the launcher, does not answer: a job may run there all the same."""
         if isinstance(error, LeaseEnded):
             raise error
         assert self.lease is not None
-        if time.monotonic() - self._heard > SILENT:
-            raise OSError(f"nothing heard of the node for {SILENT:g} s; at last: {error}") from error
         try:
             self.lease.refresh()
         except LeaseEnded:
             raise
         except NodepoolError:
-            self.why = "the launcher does not answer"
-        self.fleet.stopping.wait(5.0)
+            # It says nothing about the node.
+            self.why, self._heard = "the launcher does not answer", time.monotonic()
+        longest = SILENT if self._begun else COMMAND
+        if time.monotonic() - self._heard > longest:
+            raise OSError(f"nothing heard of the node for {longest:g} s; at last: {error}") from error
+        self.fleet.stopping.wait(RETRY)
 
     def _over(self, word: str, text: str) -> None:
         status, _, output = text.partition("\n")
@@ -302,13 +335,18 @@ class Runner:
                 self._say(text, logging.WARNING)  # others start and get jobs as this one did
             else:
                 self._failed(text, failure[1])
+            self._forget()
+        else:
+            self._say("has ended")
+            self.fleet.succeeded(self.had_job)
+
+    def _forget(self) -> None:
+        """Remove what the forge may have registered, unless it runs a job."""
+        if self._registered and not self.fleet.stopping.is_set():
             try:
                 self.fleet.forge.remove(self.name)
             except ForgeError as error:
                 self._say(f"it may still be registered: {error}", logging.WARNING)
-        else:
-            self._say("has ended")
-            self.fleet.succeeded(self.had_job)
 
     def _is_dismissed(self, lease: Lease) -> bool:
         """Stop the idle runner if it is not needed, and the forge agrees."""
@@ -475,9 +513,13 @@ class Fleet:
         Runners continue, and the next start adopts them.
         """
         self._changed.set()
-        for runner in self.runners():
-            if runner.state == WAITING:
-                runner.withdraw()
+        waiting = [runner for runner in self.runners() if runner.state == WAITING]
+        threads = [threading.Thread(target=each.withdraw, name=f"withdraw-{each.name}", daemon=True) for each in waiting]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + STOP
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _add(self, name: str, lease: Lease | None = None) -> None:
         runner = Runner(self, name, lease)
@@ -493,8 +535,9 @@ class Fleet:
             notes = lease.notes or {}
             name = notes.get("runner")
             if notes.get("fleet") == self.kind.name and isinstance(name, str) and self.find(name) is None:
-                self.log.info("%s: runner %s (lease %s) is adopted", self.kind.name, name, lease.id)
-                self._add(name, self.pool(name).get(lease.id))
+                with contextlib.suppress(LeaseEnded):
+                    self._add(name, self.pool(name).get(lease.id))
+                    self.log.info("%s: runner %s (lease %s) is adopted", self.kind.name, name, lease.id)
         self._looked = now
 
     def above_least(self, runner: Runner) -> bool:

@@ -40,7 +40,7 @@ def test_job_runs_on_a_leased_node(site: Site, service: Emulator, pool: Pool, pr
     wait_for(lambda: "(run " in str((pool.get(lease.id).notes or {}).get("job")), 30, "the job in the notes of the lease")
     wait_for(lambda: [each.state for each in daemon.fleets[0].runners()] == ["busy"], 30, "busy")
     end_worker(program)
-    wait_for(lambda: daemon.fleets[0].failures, 30, "the end")
+    wait_for(lambda: daemon.fleets[0].find(name) is None, 30, "the end")
     service.call("POST", f"/jobs/{job}/complete", {"result": "failed"})
     site.wait_empty()
 

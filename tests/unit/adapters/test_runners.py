@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from nodepool.adapters.runners import fleet as fleets
 from nodepool.adapters.runners.fleet import BUSY, IDLE, STARTING, WAITING, Fleet, Kind, Runner
-from nodepool.client import Pool
+from nodepool.client import Done, LeaseEnded, Node, NodepoolError, Pool
 from tests.conftest import wait_for
 
 
@@ -81,6 +82,142 @@ def test_runner_with_a_job_is_busy(fleet: Fleet, state: str, after: str) -> None
     runner.enter(state)
     runner.works("check")
     assert (runner.state, runner.job) == (after, "check")
+
+
+class Held:
+    """A lease whose node gives the answers of the test, in order."""
+
+    state, id, ends = "held", "200-1", None
+
+    def __init__(self, *answers: str | int | Exception) -> None:
+        self.answers, self.nodes = list(answers), [Node("1")]
+        self.scripts: list[str] = []
+        self.returned = threading.Event()
+        self.error: NodepoolError | None = None
+
+    def changes(self) -> list[Any]:
+        return []
+
+    def run(self, script: str, **_options: Any) -> Done:
+        self.scripts.append(script)
+        answer = self.answers.pop(0) if self.answers else ""
+        if isinstance(answer, Exception):
+            raise answer
+        return Done(answer, b"", b"broken") if isinstance(answer, int) else Done(0, answer.encode(), b"")
+
+    def _checked(self, **_options: Any) -> None:
+        if self.error is not None:
+            raise self.error
+
+    note = renew = refresh = lambda self, *_args, **_options: self._checked()
+
+    def give_back(self) -> None:
+        self.returned.set()
+
+
+class Forge(NoForge):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def register(self, name: str) -> bytes:
+        self.calls.append("register")
+        return b"secret"
+
+    def remove(self, name: str) -> bool:
+        self.calls.append("remove")
+        return True
+
+
+BROKEN = OSError("connection lost")
+AWAY = NodepoolError("unreachable", "the launcher does not answer")
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let a runner live from its lease to the end of its program; return it and its forge."""
+    monkeypatch.setattr(fleets, "RETRY", 0.01)
+
+    def run(lease: Any, adopted: bool = True, job: str = "") -> tuple[Runner, Forge]:
+        forge, stopping = Forge(), threading.Event()
+        pool = NoLeases("http://127.0.0.1:9")
+        monkeypatch.setattr(pool, "lease", lambda *_args, **_options: lease)
+        made = Fleet(Kind("set", "noble", most=5), forge, lambda _name: pool, stopping)
+        monkeypatch.setattr(stopping, "wait", lambda timeout=None: stopping.is_set())
+        runner = Runner(made, "np-a", lease if adopted else None)
+        runner.job = job
+        runner.start()
+        runner.join(20)
+        return runner, forge
+
+    return run
+
+
+def test_adopted_runner_is_kept_although_its_node_does_not_answer_at_first(live: Any) -> None:
+    lease = Held(BROKEN, 255, AWAY, "idle", "ended 0\n")
+    runner, forge = live(lease)
+    assert lease.returned.is_set() and len(lease.scripts) == 6 and forge.calls == []
+    assert (runner.fleet.done, runner.fleet.failures) == (1, 0)
+
+
+def test_launcher_that_is_away_for_long_says_nothing_about_the_node(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(fleets.time, "monotonic", lambda: clock[0])
+    lease = Held("busy", AWAY, AWAY, AWAY, "ended 0\n")
+
+    def away(*_args: Any, **_options: Any) -> None:
+        clock[0] += 1000
+        raise AWAY
+
+    lease.refresh = away
+    assert live(lease)[0].fleet.failures == 0
+
+    def there(*_args: Any, **_options: Any) -> None:
+        clock[0] += 400
+
+    lease = Held("busy", BROKEN, BROKEN, "ended 0\n")
+    lease.refresh = there
+    assert "nothing heard of the node for 600 s; at last: connection lost" in live(lease)[0].fleet.broken.text
+
+
+def test_job_goes_on_although_it_cannot_be_noted(live: Any) -> None:
+    lease = Held("busy", "busy", "ended 0\n")
+    lease.error = AWAY
+    runner, _forge = live(lease, job="acme/widget: build")
+    assert (runner.fleet.done, runner.fleet.failures) == (1, 0)
+    lease.error = LeaseEnded("gone", "it has ended")
+    lease.answers = ["busy", "busy"]
+    assert live(lease, job="x")[0].fleet.failures == 1
+
+
+def test_program_that_may_have_started_is_looked_for_before_it_starts_again(live: Any) -> None:
+    for uncertain in (255, BROKEN, AWAY):
+        runner, forge = live(Held(uncertain, "idle", "ended 0\n"), adopted=False)
+        assert forge.calls == ["register"] and runner.fleet.failures == 0
+        runner, forge = live(Held(uncertain, "none", "", "ended 0\n"), adopted=False)
+        assert forge.calls == ["register", "register"] and runner.fleet.failures == 0
+
+
+def test_runner_that_cannot_start_is_removed_from_the_forge(live: Any) -> None:
+    lease = Held(1)
+    runner, forge = live(lease, adopted=False)
+    assert forge.calls == ["register", "remove"] and lease.returned.is_set()
+    assert "cannot be started" in runner.fleet.broken.text
+
+
+def test_adopted_lease_without_a_program_gets_one_unless_it_is_too_many(live: Any) -> None:
+    assert live(Held("none", "", "ended 0\n"))[1].calls == ["register"]
+    assert "no longer on the node" in live(Held("idle", "none"))[0].fleet.broken.text
+
+
+def test_stop_does_not_wait_for_a_launcher_that_is_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = threading.Event()
+    monkeypatch.setattr(fleets, "STOP", 0.1)
+    monkeypatch.setattr(Runner, "withdraw", lambda _self: blocked.wait(5))
+    fleet.need(5)
+    wait_for(lambda: len(fleet.runners()) == 5)
+    fleet.stop()
+    assert sum(thread.name.startswith("withdraw-") for thread in threading.enumerate()) == 5
+    blocked.set()
 
 
 @pytest.mark.parametrize(("name", "module"), [("github", "jwt"), ("gitea", "requests")])
