@@ -32,6 +32,8 @@ MINUTES = 60
 PROGRAMS = load_tool("package").PROGRAMS
 #: Programs of the wheel ``nodepool-nodemanager`` that have options.
 MANAGER_PROGRAMS = {"nodepool-nm", "nodepool-nodemanager"}
+#: They need an extra for whatever they do.
+FORGE_PROGRAMS = {"nodepool-github", "nodepool-gitea"}
 
 
 def run(*command: str | pathlib.Path, **options: Any) -> str:
@@ -286,8 +288,11 @@ def test_plain_installation_names_missing_packages_with_the_command(
     there = {each["name"].lower() for each in json.loads(run(python, "-m", "pip", "list", "--format=json"))}
     assert not there & {"boto3", "openstacksdk", "diskimage-builder", "kubernetes", "requests", "lxml", "opentelemetry-sdk"}
     assert len(there) <= 25
-    for program in PROGRAMS.keys() - MANAGER_PROGRAMS:
+    for program in PROGRAMS.keys() - MANAGER_PROGRAMS - FORGE_PROGRAMS:
         assert "12.0.0" in run(python.with_name(program), "--version")
+    for program in FORGE_PROGRAMS:
+        done = subprocess.run([python.with_name(program), "--version"], capture_output=True, text=True, check=False, timeout=60)
+        assert "is not installed; it comes with the extra: pip install" in done.stderr
     config = tmp_path / "nodepool.yaml"
     azure = {"name": "cloud", "driver": "azure", "zuul-public-key": "ssh-rsa x", "resource-group-location": "x", "location": "x",
              "resource-group": "x", "auth-path": "/nonexistent", "subnet-id": "x", "network": "x"}  # fmt: skip
