@@ -119,7 +119,8 @@ def test_bad_credentials_affect_one_provider(bench: LauncherBench, scene: CloudS
     scene.mend_credentials()
     pool.getProviderManager(scene.name).cleanupLeakedResources()
     bench.fulfilled("small")
-    assert scene.broken not in problems(bench)
+    # Another call may have failed at the same moment: it is made again.
+    wait_for(lambda: scene.broken not in problems(bench), 30, "the problem is solved")
 
 
 @pytest.mark.spec("issue: tokens that are over are renewed; a clock that is wrong does not ask for one with each call")
