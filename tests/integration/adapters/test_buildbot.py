@@ -116,7 +116,8 @@ def test_build_is_repeated_on_another_node_when_its_lease_ends(
     assert master.finished("one")[0] == RETRY
     assert f"worker one: disconnected, its builds are repeated: Lease {lease.id} " in master.log()
     go.touch()
-    assert master.finished("one", 2)[-1] == SUCCESS
+    # All nodes are one host here, and the worker of the first may disturb that of the second once.
+    wait_for(lambda: SUCCESS in master.finished("one", 2), 60, "a build that succeeds")
 
 
 def test_killed_master_returns_its_old_lease_when_it_starts_again(start: Start, pool: Pool, tmp_path: pathlib.Path) -> None:
@@ -130,7 +131,7 @@ def test_killed_master_returns_its_old_lease_when_it_starts_again(start: Start, 
     master.start()
     wait_for(lambda: old.id not in [lease.id for lease in pool.leases()], 20, "the old lease returned")
     assert f"worker one: returning lease {old.id} of an earlier start of the master" in master.log()
-    assert SUCCESS in master.finished("one", 2)
+    wait_for(lambda: SUCCESS in master.finished("one", 2), 60, "a build that succeeds")
 
 
 def test_stopped_master_leaves_no_lease_even_while_it_waits(start: Start, pool: Pool, bench: LauncherBench) -> None:
