@@ -37,7 +37,7 @@ ROWS_AGE = 1.0
 FILES = {
     "app.css": "text/css; charset=UTF-8",
     "icon.svg": "image/svg+xml",
-    **dict.fromkeys(("app.js", "actions.js", "dom.js"), "text/javascript; charset=UTF-8"),
+    **dict.fromkeys(("app.js", "actions.js", "dom.js", "navigation.js"), "text/javascript; charset=UTF-8"),
 }
 #: Key -> values from which users can choose on a page.
 Choices = dict[str, list[str]]

@@ -1,14 +1,10 @@
 // The pages of Nodepool.
 
 import { buttons, call, leasesPage, may, signs } from "./actions.js";
+import { breadcrumb, findPage, menu, searchBox, titleOf } from "./navigation.js";
 import { age, el, fill, link, links, moment, precisely, since, state } from "./dom.js";
 
 const API = "/api/v1";
-const PAGES = [
-  ["", "Overview"], ["nodes", "Nodes"], ["requests", "Requests"], ["leases", "Leases"], ["labels", "Labels"], ["images", "Images"], ["builds", "Builds"],
-  ["uploads", "Uploads"], ["providers", "Providers"], ["pools", "Pools"], ["hosts", "Hosts"], ["tenants", "Tenants"], ["daemons", "Launchers and builders"],
-  ["problems", "Problems"], ["events", "Events"], ["config", "Configuration"],
-];
 const KINDS = ["request", "label", "node", "image", "provider"];
 // Column of a table -> the kind of thing that it names.
 const LINKS = {
@@ -21,7 +17,7 @@ const LINKS = {
 // What in the cluster, when it changes, changes a page.
 const CONCERNS = {
   nodes: ["node"], requests: ["request", "node", "report"], labels: ["node", "request", "component", "report"], leases: ["node", "request"], images: ["image"], builds: ["image"],
-  uploads: ["image"], pools: ["component", "node", "report"], daemons: ["component", "report"], events: [], config: ["component", "report"],
+  uploads: ["image"], pools: ["component", "node", "report"], daemons: ["component", "report"], events: [], find: [], config: ["component", "report"],
 };
 const TIMES = new Set(["since", "created", "age", "build_request_age", "next_try", "error_time"]);
 const LINES = 100;
@@ -355,7 +351,7 @@ async function explain(kind, name) {
       el("p", {}, el("a", { href: `${API}/explain/${kind}/${encodeURIComponent(name)}` }, "JSON")));
   }
   await load();
-  fill(main,el("h1", {}, `${kind} ${name}`), place);
+  fill(main, breadcrumb(kind, name), el("h1", {}, `${kind} ${name}`), place);
   return load;
 }
 
@@ -421,11 +417,6 @@ async function configPage() {
 
 // -- which page, and when it is shown anew
 
-function menu(current) {
-  document.getElementById("nav").replaceChildren(...PAGES.map(([path, title]) =>
-    el("li", {}, el("a", { href: `/ui/${path}`, "aria-current": path === current ? "page" : null }, title))));
-}
-
 async function show() {
   stop();
   stop = () => {};
@@ -434,7 +425,7 @@ async function show() {
   stale = (changes) => { missed = { ...missed, ...changes }; };
   const [page, ...rest] = location.pathname.replace(/^\/ui\/?/, "").split("/");
   const name = rest.join("/") && decodeURIComponent(rest.join("/"));
-  const title = (PAGES.find(([path]) => path === page) || [])[1];
+  const title = titleOf(page);
   menu(page);
   document.title = `${name ? `${page} ${name}` : title || page} - Nodepool`;
   try {
@@ -442,6 +433,7 @@ async function show() {
     if (KINDS.includes(page) && name) load = await explain(page, name);
     else if (name) throw new Error("404: there is no such page");
     else if (page === "") load = await overview();
+    else if (page === "find") load = await findPage(main, ask);
     else if (page === "events") load = await eventsPage();
     else if (page === "leases") load = await leasesPage(main, link, since);
     else if (page === "config") load = await configPage();
@@ -470,13 +462,17 @@ function follow() {
   });
 }
 
+function go(address) {
+  history.pushState(null, "", address);
+  show().then(() => main.focus());
+}
 document.addEventListener("click", (event) => {
   const anchor = event.target.closest?.("a[href^='/ui/']");
   if (!anchor || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   event.preventDefault();
-  history.pushState(null, "", anchor.getAttribute("href"));
-  show().then(() => main.focus());
+  go(anchor.getAttribute("href"));
 });
+searchBox(go);
 // "Skip to content" is no other page: what has the focus there must keep it.
 window.addEventListener("popstate", () => { if (!location.hash) show(); });
 document.addEventListener("visibilitychange", follow);
