@@ -108,7 +108,7 @@ class Runner:
     def __init__(self, fleet: Fleet, name: str, lease: Lease | None = None) -> None:
         self.fleet, self.name, self.lease = fleet, name, lease
         #: Whether the forge and the node may know it.
-        self._registered = self._begun = lease is not None
+        self._registered = self.begun = lease is not None
         self.state, self.since = WAITING, time.monotonic()
         self.why = ""
         #: The job that it runs, if the forge tells, and what of that is in the lease's notes.
@@ -182,7 +182,7 @@ class Runner:
         self.enter(STARTING)
         self._heard = time.monotonic()
         self.why = f"on node {lease.nodes[0].id}"
-        if not self._begun:
+        if not self.begun:
             self._begin(lease)
         self._watch(lease)
 
@@ -225,7 +225,7 @@ class Runner:
         if done.status:
             raise ForgeError(f"the runner cannot be started on {self.why}: {_end_of(done.stderr)}")
         self.enter(BUSY if self.job else IDLE)
-        self._begun = True
+        self.begun = True
         self._say(f"started {self.why}")
         self._renew(lease)
 
@@ -320,7 +320,7 @@ class Runner:
         except NodepoolError:
             # It says nothing about the node.
             self.why, self._heard = "the launcher does not answer", time.monotonic()
-        longest = SILENT if self._begun else COMMAND
+        longest = SILENT if self.begun else COMMAND
         if time.monotonic() - self._heard > longest:
             raise OSError(f"nothing heard of the node for {longest:g} s; at last: {error}") from error
         self.fleet.stopping.wait(RETRY)
@@ -508,12 +508,12 @@ class Fleet:
                 runner.withdraw()
 
     def stop(self) -> None:
-        """Withdraw what waits for a node; `stopping` is set.
+        """Withdraw leases whose runners have not started; `stopping` is set.
 
         Runners continue, and the next start adopts them.
         """
         self._changed.set()
-        waiting = [runner for runner in self.runners() if runner.state == WAITING]
+        waiting = [runner for runner in self.runners() if runner.state == WAITING or not runner.begun]
         threads = [threading.Thread(target=each.withdraw, name=f"withdraw-{each.name}", daemon=True) for each in waiting]
         for thread in threads:
             thread.start()

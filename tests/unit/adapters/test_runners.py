@@ -215,6 +215,7 @@ def test_stop_does_not_wait_for_a_launcher_that_is_away(fleet: Fleet, monkeypatc
     monkeypatch.setattr(Runner, "withdraw", lambda _self: blocked.wait(5))
     fleet.need(5)
     wait_for(lambda: len(fleet.runners()) == 5)
+    fleet.runners()[0].enter(STARTING)
     fleet.stop()
     assert sum(thread.name.startswith("withdraw-") for thread in threading.enumerate()) == 5
     blocked.set()
