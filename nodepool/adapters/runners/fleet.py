@@ -25,7 +25,7 @@ UNTIL_STARTED = 900
 #: Seconds: of one look at a program, of a small command, and between two looks for leases that nobody attends to.
 LOOK, COMMAND, LOOK_FOR_LEASES = 30, 60, 300.0
 #: Seconds until another attempt when the launcher does not answer, and for withdrawals at the end.
-RETRY, STOP = 5.0, 5.0
+RETRY, STOP = 5.0, 10.0
 #: Seconds that a runner above the wanted number may still be idle.
 LINGER = 30.0
 #: Seconds of the first and of the longest pause after runners that failed, and after runners that got no job.
