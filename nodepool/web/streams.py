@@ -166,7 +166,7 @@ class Streams:
             if victim is not None:
                 self._streams.remove(victim)
                 victim.close()
-            # From now on its thread is told of changes: an answer from before must not be shared any more.
+            # Changes from now on are sent to it: an older answer must not be shared with it.
             self._streams.append(stream)
             self._renew()
             if not stream.send(text):

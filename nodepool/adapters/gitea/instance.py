@@ -108,7 +108,7 @@ class Runners:
 class Instance:
     """One forge, and its fleets.
 
-    :param runners: each with labels of its own.
+    :param runners: each with different labels.
     :param interval: seconds between two polls.
     :param secret: of the webhook; None: it is refused.
     """

@@ -116,8 +116,8 @@ def instance_of(entry: Mapping[str, Any], pools: Pools, stopping: threading.Even
         options = {"label": labels[0], "job-time": JOB_TIME, "idle": UNUSED, **one}
         where = f"docker://{one['docker']}" if "docker" in one else "host"
         found[frozenset(labels)] = Runners(
-            program.kind_of(f"{name}/{','.join(labels)}", options), api, [f"{label}:{where}" for label in labels],
-            one.get("command", api.command), pools, stopping,
+            program.kind_of(f"{name}/{','.join(labels)}", options, f"{entry['url'].rstrip('/')}/{entry['scope']}"), api,
+            [f"{label}:{where}" for label in labels], one.get("command", api.command), pools, stopping,
         )  # fmt: skip
     return Instance(name, api, list(found.values()), entry["interval"], stopping, secret)
 

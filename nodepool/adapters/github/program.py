@@ -77,7 +77,7 @@ def settings_of(config: Mapping[str, Any]) -> list[Settings]:
         if name in found:
             raise ConfigError(f"scale-sets: {name} is there twice")
         given = {option: entry[option] for option in ("group", "folder") if option in entry}
-        kind = program.kind_of(name, {"label": name, **entry})
+        kind = program.kind_of(name, {"label": name, **entry}, config["github"]["url"].rstrip("/"))
         found[name] = Settings(kind, labels=tuple(entry.get("labels", ())), **given)
     return list(found.values())
 

@@ -2,7 +2,7 @@
 
 A forge (GitHub, Gitea) hands a job to any of its idle runners, so runners are counted and not paired with jobs. The program
 on the node is the truth: a node is returned when its program has ended, or when the forge has agreed to remove an idle runner.
-Nothing is stored here: after a crash, the leases and what runs on their nodes tell how to go on.
+Nothing is stored here: after a crash, the next start continues from the leases and the programs on their nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nodepool.client import Lease, LeaseEnded, NodepoolError, NotAllowed, Pool
 
 #: Seconds that a lease lasts until its runner has started: what a daemon that is killed meanwhile may waste.
 UNTIL_STARTED = 900
-#: Seconds: of one look at a program, of a small command, and between two looks for leases that nobody attends to.
+#: Seconds: of one check of a program, of a small command, and between two searches for leases without a thread.
 LOOK, COMMAND, LOOK_FOR_LEASES = 30, 60, 300.0
 #: Seconds until another attempt when the launcher does not answer, and for withdrawals at the end.
 RETRY, STOP = 5.0, 10.0
@@ -84,7 +84,7 @@ class Forge(Protocol):
 class Kind:
     """Which runners a fleet has.
 
-    :param name: of the fleet, unique among those of the token's owner.
+    :param home: URL of what the runners belong to: with the name, it identifies the fleet among those of the token's owner.
     :param most: number of runners.
     :param job_time: seconds that a lease lasts from the start of its runner; it is renewed while the runner is alive.
     :param idle: seconds after which an idle runner above `least` is removed.
@@ -97,6 +97,12 @@ class Kind:
     tenant: str | None = None
     job_time: float = 6 * 3600.0
     idle: float = 900.0
+    home: str = ""
+
+    @property
+    def mark(self) -> str:
+        """Return what the notes of its leases contain."""
+        return f"{self.home} {self.name}"
 
 
 class Runner:
@@ -111,10 +117,10 @@ class Runner:
         self._registered = self.begun = lease is not None
         self.state, self.since = WAITING, time.monotonic()
         self.why = ""
-        #: The job that it runs, if the forge tells, and what of that is in the lease's notes.
+        #: The job that it runs, if the forge reports it, and the one in the notes of the lease.
         self.job = self._noted = ""
         self.had_job = False
-        #: It is more than is wanted: stop it unless it runs a job.
+        #: There are more runners than needed: stop it unless it runs a job.
         self.surplus = False
         self.withdrawn = False
         #: The forge no longer knows it, so its program has no purpose.
@@ -167,6 +173,7 @@ class Runner:
         except Exception as error:
             self.fleet.log.exception("%s: runner %s", self.fleet.kind.name, self.name)
             self._failed(f"{type(error).__name__}: {error}")
+            self._forget()
         finally:
             if not self.fleet.stopping.is_set():
                 self.enter(ENDING)
@@ -191,7 +198,7 @@ class Runner:
         if self.lease is None:
             self.lease = self.fleet.pool(self.name).lease(
                 kind.label, for_=UNTIL_STARTED, wait=None, key=self.name, tenant=kind.tenant,
-                purpose=f"runner of {kind.name}", notes={"fleet": kind.name, "runner": self.name},
+                purpose=f"runner of {kind.name}", notes={"fleet": kind.mark, "runner": self.name},
             )  # fmt: skip
         while not self.fleet.stopping.is_set() and not self.withdrawn:
             try:
@@ -534,7 +541,7 @@ class Fleet:
         for lease in self.pool("").leases(owner="me"):
             notes = lease.notes or {}
             name = notes.get("runner")
-            if notes.get("fleet") == self.kind.name and isinstance(name, str) and self.find(name) is None:
+            if notes.get("fleet") == self.kind.mark and isinstance(name, str) and self.find(name) is None:
                 with contextlib.suppress(LeaseEnded):
                     self._add(name, self.pool(name).get(lease.id))
                     self.log.info("%s: runner %s (lease %s) is adopted", self.kind.name, name, lease.id)
@@ -563,12 +570,10 @@ class Fleet:
             if had_job:
                 self.idled.clear()
             elif self._free:
-                self._free -= 1  # a short job, which the forge has not told of yet
+                self._free -= 1  # a short job, which the forge has not reported yet
 
     def unused(self) -> None:
-        text = (
-            f"{UNUSED} runners in a row got no job: the number of jobs that the forge tells is wrong, or other runners take them"
-        )
+        text = f"{UNUSED} runners in a row got no job: the forge reports too many jobs, or other runners take them"
         with self._lock:
             self.idled.add(text)
 

@@ -64,10 +64,10 @@ FLEET: Mapping[object, object] = {
 _ATTRIBUTES = {"label": "label", "min": "least", "max": "most", "tenant": "tenant", "job-time": "job_time", "idle": "idle"}
 
 
-def kind_of(name: str, entry: Mapping[str, Any]) -> Kind:
+def kind_of(name: str, entry: Mapping[str, Any], home: str) -> Kind:
     """Return what a checked entry with the keys of `FLEET` describes."""
     given = {attribute: entry[option] for option, attribute in _ATTRIBUTES.items() if option in entry}
-    kind = dataclasses.replace(Kind(name, name, 10), **given)
+    kind = dataclasses.replace(Kind(name, name, 10, home=home), **given)
     if kind.least > kind.most:
         raise ConfigError(f"{name}: min ({kind.least}) is above max ({kind.most})")
     return kind

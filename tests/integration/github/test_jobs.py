@@ -34,7 +34,7 @@ def test_job_runs_on_a_leased_node(site: Site, service: Emulator, pool: Pool, pr
     job = service.add_job("set")
     wait_for(lambda: service.jobs("running"), 30, "the job")
     [lease] = pool.leases()
-    assert (lease.purpose, lease.state, (lease.notes or {})["fleet"]) == ("runner of set", "held", "set")
+    assert (lease.purpose, lease.state, (lease.notes or {})["fleet"]) == ("runner of set", "held", f"{service.config_url} set")
     name = (lease.notes or {})["runner"]
     assert program.started() == [name]
     wait_for(lambda: "(run " in str((pool.get(lease.id).notes or {}).get("job")), 30, "the job in the notes of the lease")

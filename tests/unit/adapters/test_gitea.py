@@ -337,7 +337,7 @@ def service_of(tmp_path: pathlib.Path, **changes: Any) -> program.Gitea:
 
 def test_smallest_configuration_has_the_defaults_of_gitea(tmp_path: pathlib.Path) -> None:
     [fleet] = service_of(tmp_path).fleets
-    assert fleet.kind == Kind("main/noble", "noble", most=10, job_time=11400.0, idle=600.0)
+    assert fleet.kind == Kind("main/noble", "noble", most=10, job_time=11400.0, idle=600.0, home="https://gitea.example.com/")
 
 
 @pytest.mark.parametrize(("changes", "text"), [

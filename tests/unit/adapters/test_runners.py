@@ -94,6 +94,7 @@ class Held:
         self.scripts: list[str] = []
         self.returned = threading.Event()
         self.error: NodepoolError | None = None
+        self.notes: dict[str, str] = {}
 
     def changes(self) -> list[Any]:
         return []
@@ -207,6 +208,25 @@ def test_runner_that_cannot_start_is_removed_from_the_forge(live: Any) -> None:
 def test_adopted_lease_without_a_program_gets_one_unless_it_is_too_many(live: Any) -> None:
     assert live(Held("none", "", "ended 0\n"))[1].calls == ["register"]
     assert "no longer on the node" in live(Held("idle", "none"))[0].fleet.broken.text
+
+
+def test_only_leases_of_the_own_place_are_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "start", lambda _self: None)
+    kinds = [Kind("set", "noble", most=5, home=f"https://github.com/{name}") for name in ("acme", "other")]
+    found = []
+    for number, kind in enumerate(kinds):
+        found.append(Held())
+        found[-1].id, found[-1].notes = f"200-{number}", {"fleet": kind.mark, "runner": f"np-{number}"}
+    pool = NoLeases("http://127.0.0.1:9")
+    monkeypatch.setattr(pool, "leases", lambda owner: found)
+    monkeypatch.setattr(pool, "get", lambda lease_id: next(each for each in found if each.id == lease_id))
+    stopping = threading.Event()
+    made = Fleet(kinds[0], NoForge(), lambda _name: pool, stopping)
+    made.start()
+    made.want(1)
+    wait_for(lambda: [runner.name for runner in made.runners()] == ["np-0"])
+    stopping.set()
+    made.want(0)
 
 
 def test_stop_does_not_wait_for_a_launcher_that_is_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
