@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from _pytest.runner import pytest_runtest_teardown
 
 from tests import REPOSITORY
 from tests.support.launcher import LauncherBench, StatsdReceiver, make_statsd
@@ -71,7 +72,7 @@ _clients: dict[pytest.Config, Client] = {}
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     config = item.config
     # Pytest asks for tests of other directories, too, and in the process of the directed tests itself.
     if HERE not in item.path.parents or any(isinstance(each, Server) for each in config.pluginmanager.get_plugins()):
@@ -82,6 +83,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _clients[config].run(item):
         item.ihook.pytest_runtest_logreport(report=report)
+    # The test before has left set up what this one shares with it, such as a directory: the next one may not share it.
+    pytest_runtest_teardown(item, nextitem)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
