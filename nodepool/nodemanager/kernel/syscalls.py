@@ -5,9 +5,11 @@ All raise OSError with the name of the call. Functions that fork are for process
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import platform
 import socket
@@ -173,9 +175,14 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def openat2(directory: int, path: str | bytes, flags: int, resolve: int, mode: int = 0) -> int:
-    """openat2(2), close-on-exec."""
+    """openat2(2), close-on-exec. OSError(EAGAIN): things were moved or mounted during each of 100 attempts."""
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    return _call(f"openat2 {os.fsdecode(path)}", _OPENAT2, directory, os.fsencode(path), how, len(how))
+    attempt = functools.partial(_call, f"openat2 {os.fsdecode(path)}", _OPENAT2, directory, os.fsencode(path), how, len(how))
+    # The kernel does not resolve ".." while anything on the machine is renamed or mounted, and asks for another attempt.
+    for _ in range(99):
+        with contextlib.suppress(BlockingIOError):
+            return attempt()
+    return attempt()
 
 
 # --- processes and namespaces ----------------------------------------------------------------------------------------
