@@ -9,6 +9,7 @@ import http
 import importlib.resources
 import io
 import json
+import pathlib
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
@@ -34,10 +35,12 @@ LIMIT, MOST, MOST_CHOICES, MOST_LABELS = 500, 20000, 200, 40
 """Default and maximum rows of an answer; values to choose from; labels of the overview."""
 ROWS_AGE = 1.0
 """Seconds for which rows are cached."""
+_CONTENT_TYPES = {".css": "text/css; charset=UTF-8", ".svg": "image/svg+xml", ".js": "text/javascript; charset=UTF-8"}
+#: Name of a static file -> its content type.
 FILES = {
-    "app.css": "text/css; charset=UTF-8",
-    "icon.svg": "image/svg+xml",
-    **dict.fromkeys(("app.js", "actions.js", "dom.js", "navigation.js"), "text/javascript; charset=UTF-8"),
+    entry.name: content_type
+    for entry in importlib.resources.files("nodepool.web").joinpath("static").iterdir()
+    if (content_type := _CONTENT_TYPES.get(pathlib.PurePath(entry.name).suffix)) is not None
 }
 #: Key -> values from which users can choose on a page.
 Choices = dict[str, list[str]]

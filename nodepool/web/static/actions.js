@@ -1,13 +1,12 @@
 // What the viewer may do. A token is kept by this tab only and is sent in a header; there is no cookie.
 
+import { TOKEN, call } from "./api.js";
 import { age, el, fill } from "./dom.js";
 
-const API = "/api/v1";
 const ROLES = ["read", "borrow", "operate", "admin"];
-const KEPT = "nodepool-token";
 
-const TIME = { key: "for", title: "Hours", type: "number", min: 0.1, max: 87600, step: "any", value: 24, read: (text) => Number(text) * 3600 };
-const PURPOSE = { key: "purpose", title: "Purpose", type: "text", maxlength: 200, read: (text) => text };
+export const TIME = { key: "for", title: "Hours", type: "number", min: 0.1, max: 87600, step: "any", value: 24, read: (text) => Number(text) * 3600 };
+export const PURPOSE = { key: "purpose", title: "Purpose", type: "text", maxlength: 200, read: (text) => text };
 
 // Kind of thing -> what can be done with it: the call, what is asked first, and the command that does the same.
 const ACTIONS = {
@@ -41,19 +40,6 @@ export function isMine(owner) {
   return viewer !== null && viewer.owner === owner;
 }
 
-// The JSON, or text, of an answer.
-export async function call(method, path, body, token = sessionStorage.getItem(KEPT)) {
-  const headers = { Accept: "application/json" };
-  if (token) headers.Authorization = `Bearer ${token}`;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  const answer = await fetch(`${API}/${path}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  const text = await answer.text();
-  if (answer.ok) return answer.headers.get("Content-Type")?.startsWith("application/json") && text ? JSON.parse(text) : text;
-  let problem = {};
-  try { problem = JSON.parse(text); } catch { /* of a proxy */ }
-  throw Object.assign(new Error(problem.detail || `${answer.status}: ${text.slice(0, 300)}`), { code: problem.code, status: answer.status });
-}
-
 // -- questions
 
 function field({ key, title, read: _read, ...attributes }) {
@@ -85,7 +71,7 @@ export function question(title, fields, agree, submit, { force = false } = {}) {
   dialog.showModal();
 }
 
-function tell(text) {
+export function tell(text) {
   document.getElementById("done").textContent = text;
 }
 
@@ -112,12 +98,12 @@ async function identify(token) {
 
 // Who has signed in, in the header; changed() loads the page again.
 export async function signs(place, changed) {
-  if (sessionStorage.getItem(KEPT)) {
+  if (sessionStorage.getItem(TOKEN)) {
     try {
       await identify();
     } catch (error) {
       viewer = null;
-      if (error.status === 401 || error.status === 403) sessionStorage.removeItem(KEPT);
+      if (error.status === 401 || error.status === 403) sessionStorage.removeItem(TOKEN);
     }
   }
   function draw() {
@@ -127,64 +113,16 @@ export async function signs(place, changed) {
   function signIn() {
     question("Sign in", [{ key: "token", title: "Token", type: "password", required: true, read: (text) => text.trim() }], "Sign in", async ({ token }) => {
       await identify(token);
-      sessionStorage.setItem(KEPT, token);
+      sessionStorage.setItem(TOKEN, token);
       draw();
       changed();
     });
   }
   function signOut() {
-    sessionStorage.removeItem(KEPT);
+    sessionStorage.removeItem(TOKEN);
     viewer = null;
     draw();
     changed();
   }
   draw();
-}
-
-// -- leases
-
-const NEW = [
-  { key: "labels", title: "Labels", type: "text", required: true, placeholder: "one for each node, with blanks between", read: (text) => text.split(/\s+/).filter((each) => each) },
-  { ...TIME, value: 4 }, PURPOSE,
-];
-
-async function connect(lease) {
-  const [config, known] = await Promise.all(["config", "known_hosts"].map((form) => call("GET", `leases/${encodeURIComponent(lease.id)}/ssh?format=${form}`)));
-  question(`Connect to lease ${lease.id}`, [], "Done", async () => {});
-  const form = document.querySelector("dialog form");
-  form.querySelector("h2").after(el("p", {}, "Save these two files in one folder; then: ", el("code", { class: "command" }, "ssh -F ssh_config n1")),
-    el("h3", {}, "ssh_config"), el("pre", { tabindex: "0" }, config), el("h3", {}, "known_hosts"), el("pre", { tabindex: "0" }, known));
-}
-
-function row(lease, link, since, load) {
-  const mine = isMine(lease.owner) || may("operate");
-  const left = lease.ends === null ? (lease.nodes.length ? "no end" : "") : age((Date.parse(lease.ends) - Date.now()) / 1000);
-  const why = lease.why ? [lease.why.queue_position ? `position ${lease.why.queue_position} in the queue, ` : "", lease.why.text] : "";
-  const tools = mine ? [buttons("lease", lease.id, load), lease.state === "held" ? el("button", { type: "button", onclick: () => connect(lease) }, "Connect") : null] : [];
-  return el("tr", {}, [
-    lease.id, lease.state, lease.owner, lease.labels.join(", "),
-    lease.nodes.flatMap((node, index) => [index ? ", " : "", link("node", node.id)]), since(Date.parse(lease.created) / 1000), left, lease.purpose,
-    [why, el("span", { class: "tools" }, tools)],
-  ].map((value) => el("td", {}, value)));
-}
-
-export async function leasesPage(main, link, since) {
-  const titles = ["Lease", "State", "Owner", "Labels", "Nodes", "Age", "Ends in", "Purpose", ""];
-  const body = el("tbody", {}), tools = el("div", { class: "tools" });
-  async function load() {
-    const found = (await call("GET", "leases")).leases;
-    fill(body, found.length ? found.map((lease) => row(lease, link, since, load)) : el("tr", {}, el("td", { colspan: titles.length, class: "dim" }, "none")));
-    fill(tools, may("borrow") ? el("button", { type: "button", onclick: ask }, "Lease nodes") : el("code", { class: "command" }, "nodepool lease LABEL --for 4h"));
-  }
-  function ask() {
-    question("Lease nodes", NEW, "Lease", async (values) => {
-      const lease = await call("POST", "leases", values);
-      tell(`Lease ${lease.id}: ${lease.state}`);
-      await load();
-    });
-  }
-  await load();
-  fill(main, el("h1", {}, "Leases"), tools, el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Leases" },
-    el("table", {}, el("thead", {}, el("tr", {}, titles.map((text) => (text ? el("th", { scope: "col" }, text) : el("td", {}))))), body)));
-  return load;
 }

@@ -63,3 +63,7 @@ export function links(kind, names) {
   for (const name of names) found.set(name, (found.get(name) || 0) + 1);
   return joined([...found].map(([name, times]) => (times > 1 ? [link(kind, name), ` \u00d7${times}`] : link(kind, name))));
 }
+
+export function counts(value) {
+  return Object.entries(value).map(([name, count]) => `${count} ${name}`).join(", ") || "none";
+}

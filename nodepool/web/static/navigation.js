@@ -1,5 +1,6 @@
 // The menu, the search box, and the page of what was found.
 
+import { ask } from "./api.js";
 import { el, fill, link, links } from "./dom.js";
 
 export const GROUPS = [
@@ -63,7 +64,7 @@ function answers(table, text, found) {
 }
 
 // Tables whose rows have the text; what has exactly this name is offered first.
-export async function findPage(main, ask) {
+export async function findPage({ main }) {
   const text = new URLSearchParams(location.search).get("q") || "";
   const tables = Object.keys(FOUND);
   const found = await Promise.all(tables.map((table) => ask(`${table}?${new URLSearchParams({ q: text, limit: 200 })}`)));

@@ -197,7 +197,7 @@ def test_wheel_and_sdist_are_complete(archives: pathlib.Path) -> None:
     (wheel,) = archives.glob("nodepool-*.whl")
     (source,) = archives.glob("*.tar.gz")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"nodepool/py.typed", "nodepool/web/static/app.js", "nodepool/base/optional.py"} <= names
+    assert {"nodepool/py.typed", "nodepool/web/static/app.js", "nodepool/web/static/api.js", "nodepool/base/optional.py"} <= names
     shared = {name.partition(".data/data/")[2] for name in names} - {""}
     for name in (
         "man/man1/nodepool.1",

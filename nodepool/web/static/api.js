@@ -1,0 +1,33 @@
+// Questions to the API of the launcher, and its events.
+
+export const API = "/api/v1";
+const AGAIN = 3000; // milliseconds, as the server tells browsers (retry)
+export const TOKEN = "nodepool-token"; // of the session storage
+
+// The JSON, or text, of an answer.
+export async function call(method, path, body, token = sessionStorage.getItem(TOKEN)) {
+  const headers = { Accept: "application/json" };
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const answer = await fetch(`${API}/${path}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const text = await answer.text();
+  if (answer.ok) return answer.headers.get("Content-Type")?.startsWith("application/json") && text ? JSON.parse(text) : text;
+  let problem = {};
+  try { problem = JSON.parse(text); } catch { /* of a proxy */ }
+  throw Object.assign(new Error(problem.detail || `${answer.status}: ${text.slice(0, 300)}`), { code: problem.code, status: answer.status });
+}
+
+export const ask = (path) => call("GET", path);
+
+// Events until the function that is given back is called. A browser tries again by itself when the connection breaks, but not
+// after an answer such as 502 of a proxy.
+export function listen(address, listeners) {
+  let source, timer;
+  function begin() {
+    source = new EventSource(`${API}/${address()}`);
+    for (const [type, listener] of Object.entries(listeners)) source.addEventListener(type, listener);
+    source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) timer = setTimeout(begin, AGAIN); });
+  }
+  begin();
+  return () => { clearTimeout(timer); source.close(); };
+}

@@ -1,0 +1,48 @@
+// The page of events, as they happen.
+
+import { ask, listen } from "./api.js";
+import { el, fill, link, precisely } from "./dom.js";
+import { filters } from "./tables.js";
+
+const MOST_EVENTS = 500;
+
+export async function eventsPage({ main, onStop }) {
+  const given = new URLSearchParams(location.search);
+  const list = el("ol", { class: "history", "aria-label": "Events", "aria-live": "off" });
+  const types = Object.keys((await ask("")).event_types);
+  const strange = given.getAll("type").flatMap((each) => each.split(",")).filter((each) => !types.includes(each));
+  if (strange.length) throw new Error(`there is no type ${strange.join(", ")}; there are ${types.join(", ")}`);
+  const chosen = el("span", { class: "tools" });
+  let last = 0, stop = () => {};
+  function add(message) {
+    const event = JSON.parse(message.data);
+    const { number, time, type: kind, noted: _noted, ...fields } = event;
+    last = number;
+    const name = ["node", "request", "image"].find((key) => kind.startsWith(key) && fields[key]);
+    list.prepend(el("li", {}, el("time", {}, precisely(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
+      ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? value.join(", ") : value}`).join("; ")}`));
+    while (list.children.length > MOST_EVENTS) list.lastChild.remove();
+  }
+  function begin() {
+    stop();
+    last = 0;
+    list.replaceChildren();
+    chosen.replaceChildren(...filters(given, ["type"], changed));
+    stop = listen(() => { const query = new URLSearchParams(given); query.set("since", last); return `events?${query}`; },
+      Object.fromEntries(types.map((type) => [type, add])));
+  }
+  function changed() {
+    history.replaceState(null, "", given.size ? `?${given}` : location.pathname);
+    begin();
+  }
+  const box = el("select", { id: "choose-type", onchange: () => {
+    if (box.value) given.set("type", box.value); else given.delete("type");
+    changed();
+  } }, el("option", { value: "" }, "all"), types.map((type) => el("option", { value: type }, type)));
+  box.value = given.get("type") || "";
+  begin();
+  onStop(() => stop());
+  fill(main, el("h1", {}, "Events"), el("p", { class: "dim" }, "As they happen; the newest is first."),
+    el("div", { class: "tools" }, el("label", {}, "Type ", box), chosen), list);
+  return async () => {};
+}
