@@ -12,7 +12,7 @@ from typing import Protocol
 import requests
 from urllib3.exceptions import MaxRetryError
 
-from nodepool.adapters.runners.fleet import ForgeError
+from nodepool.adapters.runners.forge import ForgeError
 
 #: Seconds to connect, and between two parts of an answer.
 TIMEOUT = (10.0, 30.0)

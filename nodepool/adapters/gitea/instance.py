@@ -16,8 +16,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from nodepool.adapters.gitea.api import Api, Job
-from nodepool.adapters.runners.fleet import BUSY, IDLE, Fleet, ForgeError, Kind
+from nodepool.adapters.runners.fleet import Fleet
+from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.program import Pools
+from nodepool.adapters.runners.runner import BUSY, IDLE
 
 log = logging.getLogger("nodepool.adapters.gitea")
 

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nodepool.adapters.github.service import Service, ServiceError, Session, moment
-from nodepool.adapters.runners.fleet import BUSY, Fleet, ForgeError, Kind
+from nodepool.adapters.runners.fleet import Fleet
+from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.program import Pools
+from nodepool.adapters.runners.runner import BUSY
 
 log = logging.getLogger("nodepool.adapters.github")
 

@@ -18,7 +18,7 @@ import jwt
 import requests
 import requests.adapters
 
-from nodepool.adapters.runners.fleet import ForgeError
+from nodepool.adapters.runners.forge import ForgeError
 from nodepool.adapters.runners.program import ConfigError
 
 log = logging.getLogger("nodepool.adapters.github")

@@ -29,7 +29,9 @@ import voluptuous as v
 import yaml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from nodepool.adapters.runners.fleet import BUSY, ENDING, IDLE, STARTING, WAITING, Fleet, ForgeError, Kind
+from nodepool.adapters.runners.fleet import Fleet
+from nodepool.adapters.runners.forge import ForgeError, Kind
+from nodepool.adapters.runners.runner import BUSY, ENDING, IDLE, STARTING, WAITING
 from nodepool.client import NodepoolError, Pool, seconds
 
 log = logging.getLogger("nodepool.adapters.runners")
@@ -58,7 +60,7 @@ NUMBER = v.All(int, v.Range(min=0))
 NODEPOOL = v.Schema({"url": str, "token-file": str, "ssh-key": str})
 #: What a fleet has in each daemon's configuration.
 FLEET: Mapping[object, object] = {
-    "label": str, "min": NUMBER, "max": v.All(int, v.Range(min=1)), "tenant": str, "job-time": TIME, "idle": TIME,
+    "label": str, "min": NUMBER, "max": NUMBER, "tenant": str, "job-time": TIME, "idle": TIME,
 }  # fmt: skip
 
 _ATTRIBUTES = {"label": "label", "min": "least", "max": "most", "tenant": "tenant", "job-time": "job_time", "idle": "idle"}

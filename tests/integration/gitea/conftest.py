@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from nodepool.adapters.gitea import program
-from nodepool.adapters.runners import fleet
+from nodepool.adapters.runners import runner
 from nodepool.adapters.runners.program import Listener, Pools, read_config
 from nodepool.client import Pool
 from tests import REPOSITORY
@@ -42,8 +42,8 @@ def gitea(gitea_server: Forge) -> Iterator[Forge]:
     """The server; tests share it, so each has to leave no runner."""
     yield gitea_server
     left = gitea_server.runners()
-    for runner in left:
-        gitea_server.call("DELETE", f"/admin/actions/runners/{runner['id']}")
+    for each in left:
+        gitea_server.call("DELETE", f"/admin/actions/runners/{each['id']}")
     assert left == []
 
 
@@ -99,7 +99,7 @@ class Daemon:
 
     def start(self, **options: Any) -> program.Gitea:
         """Start it in this process."""
-        self._monkeypatch.setattr(fleet, "LOOK", 1)
+        self._monkeypatch.setattr(runner, "CHECK", 1)
         self._monkeypatch.setenv("RUNTIME_DIRECTORY", str(self.folder / "run"))
         config = read_config(self.config(**options), program.SCHEMA)
         self._pools = Pools(config["nodepool"], program.PROGRAM)
@@ -124,8 +124,8 @@ class Daemon:
         self.service.join(10)
         self.listener.stop()
         for each in self.service.fleets:
-            for runner in each.runners():
-                runner.join(10)
+            for one in each.runners():
+                one.join(10)
         self._pools.close()
 
     def spawn(self, **options: Any) -> subprocess.Popen[bytes]:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from nodepool.adapters.gitea import instance
-from nodepool.adapters.runners import fleet
+from nodepool.adapters.runners import runner
 from nodepool.adapters.runners.program import ask_status, show_status
 from tests.conftest import wait_for
 from tests.integration.gitea.conftest import NODES, Daemon
@@ -124,7 +124,7 @@ def remove_warm(daemon: Daemon) -> None:
 
 @pytest.mark.spec("Gitea 3.4, 3.5: an idle runner is disabled, checked and deleted, before its node is returned")
 def test_runner_that_gets_no_job_is_removed(daemon: Daemon, gitea: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "LINGER", 1.0)
+    monkeypatch.setattr(runner, "LINGER", 1.0)
     service = daemon.start(min=1)
     wait_for(lambda: [each["status"] for each in gitea.runners()] == ["online"], 30, "an idle runner")
     remove_warm(daemon)

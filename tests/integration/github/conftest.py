@@ -16,7 +16,7 @@ import yaml
 
 from nodepool.adapters.github import listener
 from nodepool.adapters.github.program import PROGRAM, SCHEMA, GitHub
-from nodepool.adapters.runners import fleet
+from nodepool.adapters.runners import fleet, runner
 from nodepool.adapters.runners.program import Pools
 from nodepool.client import Pool
 from tests.conftest import wait_for
@@ -106,15 +106,15 @@ class Site:
                 one.stop()
             made.join(5)
             for one in made.fleets:
-                for runner in one.runners():
-                    runner.join(60)
+                for each in one.runners():
+                    each.join(60)
 
     def wait_empty(self) -> None:
         """Wait until nothing is left over: no job, no runner, no lease, nothing on the node."""
         wait_for(lambda: self.service.jobs("available", "assigned", "running") == [], 60, "all jobs done")
         wait_for(lambda: self.service.state()["runners"] == [], 60, "no runner registered")
         wait_for(lambda: self.pool.leases() == [], 60, "no lease")
-        folder = pathlib.Path("~root").expanduser() / fleet.FOLDER
+        folder = pathlib.Path("~root").expanduser() / runner.FOLDER
         names = set(self.program.started())
         wait_for(lambda: not folder.exists() or not names & {each.name for each in folder.iterdir()}, 30, "no folder on the node")
 
@@ -122,7 +122,7 @@ class Site:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (fleet, "LOOK", 2), (fleet, "LINGER", 0.2), (fleet, "FAILED_PAUSE", (0.2, 1.0)), (fleet, "UNUSED_PAUSE", (0.5, 5.0)),
+        (runner, "CHECK", 2), (runner, "LINGER", 0.2), (fleet, "FAILED_PAUSE", (0.2, 1.0)), (fleet, "UNUSED_PAUSE", (0.5, 5.0)),
         (listener, "CONFLICT", 0.5), (listener, "PAUSE", 0.2),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)

@@ -17,8 +17,9 @@ from nodepool.adapters.gitea import instance as instance_module
 from nodepool.adapters.gitea import program
 from nodepool.adapters.gitea.api import Api, Job, Registration
 from nodepool.adapters.gitea.instance import FORGOTTEN, STRAY, SWEEP, Instance, Runners
-from nodepool.adapters.runners.fleet import BUSY, IDLE, STARTING, Kind, Runner
+from nodepool.adapters.runners.forge import Kind
 from nodepool.adapters.runners.program import ConfigError, Pools, read_config
+from nodepool.adapters.runners.runner import BUSY, IDLE, STARTING, Runner
 from tests import REPOSITORY
 
 TOKEN, SECRET = "0123456789abcdef", "webhook-secret"

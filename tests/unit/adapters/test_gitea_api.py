@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodepool.adapters.gitea.api import Connection, Forgejo, Gitea, Job
-from nodepool.adapters.runners.fleet import ForgeError
+from nodepool.adapters.runners.forge import ForgeError
 from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request
 
 #: Answers a request; None: 404.

@@ -16,7 +16,8 @@ from nodepool.adapters.github.listener import ScaleSet, Settings
 from nodepool.adapters.github.program import SCHEMA, main, service_of, settings_of
 from nodepool.adapters.github.service import Place, Service, ServiceError, moment
 from nodepool.adapters.runners import program
-from nodepool.adapters.runners.fleet import Kind, Pause
+from nodepool.adapters.runners.fleet import Pause
+from nodepool.adapters.runners.forge import Kind
 from nodepool.adapters.runners.program import ConfigError, Pools
 from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request
 
@@ -316,7 +317,7 @@ def test_settings_have_the_documented_defaults() -> None:
 
 @pytest.mark.parametrize(("change", "text"), [
     ({"scale-sets": []}, "scale-sets"), ({"scale-sets": [{"name": "a b"}]}, "letters, digits"),
-    ({"scale-sets": [{"name": "a", "max": 0}]}, "max"), ({"scale-sets": [{"name": "a", "idle": "soon"}]}, "not a duration"),
+    ({"scale-sets": [{"name": "a", "max": -1}]}, "max"), ({"scale-sets": [{"name": "a", "idle": "soon"}]}, "not a duration"),
     ({"scale-sets": [{"name": "a", "folder": "relative"}]}, "an absolute path"), ({"other": 1}, "extra keys"),
     ({"scale-sets": [{"name": "a"}, {"name": "a"}]}, "a is there twice"),
     ({"scale-sets": [{"name": "a", "min": 5, "max": 2}]}, r"min \(5\) is above max \(2\)"),

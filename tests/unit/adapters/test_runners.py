@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from nodepool.adapters.runners import fleet as fleets
-from nodepool.adapters.runners.fleet import BUSY, IDLE, STARTING, WAITING, Fleet, Kind, Runner
+from nodepool.adapters.runners import runner as runners
+from nodepool.adapters.runners.fleet import Fleet
+from nodepool.adapters.runners.forge import Kind
+from nodepool.adapters.runners.runner import BUSY, IDLE, STARTING, WAITING, Runner
 from nodepool.client import Done, LeaseEnded, Node, NodepoolError, Pool
 from tests.conftest import wait_for
 
@@ -136,7 +138,7 @@ AWAY = NodepoolError("unreachable", "the launcher does not answer")
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let a runner live from its lease to the end of its program; return it and its forge."""
-    monkeypatch.setattr(fleets, "RETRY", 0.01)
+    monkeypatch.setattr(runners, "RETRY", 0.01)
 
     def run(lease: Any, adopted: bool = True, job: str = "") -> tuple[Runner, Forge]:
         forge, stopping = Forge(), threading.Event()
@@ -162,7 +164,7 @@ def test_adopted_runner_is_kept_although_its_node_does_not_answer_at_first(live:
 
 def test_launcher_that_is_away_for_long_says_nothing_about_the_node(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(fleets.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
     lease = Held("busy", AWAY, AWAY, AWAY, "ended 0\n")
 
     def away(*_args: Any, **_options: Any) -> None:
@@ -231,7 +233,7 @@ def test_only_leases_of_the_own_place_are_adopted(monkeypatch: pytest.MonkeyPatc
 
 def test_stop_does_not_wait_for_a_launcher_that_is_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = threading.Event()
-    monkeypatch.setattr(fleets, "STOP", 0.1)
+    monkeypatch.setattr("nodepool.adapters.runners.fleet.STOP", 0.1)
     monkeypatch.setattr(Runner, "withdraw", lambda _self: blocked.wait(5))
     fleet.need(5)
     wait_for(lambda: len(fleet.runners()) == 5)

@@ -1,0 +1,354 @@
+"""One runner: a lease, a registration with the forge, and a program on the node."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from nodepool.adapters.runners.forge import Forge, ForgeError, Kind
+from nodepool.client import Lease, LeaseEnded, NodepoolError, NotAllowed, Pool
+
+#: Seconds that a lease lasts until its runner has started: what a daemon that is killed meanwhile may waste.
+UNTIL_STARTED = 900
+#: Seconds of one check of a program, of a small command, and until another attempt when the launcher does not answer.
+CHECK, COMMAND, RETRY = 30, 60, 5.0
+#: Seconds that a runner above the wanted number may still be idle.
+LINGER = 30.0
+#: Seconds without any answer from a node after which it counts as lost.
+SILENT = 600.0
+#: Bytes of a program's output that are shown when it has failed.
+TAIL = 1500
+#: Folder on the node, below the home directory of the login user.
+HOME, FOLDER = 'cd "${HOME:-/}"', ".nodepool-runner"
+
+WAITING, STARTING, IDLE, BUSY, ENDING = "waiting", "starting", "idle", "busy", "ending"
+
+
+class Host(Protocol):
+    """The fleet, as its runners see it."""
+
+    kind: Kind
+    forge: Forge
+    stopping: threading.Event
+    log: logging.Logger
+
+    @property
+    def pool(self) -> Callable[[str], Pool]:
+        """Return what creates a pool whose SSH files are of one runner."""
+        ...
+
+    def above_least(self, runner: Runner) -> bool:
+        """Return whether enough idle runners remain without this one."""
+        ...
+
+    def ended(self, runner: Runner) -> None: ...
+
+    def failed(self, text: str, pause: float = 0.0) -> None:
+        """Count a failure; start none for at least `pause` seconds."""
+        ...
+
+    def succeeded(self, had_job: bool) -> None: ...
+
+    def unused(self) -> None:
+        """Count a runner that got no job."""
+        ...
+
+
+class Runner:
+    """One lease, one registration, one program: a thread from the first to the last.
+
+    :param lease: it exists already, from a daemon that has ended.
+    """
+
+    def __init__(self, fleet: Host, name: str, lease: Lease | None = None) -> None:
+        self.fleet, self.name, self.lease = fleet, name, lease
+        #: Whether the forge and the node may know it.
+        self._registered = self.begun = lease is not None
+        self.state, self.since = WAITING, time.monotonic()
+        self.why = ""
+        #: The job that it runs, if the forge reports it, and the one in the notes of the lease.
+        self.job = self._noted = ""
+        self.had_job = False
+        #: There are more runners than needed: stop it unless it runs a job.
+        self.surplus = False
+        self.withdrawn = False
+        #: The forge no longer knows it, so its program has no purpose.
+        self.forgotten = False
+        self._folder = f"{FOLDER}/{shlex.quote(name)}"
+        self._heard = time.monotonic()
+        self._thread = threading.Thread(target=self._live, name=f"runner-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    def enter(self, state: str) -> None:
+        if state != self.state:
+            self.state, self.since = state, time.monotonic()
+        if state == BUSY:
+            self.had_job = True
+
+    def works(self, job: str) -> None:
+        """Note that the forge has given this runner a job: it is busy until its program ends."""
+        self.job = job
+        if self.state in (STARTING, IDLE):
+            self.enter(BUSY)
+
+    def withdraw(self) -> None:
+        """Stop waiting for a node."""
+        self.withdrawn = True
+        if self.lease is not None:
+            try:
+                self.lease.give_back()
+            except NodepoolError as error:
+                self._say(f"its lease cannot be withdrawn: {error}")
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        self.fleet.log.log(level, "%s: runner %s (lease %s): %s", self.fleet.kind.name, self.name,
+                           self.lease.id if self.lease else "none yet", text)  # fmt: skip
+
+    # -- life
+
+    def _live(self) -> None:
+        try:
+            self._serve()
+        except (NodepoolError, ForgeError, OSError, subprocess.SubprocessError) as error:
+            ended = "its lease has ended: " if isinstance(error, LeaseEnded) else ""
+            if not self.withdrawn:
+                self._failed(ended + (str(error) or type(error).__name__))
+            self._forget()
+        except Exception as error:
+            self.fleet.log.exception("%s: runner %s", self.fleet.kind.name, self.name)
+            self._failed(f"{type(error).__name__}: {error}")
+            self._forget()
+        finally:
+            if not self.fleet.stopping.is_set():
+                self.enter(ENDING)
+                self._return()
+            self.fleet.ended(self)
+
+    def _failed(self, text: str, pause: float = 0.0) -> None:
+        self._say(text, logging.WARNING)
+        self.fleet.failed(text, pause)
+
+    def _serve(self) -> None:
+        lease = self._leased()
+        self.enter(STARTING)
+        self._heard = time.monotonic()
+        self.why = f"on node {lease.nodes[0].id}"
+        if not self.begun:
+            self._begin(lease)
+        self._watch(lease)
+
+    def _leased(self) -> Lease:
+        kind = self.fleet.kind
+        if self.lease is None:
+            self.lease = self.fleet.pool(self.name).lease(
+                kind.label, for_=UNTIL_STARTED, wait=None, key=self.name, tenant=kind.tenant,
+                purpose=f"runner of {kind.name}", notes={"fleet": kind.mark, "runner": self.name},
+            )  # fmt: skip
+        while not self.fleet.stopping.is_set() and not self.withdrawn:
+            try:
+                for change in self.lease.changes():
+                    self.why = str((change.why or {}).get("text") or change.state)
+                return self.lease
+            except NodepoolError as error:
+                if error.code != "busy":
+                    raise
+            self.fleet.stopping.wait(CHECK)
+        raise LeaseEnded("stopped", "it is no longer needed")
+
+    def _begin(self, lease: Lease) -> None:
+        self._registered = True
+        secret = self.fleet.forge.register(self.name)
+        inner = f"{self.fleet.forge.script}\ns=$?; echo $s > status.new && mv status.new status"
+        script = (
+            f"umask 077; {HOME}; mkdir -p {FOLDER} && mkdir {self._folder} && cd {self._folder} && cat > secret && "
+            f"{{ setsid sh -c {shlex.quote(inner)} > log 2>&1 < /dev/null & echo $! > pid; }}"
+        )
+        try:
+            done = lease.run(script, input=secret, timeout=COMMAND)
+        except LeaseEnded:
+            raise
+        except (NodepoolError, OSError, subprocess.SubprocessError) as error:
+            self._unsure(str(error))
+            return
+        if done.status == 255:  # of ssh
+            self._unsure(_end_of(done.stderr))
+            return
+        if done.status:
+            raise ForgeError(f"the runner cannot be started on {self.why}: {_end_of(done.stderr)}")
+        self.enter(BUSY if self.job else IDLE)
+        self.begun = True
+        self._say(f"started {self.why}")
+        self._renew(lease)
+
+    def _unsure(self, text: str) -> None:
+        """Continue although the start is uncertain: the next check shows."""
+        self._say(f"it is not known whether it has started {self.why}: {text}", logging.WARNING)
+        self.fleet.stopping.wait(RETRY)
+
+    def _renew(self, lease: Lease) -> None:
+        try:
+            lease.renew(self.fleet.kind.job_time)
+        except (NotAllowed, NodepoolError) as error:
+            if isinstance(error, LeaseEnded):
+                raise
+            self._say(f"its lease is not renewed and ends at {lease.ends}: {error}", logging.WARNING)
+
+    def _check(self, longest: int) -> tuple[str, str]:
+        """Return what the program does, and its status and last output.
+
+        :param longest: seconds to wait for its end.
+        :return: first none, lost, ended, busy or idle.
+        """
+        assert self.lease is not None
+        # Of the runner's own session: the node may have other runners.
+        worker = f"^[0-9]+ \\({self.fleet.forge.worker}\\) . [0-9]+ [0-9]+ "
+        script = (
+            f"{HOME}; cd {self._folder} 2> /dev/null || {{ echo none; exit 0; }}; p=$(cat pid); "
+            f'timeout {longest} tail -s 0.2 --pid="$p" -f /dev/null 2> /dev/null; '
+            f'alive=; kill -0 "$p" 2> /dev/null && alive=1; '
+            f'if [ -e status ]; then echo ended "$(cat status)"; tail -c {TAIL} log; '
+            f'elif [ -z "$alive" ]; then echo lost; tail -c {TAIL} log; '
+            f'elif grep -sqE {shlex.quote(worker)}"$p " /proc/[0-9]*/stat; then echo busy; else echo idle; fi'
+        )
+        done = self.lease.run(script, timeout=longest + COMMAND)
+        first, _, rest = done.stdout.decode("utf-8", "replace").partition("\n")
+        word, _, status = first.partition(" ")
+        if done.status or word not in ("none", "ended", "lost", "busy", "idle"):
+            raise OSError(f"no answer from the node: {_end_of(done.stderr)}")
+        self._heard = time.monotonic()
+        return word, f"{status}\n{rest}"
+
+    def _watch(self, lease: Lease) -> None:
+        kind, renewed = self.fleet.kind, time.monotonic()
+        while not self.fleet.stopping.is_set():
+            try:
+                word, text = self._check(1 if self.surplus and self.state != BUSY else CHECK)
+            except (NodepoolError, OSError, subprocess.SubprocessError) as error:
+                self._unheard(error)
+                continue
+            if word in ("ended", "lost"):
+                self._over(word, text)
+                return
+            if word == "none":
+                # A daemon was killed before it could start the program; or somebody has removed its folder.
+                if self.state != STARTING:
+                    raise OSError("the runner's folder is no longer on the node")
+                if self.surplus:
+                    return
+                self._begin(lease)
+                continue
+            self.enter(BUSY if word == "busy" or self.job else IDLE)
+            if self.forgotten:
+                self._say("stopped: the forge no longer knows it")
+                self._kill(lease)
+                return
+            if self.state == IDLE and self._is_dismissed(lease):
+                return
+            if self.job != self._noted:
+                self._note(lease)
+            if time.monotonic() - renewed > kind.job_time / 2:
+                renewed = time.monotonic()
+                self._renew(lease)
+
+    def _note(self, lease: Lease) -> None:
+        try:
+            lease.note(job=self.job[:200])
+            self._noted = self.job
+        except NodepoolError as error:
+            if isinstance(error, LeaseEnded):
+                raise
+            self._say(f"its job is not noted with the lease: {error}")
+
+    def _unheard(self, error: Exception) -> None:
+        """The node, or the launcher, does not answer: a job may run there all the same."""
+        if isinstance(error, LeaseEnded):
+            raise error
+        assert self.lease is not None
+        try:
+            self.lease.refresh()
+        except LeaseEnded:
+            raise
+        except NodepoolError:
+            # It says nothing about the node.
+            self.why, self._heard = "the launcher does not answer", time.monotonic()
+        longest = SILENT if self.begun else COMMAND
+        if time.monotonic() - self._heard > longest:
+            raise OSError(f"nothing heard of the node for {longest:g} s; at last: {error}") from error
+        self.fleet.stopping.wait(RETRY)
+
+    def _over(self, word: str, text: str) -> None:
+        status, _, output = text.partition("\n")
+        number = int(status) if word == "ended" and status.lstrip("-").isdecimal() else None
+        failure = self.fleet.forge.failure(number)
+        if failure is not None:
+            text = f"{failure[0]}; its last output: {output.strip()[-TAIL:] or 'none'}"
+            if self.had_job:
+                self._say(text, logging.WARNING)  # others start and get jobs as this one did
+            else:
+                self._failed(text, failure[1])
+            self._forget()
+        else:
+            self._say("has ended")
+            self.fleet.succeeded(self.had_job)
+
+    def _forget(self) -> None:
+        """Remove what the forge may have registered, unless it runs a job."""
+        if self._registered and not self.fleet.stopping.is_set():
+            try:
+                self.fleet.forge.remove(self.name)
+            except ForgeError as error:
+                self._say(f"it may still be registered: {error}", logging.WARNING)
+
+    def _is_dismissed(self, lease: Lease) -> bool:
+        """Stop the idle runner if it is not needed, and the forge agrees."""
+        kind, idle = self.fleet.kind, time.monotonic() - self.since
+        unused = idle > kind.idle and self.fleet.above_least(self)
+        if not unused and not (self.surplus and idle > LINGER):
+            return False
+        try:
+            if not self.fleet.forge.remove(self.name):
+                self.enter(BUSY)
+                return False
+        except ForgeError as error:
+            self._say(f"it is not known whether it runs a job: {error}", logging.WARNING)
+            self.fleet.stopping.wait(5.0)
+            return False
+        self._say(f"removed: idle for {idle:.0f} s, and not needed")
+        if not self.surplus:
+            self.fleet.unused()
+        self._kill(lease)
+        return True
+
+    def _kill(self, lease: Lease) -> None:
+        """End the program: the node is deleted, but a static one goes to the next user."""
+        # Steps of a job may have process groups of their own, in the session of the runner.
+        script = f'{HOME}; p=$(cat {self._folder}/pid); pkill -KILL -s "$p" 2> /dev/null || kill -KILL -- -"$p"'
+        lease.run(script, timeout=COMMAND)
+
+    def _return(self) -> None:
+        """Return the node; what cannot be returned now the next search for leases finds."""
+        if self.lease is None:
+            return
+        try:
+            if self.lease.state == "held":
+                try:
+                    self.lease.run(f"{HOME}; rm -rf {self._folder}", timeout=COMMAND)
+                except (NodepoolError, OSError, subprocess.SubprocessError):
+                    self.why = "its node does not answer"
+            self.lease.give_back()
+        except NodepoolError as error:
+            self._say(f"its node is not returned yet: {error}", logging.WARNING)
+
+
+def _end_of(output: bytes) -> str:
+    return output.decode("utf-8", "replace").strip()[-TAIL:] or "no text"
