@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import requests
-from urllib3.exceptions import MaxRetryError
 
-from nodepool.adapters.runners.forge import ForgeError
+from nodepool.adapters.runners.forge import ForgeError, reason_of
 
 #: Seconds to connect, and between two parts of an answer.
 TIMEOUT = (10.0, 30.0)
@@ -105,8 +104,8 @@ class Connection:
         self.url, self._token = url.rstrip("/"), token
         self._base = f"/api/v1/{scope or 'admin'}/actions"
         self._session = requests.Session()
-        if ca_file is not None:
-            self._session.verify = ca_file
+        # Not of the session: REQUESTS_CA_BUNDLE of the environment would replace it.
+        self._verify: str | bool = ca_file or True
         needed = "read:admin,write:admin" if not scope else "write:repository" if scope.startswith("repos/") else (
             "write:user" if scope == "user" else "write:organization")  # fmt: skip
         owner = "an administrator" if not scope else "an owner"
@@ -145,14 +144,10 @@ class Connection:
         try:
             answer = self._session.request(
                 method, self.url + path, params=dict(query), json=body, auth=authorize, timeout=TIMEOUT, allow_redirects=False,
-                headers={"Accept": "application/json", "Connect-Protocol-Version": "1"},
+                verify=self._verify, headers={"Accept": "application/json", "Connect-Protocol-Version": "1"},
             )  # fmt: skip
         except requests.RequestException as error:
-            # The text of the library repeats the URL; the reason comes last.
-            reason = error.args[0] if error.args else type(error).__name__
-            if isinstance(reason, MaxRetryError):
-                reason = reason.reason
-            raise ForgeError(f"{self.url} cannot be reached: {reason}") from error
+            raise ForgeError(f"{self.url} cannot be reached: {reason_of(error)}") from error
         if answer.is_redirect:
             raise ForgeError(f"{self.url} redirects to {answer.headers.get('Location')}: use that as url")
         if answer.status_code >= 400:

@@ -18,7 +18,7 @@ import jwt
 import requests
 import requests.adapters
 
-from nodepool.adapters.runners.forge import ForgeError
+from nodepool.adapters.runners.forge import ForgeError, is_untrusted, reason_of
 from nodepool.adapters.runners.program import ConfigError
 
 log = logging.getLogger("nodepool.adapters.github")
@@ -132,7 +132,8 @@ class Service:
         self.place = place
         self._credential, self._installation, self._stopping = credential, installation, stopping
         self._http = requests.Session()
-        self._http.verify = certificates or True
+        # Not of the session: REQUESTS_CA_BUNDLE of the environment would replace it.
+        self._verify: str | bool = certificates or True
         self._http.trust_env = not place.rest.startswith("http://")
         adapter = requests.adapters.HTTPAdapter(pool_connections=8, pool_maxsize=64)
         for scheme in ("https://", "http://"):
@@ -209,13 +210,14 @@ class Service:
             try:
                 answer = self._http.request(
                     method, url, data=data, headers={**self._always, **headers}, timeout=(10.0, timeout), allow_redirects=False,
-                    stream=True,
+                    stream=True, verify=self._verify,
                 )  # fmt: skip
                 with answer:
                     content = answer.raw.read(MOST, decode_content=True)
             except (requests.RequestException, OSError) as error:
-                failure = ServiceError(0, "", f"{_place_of(url)} does not answer: {_short(str(error))}")
-                if not repeat and not isinstance(error, requests.exceptions.ConnectTimeout | requests.exceptions.SSLError):
+                failure = ServiceError(0, "", f"{_place_of(url)} does not answer: {_short(reason_of(error))}")
+                unsent = isinstance(error, requests.exceptions.ConnectTimeout | requests.exceptions.SSLError)
+                if is_untrusted(error) or not (repeat or unsent):
                     raise failure from error
             except Exception as error:  # of the library's lower layers
                 failure = ServiceError(0, "", f"{_place_of(url)} does not answer: {type(error).__name__}: {_short(str(error))}")
