@@ -175,7 +175,10 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def openat2(directory: int, path: str | bytes, flags: int, resolve: int, mode: int = 0) -> int:
-    """openat2(2), close-on-exec. OSError(EAGAIN): things were moved or mounted during each of 100 attempts."""
+    """openat2(2), close-on-exec.
+
+    OSError(EAGAIN): other programs renamed or mounted something during each of 100 attempts.
+    """
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
     attempt = functools.partial(_call, f"openat2 {os.fsdecode(path)}", _OPENAT2, directory, os.fsencode(path), how, len(how))
     # The kernel does not resolve ".." while anything on the machine is renamed or mounted, and asks for another attempt.
