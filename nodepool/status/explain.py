@@ -14,7 +14,7 @@ from typing import Any
 from nodepool.base.offered_labels import joined, why_not_offered
 from nodepool.base.problems import image_problems, printable
 from nodepool.reasons import Code
-from nodepool.status import causes, cluster, known
+from nodepool.status import causes, cluster, fleets, known
 from nodepool.status.causes import FLOWING, groups_of
 from nodepool.status.images import build_request_state
 from nodepool.status.known import Cause
@@ -26,7 +26,7 @@ from nodepool.zk.mirror.feed import Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import BUILDING, DELETING, FAILED, FULFILLED, INIT, PENDING, READY, REQUESTED, NodeRequest, RecordError
 
-KINDS = ("request", "label", "node", "image", "provider")
+KINDS = ("request", "label", "node", "image", "provider", "fleet")
 LAUNCHING, POOL_PAUSED = Code.LAUNCHING.word, Code.POOL_PAUSED.word
 Clock = Callable[[], float]
 
@@ -129,6 +129,7 @@ def explain(
     if not found.answer:
         if not found.history:
             missing = why_not_offered([name], zk.getRegisteredPools(), "launcher") if kind == "label" else None
+            missing = fleets.UNKNOWN if kind == "fleet" else missing
             raise Unknown(f"{kind} {name} is not known" + (f": {missing}" if missing else LATE * (kind in ("request", "node"))))
         found.answer = "gone"
     return found
@@ -460,10 +461,23 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
     return found
 
 
+def _fleet(zk: Facade, name: str, clock: Clock) -> Explanation:
+    found = Explanation("fleet", name)
+    waiting, working = fleets.leases_of(zk, name)
+    found.facts = list(fleets.facts_of(waiting, working))
+    if waiting:
+        oldest = min(waiting, key=lambda request: str(request.id))
+        _set(found, causes.of_request(zk, oldest, clock=clock), f"{known.count_of(len(waiting), 'runner')} waiting for a node")
+    elif working:
+        found.answer = f"no runner waits for a node; {fleets.ELSEWHERE}"
+    return found
+
+
 _EXPLAIN: dict[str, Callable[[Facade, str, Clock], Explanation]] = {
     "request": _request,
     "label": _label,
     "node": _node,
     "image": _image,
     "provider": _provider,
+    "fleet": _fleet,
 }

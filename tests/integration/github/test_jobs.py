@@ -7,11 +7,14 @@ import subprocess
 
 import pytest
 
-from nodepool.adapters.runners import fleet
+from nodepool.adapters.runners import fleet, runner
 from nodepool.client import Pool
+from nodepool.status.explain import Unknown, explain
+from nodepool.zk.history import HistoryReader
 from tests.conftest import wait_for
 from tests.integration.github.conftest import Site
 from tests.support.github import Emulator, Program
+from tests.support.launcher import LauncherBench
 
 pytestmark = [pytest.mark.github, pytest.mark.full]
 
@@ -80,7 +83,7 @@ def test_least_number_of_idle_runners_is_kept(site: Site, service: Emulator, pro
 def test_runner_whose_job_was_canceled_is_removed(
     site: Site, service: Emulator, pool: Pool, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "LINGER", 1.0)
+    monkeypatch.setattr(runner, "LINGER", 1.0)
     site.start()
     wait_connected(service)
     with pool.lease(*["small"] * 6, for_="1h"):
@@ -90,6 +93,26 @@ def test_runner_whose_job_was_canceled_is_removed(
         wait_for(lambda: len(pool.leases()) == 1, 30, "it is withdrawn")
     assert program.started() == []
     site.wait_empty()
+
+
+@pytest.mark.spec("GitHub 8.6: a drained set keeps polling with capacity 0, and finishes its running jobs")
+def test_drained_set_finishes_its_job_and_starts_no_other(
+    site: Site, service: Emulator, pool: Pool, program: Program, bench: LauncherBench
+) -> None:
+    program.behave(seconds=8)
+    site.start()
+    wait_connected(service)
+    service.add_job("set")
+    wait_for(lambda: service.jobs("running"), 30, "the job")
+    site.stop()
+    site.start({"name": "set", "max": 0})
+    wait_connected(service)
+    other = service.add_job("set")
+    wait_for(lambda: "runs " in explain(bench.zk, "fleet", "set", HistoryReader()).text(), 30, "the note of the job")
+    wait_for(lambda: service.jobs("completed"), 60, "the end of the job")
+    wait_for(lambda: pool.leases() == [], 30, "the return of its node")
+    assert len(program.started()) == 1
+    service.call("POST", f"/jobs/{other}/complete", {"result": "canceled"})
 
 
 @pytest.mark.spec("GitHub 8.2: idle limit for runners that no job needs, then a pause with its reason")
@@ -145,7 +168,7 @@ def test_node_that_vanishes_frees_its_place(site: Site, service: Emulator, pool:
 
 
 @pytest.mark.spec("GitHub 10: pool empty: the reason is shown; no label: too")
-def test_reason_for_waiting_is_shown(site: Site, service: Emulator, pool: Pool) -> None:
+def test_reason_for_waiting_is_shown(site: Site, service: Emulator, pool: Pool, bench: LauncherBench) -> None:
     daemon = site.start({"name": "set"}, {"name": "lost", "label": "nowhere"})
     for name in ("set", "lost"):
         wait_connected(service, name)
@@ -154,6 +177,11 @@ def test_reason_for_waiting_is_shown(site: Site, service: Emulator, pool: Pool) 
         service.add_job("lost")
         wait_for(lambda: "no launcher offers nowhere" in str(daemon.status()["trouble"]), 30, "the label")
         wait_for(lambda: "all" in str(daemon.fleets[0].status()) or "busy" in str(daemon.fleets[0].status()), 30, "a reason")
+        wait_for(lambda: "6 hold" in explain(bench.zk, "fleet", "set", HistoryReader()).answer, 30, "the cause")
+        found = explain(bench.zk, "fleet", "set", HistoryReader())
+        assert found.answer.startswith("1 runner waiting for a node: ") and found.suggestion
+        with pytest.raises(Unknown, match="nodepool-github status"):
+            explain(bench.zk, "fleet", "other", HistoryReader())
         service.call("POST", f"/jobs/{job}/complete", {"result": "canceled"})
     for one in service.jobs("available", "assigned"):
         service.call("POST", f"/jobs/{one['id']}/complete", {"result": "canceled"})
@@ -175,7 +203,7 @@ def test_secret_of_a_runner_is_nowhere(
     [secret] = secrets
     lines = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert secret not in lines and secret not in caplog.text
-    folder = pathlib.Path("~root").expanduser() / fleet.FOLDER / program.started()[0]
+    folder = pathlib.Path("~root").expanduser() / runner.FOLDER / program.started()[0]
     assert sorted(each.name for each in folder.iterdir()) == ["log", "pid"]
     assert all(secret not in each.read_text() for each in folder.iterdir())
     end_worker(program)
