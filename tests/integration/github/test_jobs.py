@@ -9,7 +9,7 @@ import pytest
 
 from nodepool.adapters.runners import fleet, runner
 from nodepool.client import Pool
-from nodepool.status.explain import Unknown, explain
+from nodepool.status.explain import Explanation, Unknown, explain
 from nodepool.zk.history import HistoryReader
 from tests.conftest import wait_for
 from tests.integration.github.conftest import Site
@@ -21,6 +21,14 @@ pytestmark = [pytest.mark.github, pytest.mark.full]
 
 def wait_connected(service: Emulator, name: str = "set") -> None:
     wait_for(lambda: any(one["scaleSetId"] == service.set_id(name) for one in service.state()["sessions"]), 30, "a session")
+
+
+def explained(bench: LauncherBench) -> Explanation:
+    """Return what `nodepool explain fleet set` shows; empty if nothing is known of it yet."""
+    try:
+        return explain(bench.zk, "fleet", "set", HistoryReader())
+    except Unknown:
+        return Explanation("fleet", "set")
 
 
 def end_worker(program: Program) -> None:
@@ -108,7 +116,7 @@ def test_drained_set_finishes_its_job_and_starts_no_other(
     site.start({"name": "set", "max": 0})
     wait_connected(service)
     other = service.add_job("set")
-    wait_for(lambda: "runs " in explain(bench.zk, "fleet", "set", HistoryReader()).text(), 30, "the note of the job")
+    wait_for(lambda: "runs " in explained(bench).text(), 30, "the note of the job")
     wait_for(lambda: service.jobs("completed"), 60, "the end of the job")
     wait_for(lambda: pool.leases() == [], 30, "the return of its node")
     assert len(program.started()) == 1
@@ -177,8 +185,8 @@ def test_reason_for_waiting_is_shown(site: Site, service: Emulator, pool: Pool, 
         service.add_job("lost")
         wait_for(lambda: "no launcher offers nowhere" in str(daemon.status()["trouble"]), 30, "the label")
         wait_for(lambda: "all" in str(daemon.fleets[0].status()) or "busy" in str(daemon.fleets[0].status()), 30, "a reason")
-        wait_for(lambda: "6 hold" in explain(bench.zk, "fleet", "set", HistoryReader()).answer, 30, "the cause")
-        found = explain(bench.zk, "fleet", "set", HistoryReader())
+        wait_for(lambda: "6 hold" in explained(bench).answer, 30, "the cause")
+        found = explained(bench)
         assert found.answer.startswith("1 runner waiting for a node: ") and found.suggestion
         with pytest.raises(Unknown, match="nodepool-github status"):
             explain(bench.zk, "fleet", "other", HistoryReader())
