@@ -16,7 +16,19 @@ suppress_warnings = ["myst.header"]
 root_doc = "index"
 exclude_patterns = ["_build", "ext", "examples", "release-notes/fragments"]
 highlight_language = "none"
-html_theme = "alabaster"
-html_theme_options = {"description": "Machines for continuous integration", "fixed_sidebar": True}
+html_theme = "furo"
+html_title = f"Nodepool {version}"
+html_favicon = "../nodepool/web/static/icon.svg"
 html_show_copyright = False
 smartquotes = False
+
+
+def _level(app, pagename, templatename, context, doctree):
+    """Give captions of the table of contents the level that accessibility checkers require."""
+    for part in ("body", "furo_navigation_tree"):
+        if part in context:
+            context[part] = context[part].replace('role="heading"', 'role="heading" aria-level="2"')
+
+
+def setup(app):
+    app.connect("html-page-context", _level, priority=900)

@@ -1,8 +1,8 @@
 """Reference of the options of a driver or a file, generated from the schema that its configuration is validated with.
 
-``.. driver-options:: aws`` makes tables of every option of the driver: name and type from the schema, default and meaning from
+``.. driver-options:: aws`` makes lists of every option of the driver: name and type from the schema, default and meaning from
 the declarations in ``nodepool/driver/aws/config.py``. The keys of ``CLASSES`` stand for files and for options of all drivers.
-``.. driver-options:: nodepool.yaml labels`` makes the table of ``labels`` only; ``top`` is that of the outer options. An option
+``.. driver-options:: nodepool.yaml labels`` makes the list of ``labels`` only; ``top`` is that of the outer options. An option
 without meaning is an error of the build.
 """
 
@@ -156,7 +156,7 @@ def check(driver: str) -> list[str]:
 
 
 def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
-    """Tables: where the options are, and their rows (name, type, default, meaning), required ones first."""
+    """Lists: where the options are, and their rows (name, type, default, meaning), required ones first."""
     if wrong := check(driver):
         raise ReferenceError("; ".join(wrong))
     said = texts(driver)
@@ -178,10 +178,11 @@ def lines(driver: str, only: str | None = None) -> list[str]:
     if only is not None and not (tables := tables[:1] if only == "top" else [each for each in tables if each[0] == only]):
         raise ReferenceError(f"{driver} has no options in {only}")
     for where, options_there in tables:
-        found += [f".. list-table:: Options of ``{where}``", "   :header-rows: 1", "   :widths: 22 16 14 48", ""]
-        for row in [("Key", "Type", "Default", "Meaning"), *options_there]:
-            found += [f"   {'*' if not index else ' '} - {cell}" for index, cell in enumerate(row)]
-        found.append("")
+        found += [f".. rubric:: Options of ``{where}``", ""]
+        for name, kind_of_value, default, meaning in options_there:
+            default = default if default == "required" else f"default: {default}"
+            # Any width fits, which a table of four columns does not on a phone.
+            found += [f"{name} : {kind_of_value}; {default}", f"    {meaning}", ""]
     return found
 
 

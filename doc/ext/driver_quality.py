@@ -9,12 +9,19 @@ import pathlib
 from typing import Any
 
 import yaml
-from references import table
 
 DRIVERS = pathlib.Path(__file__).resolve().parent.parent.parent / "nodepool" / "driver"
 #: Marked with what the tests run against instead of ``done``.
 TESTED = "tested-against"
 KINDS = ("real server", "emulator", "model")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]], widths: str) -> list[str]:
+    """As reStructuredText."""
+    found = [".. list-table::", "   :header-rows: 1", f"   :widths: {widths}", ""]
+    for row in [head, *rows]:
+        found += [f"   {'*' if not index else ' '} - {cell}" for index, cell in enumerate(row)]
+    return [*found, ""]
 
 
 def rules() -> dict[str, str]:

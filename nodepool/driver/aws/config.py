@@ -189,7 +189,7 @@ class AwsLabel(MachineLabel, _Schema):
             }
         ],
         None,
-        "*new*: further offers, see `Offers`_. Each inherits what it does not name",
+        "*new*: further offers. Each inherits what it does not name",
         stored=False,
     )
     volume_size: int | None = option(int, None, "GiB of the root volume", shown="the image's")

@@ -184,7 +184,7 @@ class OpenStackProviderConfig(ProviderConfig):
     _nodepool_id: object = option(str, None, "accepted for old files, without effect", name="nodepool-id", stored=False)
     image_name_format: str = option(str, "{image_name}-{timestamp}", "name of an upload in the cloud; also ``{upload_id}``")
     clean_floating_ips: bool | None = option(bool, None, "delete **all** unattached floating IPs of the project", shown="false")
-    port_cleanup_interval: int = option(int, 600, "seconds between two checks for leaked ports, see `Cleanup`_; 0 = never")
+    port_cleanup_interval: int = option(int, 600, "seconds between two checks for leaked ports; 0 = never")
     post_upload_hook: str | None = option(str, None, "program to run after an upload")
     diskimages: dict[str, ProviderDiskImage] = option([ProviderDiskImage], {}, "images that the builder uploads", stored=False)
     cloud_images: dict[str, ProviderCloudImage] = option([ProviderCloudImage], {}, "existing images of the cloud", stored=False)
