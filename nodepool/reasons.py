@@ -100,6 +100,26 @@ HELP: dict[_Text, str] = {
     Declined.LABEL_PROBLEM: "{help}",
     Declined.ERROR: _BUG,
 }
+#: Text under which requests are counted together that the same thing blocks; ``use``: "20 of 20 instances in use".
+HEADLINES: dict[_Text, str] = {
+    Code.PROVIDER_QUOTA: "Quota of {provider}: {use}",
+    Code.POOL_LIMIT: "Limit of pool {pool}: {use}",
+    Code.TENANT_LIMIT: "Limit of tenant {tenant}: {use}",
+    Code.REFUSED_BY_CLOUD: "Quota of {provider}: exceeded, according to its cloud",
+    Code.LIMITS_UNKNOWN: "Limits of {provider} are being read",
+    Code.MAX_CONCURRENCY: "max-concurrency of {pool} reached",
+    Code.SWITCHED_OFF: "max-concurrency of {pool} is 0",
+    Code.LAUNCHING: "Nodes are being launched",
+    Code.NOT_LOOKED_AT: "Queued for scheduling",
+    Code.BUSY: "Queued for scheduling",
+    Code.NO_FREE_NODE: "No free node of {labels}",
+    Code.NO_ROOM: "No capacity for {labels}",
+    Code.BEING_TAKEN: "Free nodes are being assigned: {labels}",
+    Code.NOTHING_FREE: "No free node in {pool}",
+    Code.NOTHING_FREE_NO_EVENT: "No free node in {pool}",
+}
+#: Parameters that tell what blocks a request; the others differ between requests.
+_BLOCKERS = ("provider", "tenant", "resource", "labels", "request", "error")
 _OPTIONS = {"instances": "max-servers", "cores": "max-cores", "ram": "max-ram"}
 
 
@@ -141,9 +161,34 @@ class Reason:
         resource = str(values.get("resource", ""))
         return text.format(**{"option": _OPTIONS.get(resource, f"max-{resource}"), **values})
 
+    @property
+    def blocker(self) -> str:
+        """Return a key of what blocks the request: equal for all requests that it blocks."""
+        root, values = self.root, dict(self.root.parameters)
+        found = [str(values[key]) for key in _BLOCKERS if key in values]
+        if not {"provider", "tenant"} & values.keys():
+            found.append(self.pool or root.pool)
+        return " ".join(found)
+
+    @property
+    def headline(self) -> str:
+        """Return what blocks the request, without details of this request."""
+        root = self.root
+        values: dict[str, Any] = {"pool": self.pool or root.pool or "a pool", **dict(root.parameters)}
+        if "limit" in values and "resource" in values:
+            used = values["used"] if "used" in values else values["limit"] - values["left"]
+            values["use"] = _use(str(values["resource"]), used, values["limit"])
+        return str(HEADLINES.get(root.code, root.code.value).format(**values))
+
     def __str__(self) -> str:
         text = self.code.value.format(**dict(self.parameters))
         return f"{self.pool}: {text}" if self.pool else text
+
+
+def _use(resource: str, used: float, limit: float) -> str:
+    if resource == "ram":  # in MiB
+        return f"{used / 1024:.4g} of {limit / 1024:.4g} GiB of RAM in use"
+    return f"{used:.6g} of {limit:.6g} {resource} in use"
 
 
 def because(code: Code | Declined, **parameters: object) -> Reason:

@@ -294,7 +294,7 @@ def _reduced(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _published(reason: Reason) -> dict[str, str]:
     found = {
         "code": reason.code.word, "pool": reason.pool, "text": one_line(reason.at("")), "help": one_line(reason.suggestion),
-        "root": reason.root.code.word,
+        "root": reason.root.code.word, "blocker": one_line(reason.blocker), "headline": one_line(reason.headline),
     }  # fmt: skip
     blocker = dict(reason.root.parameters).get("request")
     return {**found, "request": str(blocker)} if blocker else found

@@ -7,9 +7,10 @@ returns. It reads the mirror and never waits for a cloud or a host.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from nodepool.base.offered_labels import joined, unknown_labels, why_not_offered
 from nodepool.base.problems import Problem, one_line
@@ -32,12 +33,13 @@ from nodepool.status.known import (
     stuck_nodes,
     told_problems,
 )  # fmt: skip
-from nodepool.status.once import Facade
+from nodepool.status.once import Facade, Once
 from nodepool.status.results import format_duration
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED, Node, NodeRequest
 
+T = TypeVar("T")
 #: Codes of reasons, the most informative first: the first one present is the cause.
 ORDER = [
     code.word
@@ -83,6 +85,24 @@ def groups_of(reports: Iterable[dict[str, Any]], request_id: str) -> list[tuple[
     return [(report, group) for report in reports for group in report["waiting"] if request_id in group["ids"]]
 
 
+def _remembered(zk: Facade, name: str, make: Callable[[], T]) -> T:
+    return zk.remember(name, make) if isinstance(zk, Once) else make()
+
+
+def groups_by_request(zk: Facade) -> Mapping[str, list[dict[str, Any]]]:
+    """Return request id -> its group of waiting requests in the report of each launcher."""
+
+    def index() -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for report in zk.readReports():
+            for group in report["waiting"]:
+                for request_id in group["ids"]:
+                    found[request_id].append(group)
+        return found
+
+    return _remembered(zk, "groups by request", index)
+
+
 def main_reason(reasons: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the most informative of published reasons; of equal ones the first."""
     return min(reasons, key=lambda reason: RANK.get(root_code(reason), len(RANK)), default=None)
@@ -100,6 +120,18 @@ def worded(reason: dict[str, Any]) -> str:
 # -- requests
 
 
+def of_published(reason: dict[str, Any]) -> Cause:
+    """Return the published cause, without users, hosts and other requests."""
+    code, headline = root_code(reason), str(reason.get("headline") or "")
+    blocker = f"{code} {reason['blocker']}" if headline else ""
+    return Cause(worded(reason), str(reason.get("help") or ""), code, blocker, headline)
+
+
+def needs_help(cause: Cause) -> bool:
+    """Return whether the wait ends only if somebody does something."""
+    return bool(cause.remedy) and cause.code not in FLOWING | _NORMAL
+
+
 def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth: int = 1) -> Cause:
     """Return why an open or failed request is not served."""
     pools = zk.getRegisteredPools()
@@ -114,7 +146,7 @@ def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth
     offering = [pool for pool in pools if set(labels) <= pool.labels and pool.id not in request.declined_by]
     if not offering:
         return _failed(zk, request, None, clock)
-    reasons = [reason for _report, group in groups_of(zk.readReports(), request.id or "") for reason in group["reasons"]]
+    reasons = [reason for group in groups_by_request(zk).get(request.id or "", ()) for reason in group["reasons"]]
     if not nodes_of_request(zk, request.id or ""):
         # A launcher that has just passed the request on: its report is up to a few seconds old.
         reasons = [reason for reason in reasons if root_code(reason) != Code.LAUNCHING.word] or reasons
@@ -137,13 +169,14 @@ def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth
 def _of_reason(
     zk: Facade, reason: dict[str, Any], request_id: str, labels: list[str], providers: set[str], clock: Clock, depth: int = 1
 ) -> Cause:
-    code, remedy, text = root_code(reason), str(reason.get("help") or ""), worded(reason)
+    published = of_published(reason)
+    code, remedy, text = published.code, published.remedy, published.text
     if code == Code.LAUNCHING.word:
         nodes = nodes_of_request(zk, request_id)
         for node in nodes:
             if node.state != READY and (cause := of_building(zk, node, clock, depth)) is not None:
                 return cause
-        return _launching(zk, nodes, clock) if nodes else Cause(text, remedy, code)
+        return _launching(zk, nodes, clock) if nodes else Cause(text, remedy, code, code, "Nodes are being launched")
     blocker = str(reason.get("request") or "")
     if not blocker and code == Code.POOL_PAUSED.word:
         blocker = _pending_at(zk, str(reason["pool"]))
@@ -153,14 +186,17 @@ def _of_reason(
         if blocker not in text:
             text = f"{text}; blocked by request {blocker}"
         if why is not None:
-            return Cause(f"{text}, which waits: {why.text}", why.remedy or remedy, code)
-        return Cause(text, remedy, code)
+            waits = f"{text}, which waits: {why.text}"
+            return Cause(waits, why.remedy or remedy, code, why.blocker or why.text, why.headline or why.text)
+        return published
     if code in _IN_USE:
         pool = str(reason["pool"])
-        users, other = _users(zk, pool, providers, labels if code == Code.NO_FREE_NODE.word else (), clock)
+        mine = labels if code == Code.NO_FREE_NODE.word else ()
+        name = f"users of {pool or sorted(providers)} {mine}"
+        users, other = _remembered(zk, name, lambda: _users(zk, pool, providers, mine, clock))
         own = {name for name in providers if pool.startswith(f"{name}-")} or providers
-        return _with_hosts(zk, Cause(text + users, other or remedy, code), own, labels)
-    return Cause(text, remedy, code)
+        return _with_hosts(zk, replace(published, text=text + users, remedy=other or remedy), own, labels)
+    return published
 
 
 def _launching(zk: Facade, nodes: list[Node], clock: Clock) -> Cause:
@@ -175,12 +211,12 @@ def _launching(zk: Facade, nodes: list[Node], clock: Clock) -> Cause:
         if any(label in node.type for node in nodes) and isinstance(entry.get("launch"), (int, float))
     ]
     usual = max(took, default=0.0)
+    code = Code.LAUNCHING.word
     if age < max(OVERDUE, 3 * usual):
-        return Cause(text, "", Code.LAUNCHING.word)
+        return Cause(text, "", code, code, "Nodes are being launched")
     text += f" (usually {format_duration(usual)})" if usual else ""
-    return Cause(
-        text, f"see `nodepool explain node {ids[0]}`, and check the state of its server in the cloud", Code.LAUNCHING.word
-    )
+    remedy = f"see `nodepool explain node {ids[0]}`, and check the state of its server in the cloud"
+    return Cause(text, remedy, code, f"{code} overdue", "Launches take longer than usual")
 
 
 def _pending_at(zk: Facade, pool: str) -> str:
@@ -230,7 +266,7 @@ def _with_hosts(zk: Facade, cause: Cause, providers: Collection[str], labels: Co
     text = "; ".join(dict.fromkeys(down))
     remedy = "repair the host, or remove it from the configuration"
     usable = any(set(labels) & set(node.type) for node in zk.readNodes(with_contenders=False) if node.provider in providers)
-    return Cause(f"{cause.text}; {text}" if usable else text, remedy, "host-down")
+    return Cause(f"{cause.text}; {text}" if usable else text, remedy, "host-down", headline=text)
 
 
 def _of_backing(zk: Facade, node: Node, clock: Clock, depth: int) -> Cause | None:

@@ -14,7 +14,7 @@ from nodepool import status
 from nodepool.base.problems import one_line
 from nodepool.status import causes, known
 from nodepool.status.once import Facade, Once
-from nodepool.status.results import Results, format_age
+from nodepool.status.results import Results, format_age, format_duration
 from nodepool.zk.records import LARGEST, PENDING, REQUESTED, NodeRequest
 
 DAEMON_COLUMNS = {
@@ -29,17 +29,10 @@ POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", 
 HOST_COLUMNS = {"host": "Host", "provider": "Provider", "launcher": "Launcher", "state": "State", "used": "Used",
                 "nodes": "Slivers (Nodes)", "problem": "Problem"}  # fmt: skip
 TENANT_COLUMNS = {"tenant": "Tenant", "launcher": "Launcher", "limits": "Used of Limits"}
-WAITING_COLUMNS = {
-    "labels": "Labels",
-    "count": "Requests",
-    "state": "State",
-    "since": "For",
-    "reason": "Waits Because",
-    "suggestion": "Suggestion",
-}
+WAITING_COLUMNS = {"cause": "Cause", "count": "Requests", "since": "Longest", "labels": "Labels", "suggestion": "Suggestion"}
 Clock = Callable[[], float]
-MOST_EXPLAINED = 20
-"""Groups of waiting requests whose cause includes the nodes that use the capacity."""
+MOST_EXPLAINED = 200
+"""Groups of equal requests whose cause is looked for in the whole cluster; the others have the published reason."""
 
 
 def daemons(zk: Facade, clock: Clock = time.time) -> Results:
@@ -212,59 +205,65 @@ def _use(used: object, limits: object) -> str | None:
     return ", ".join(f"{key} {found.get(key, 0):g}/{limit:g}" for key, limit in sorted(_numbers(limits).items())) or None
 
 
-def waiting(zk: Facade, clock: Clock = time.time) -> Results:
-    """Return waiting requests grouped by labels, state and cause.
+def by_cause(zk: Facade, clock: Clock = time.time) -> Results:
+    """Return waiting requests grouped by cause across launchers, labels and tenants.
 
-    Each request counts once, however many launchers report it.
+    Each request counts once. Causes that end only with somebody's help come first, then the largest groups.
     """
     zk = zk if isinstance(zk, Once) else Once(zk)
-    reasons: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    first: dict[str, tuple[dict[str, Any], str]] = {}
-    unnamed: list[tuple[dict[str, Any], str, int]] = []
-    for report in zk.readReports():
-        for group in report["waiting"]:
-            for request_id in group["ids"]:
-                reasons[request_id] += group["reasons"]
-                first.setdefault(request_id, (group, str(report["name"])))
-            if (left := group["count"] - len(group["ids"])) > 0:
-                unnamed.append((group, str(report["name"]), left))
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for request_id, (group, launcher) in first.items():
-        row = _waiting_row(rows, group, launcher, reasons[request_id], clock)
-        row["count"] += 1
-        row["ids"].append(request_id)
-    for group, launcher, left in unnamed:
-        _waiting_row(rows, group, launcher, group["reasons"], clock)["count"] += left
-    for request in open_requests(zk.readRequests()) if not unnamed else ():
-        if request.id not in first:  # of no launcher: none is running, or none has seen it yet
-            group = {"labels": list(request.node_types), "state": request.state, "since": request.state_time or clock()}
-            row = _waiting_row(rows, group, "", [], clock)
-            row["count"] += 1
-            row["ids"].append(request.id)
-    for row in list(rows.values())[:MOST_EXPLAINED]:
-        first_one = zk.getNodeRequest(row["ids"][0], cached=True) if row["ids"] else None
-        if first_one is not None and first_one.state in (REQUESTED, PENDING):
-            cause = causes.of_request(zk, first_one, clock=clock)
-            row["reason"], row["suggestion"] = cause.text, cause.remedy
-    return Results(list(rows.values()), WAITING_COLUMNS)
+    named = causes.groups_by_request(zk)
+    #: Groups of large reports that do not list all of their requests.
+    partial = {
+        (tuple(group["labels"]), group["state"]): group
+        for report in zk.readReports()
+        for group in report["waiting"]
+        if group["count"] > len(group["ids"])
+    }
+    #: Requests with equal labels, state and reasons have the same cause.
+    alike: dict[tuple[Any, ...], list[NodeRequest]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for request in open_requests(zk.readRequests()):
+        kind = (tuple(request.node_types), str(request.state))
+        found = named.get(request.id or "") or ([partial[kind]] if kind in partial else [])
+        key = (kind, *map(id, found))
+        groups[key] = found
+        alike[key].append(request)
+    rows: dict[str, dict[str, Any]] = {}
+    for number, (key, requests) in enumerate(sorted(alike.items(), key=lambda item: -len(item[1]))):
+        reason = causes.main_reason(one for group in groups[key] for one in group["reasons"])
+        listed = next((request for request in requests if request.id in named), requests[0])
+        if reason is not None and (number >= MOST_EXPLAINED or listed.id not in named):
+            cause = causes.of_published(reason)
+        else:
+            cause = causes.of_request(zk, listed, clock=clock)
+        _add(rows, cause, requests, groups[key])
+    now = clock()
+    for row in rows.values():
+        row["ids"].sort()
+        row["labels"], row["state"] = list(row["label_counts"]), ", ".join(sorted(row.pop("states")))
+        row["oldest"] = min(row["oldest"], now)
+        row["since"] = format_duration(now - row["oldest"])
+    return Results(sorted(rows.values(), key=lambda row: (not row["problem"], -row["count"])), WAITING_COLUMNS)
 
 
-def _waiting_row(
-    rows: dict[tuple[Any, ...], dict[str, Any]], group: dict[str, Any], launcher: str, reasons: list[dict[str, Any]], clock: Clock
-) -> dict[str, Any]:
-    reason = causes.main_reason(reasons)
-    text = causes.worded(reason) if reason is not None else ""
-    key = (tuple(group["labels"]), group["state"], text)
-    if key not in rows:
-        rows[key] = {
-            "launcher": launcher, "labels": group["labels"], "count": 0, "state": group["state"], "since": "", "reason": text,
-            "suggestion": reason["help"] if reason is not None else "", "codes": [], "ids": [], "oldest": group["since"],
+def _add(rows: dict[str, dict[str, Any]], cause: known.Cause, requests: list[NodeRequest], groups: list[dict[str, Any]]) -> None:
+    row = rows.get(cause.blocker or cause.text)
+    if row is None:
+        row = rows[cause.blocker or cause.text] = {
+            "cause": cause.headline or cause.text, "count": 0, "label_counts": Counter(), "tenants": Counter(), "ids": [],
+            "oldest": LARGEST, "reason": cause.text, "suggestion": cause.remedy, "code": cause.code, "codes": [], "states": set(),
+            "problem": causes.needs_help(cause),
         }  # fmt: skip
-    row = rows[key]
-    row["oldest"] = min(row["oldest"], group["since"])
-    row["since"] = format_age(clock() - row["oldest"])
-    row["codes"] = sorted({*row["codes"], *(one["code"] for one in reasons)})
-    return row
+    row["count"] += len(requests)
+    row["codes"] = sorted({*row["codes"], *(one["code"] for group in groups for one in group["reasons"])})
+    for request in requests:
+        row["ids"].append(request.id)
+        row["states"].add(str(request.state))
+        row["label_counts"].update(set(request.node_types))
+        if request.tenant_name:
+            row["tenants"][request.tenant_name] += 1
+        times = (value for value in (request.created_time, request.state_time) if isinstance(value, (int, float)))
+        row["oldest"] = min((value for value in times if 0 < value < row["oldest"]), default=row["oldest"])
 
 
 def states(zk: Facade) -> Counter[str]:

@@ -29,11 +29,15 @@ class Cause:
     """A cause and a suggestion.
 
     :param code: of the reason that it comes from; empty if it comes from none.
+    :param blocker: key of what blocks the request; equal for all requests that it blocks.
+    :param headline: the cause without details of one request; empty: the text.
     """
 
     text: str
     remedy: str = ""
     code: str = ""
+    blocker: str = ""
+    headline: str = ""
 
 
 def _once(zk: Facade, name: str, make: Callable[[], T]) -> T:

@@ -275,6 +275,6 @@ TABLES = {
     "hosts": Table(_of_zk(cluster.hosts), cluster.HOST_COLUMNS),
     "tenants": Table(_of_zk(cluster.tenants), cluster.TENANT_COLUMNS),
     "daemons": Table(_of_zk(cluster.daemons), cluster.DAEMON_COLUMNS),
-    "waiting": Table(_of_zk(cluster.waiting), cluster.WAITING_COLUMNS),
+    "waiting": Table(_of_zk(cluster.by_cause), cluster.WAITING_COLUMNS),
     "problems": Table(_of_zk(status.problem_list), status.PROBLEM_COLUMNS),
 }  # fmt: skip

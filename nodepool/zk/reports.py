@@ -36,6 +36,9 @@ _SHAPE = {
     "tenants": dict, "waiting": list,
 }  # fmt: skip
 
+#: Keys of a reason: texts, empty if a launcher of another version does not publish them.
+REASON = ("code", "pool", "text", "help", "root", "request", "blocker", "headline")
+
 #: Required keys of a configuration.
 _CONFIG_SHAPE = {
     "hostname": str, "labels": dict, "diskimages": dict, "providers": dict, "tenant-resource-limits": dict,
@@ -112,7 +115,7 @@ def _group(value: object) -> dict[str, Any] | None:
 
 def _reasons(value: object) -> list[dict[str, str]]:
     return [
-        {key: str(reason.get(key) or "") for key in ("code", "pool", "text", "help", "root", "request")}
+        {key: str(reason.get(key) or "") for key in REASON}
         for reason in (value if isinstance(value, list) else ())
         if isinstance(reason, dict)
     ]

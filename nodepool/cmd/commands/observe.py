@@ -78,7 +78,7 @@ def show_status(context: Context) -> None:
     tables = {
         # What operators look for comes first: `top` shows only what fits.
         "Problems": status.problem_list(zk),
-        "Waiting requests": cluster.waiting(zk),
+        "Waiting requests": cluster.by_cause(zk),
         "Launchers and builders": cluster.daemons(zk),
         "Providers": cluster.providers(zk),
     }

@@ -57,8 +57,8 @@ def test_explain_a_waiting_request(shell: Shell, bench: LauncherBench) -> None:
     assert shell.json("explain", "request", second, "--json")["facts"]["queue position"] == "2"
     waiting = shell.json("status", "--json")["waiting_requests"]
     assert {i for group in waiting for i in group["ids"]} == {first, second}
-    # What the pages show is of the same words.
-    assert candidate["verdict"] in shell("status")
+    assert all(candidate["verdict"] in group["reason"] for group in waiting)
+    assert waiting[0]["cause"] in shell("status")
 
 
 @pytest.mark.spec("issue: explain request: failed ones tell why; other kinds; what is unknown is an error")

@@ -19,7 +19,8 @@ GOOD: dict[str, Any] = {
     "providers": {"p": {}}, "not_running": {}, "labels": {}, "lately": {},
     "tenants": {},
     "waiting": [{"labels": ["a"], "state": "requested", "since": 5.0, "count": 1, "ids": ["1-2"],
-                 "reasons": [{"code": "busy", "pool": "", "text": "busy", "help": "", "root": "busy", "request": ""}]}],
+                 "reasons": [{"code": "busy", "pool": "", "text": "busy", "help": "", "root": "busy", "request": "",
+                              "blocker": "", "headline": ""}]}],
 }  # fmt: skip
 
 
@@ -94,5 +95,5 @@ def test_arbitrary_content_is_refused_or_has_a_usable_shape(waiting: list[Any], 
     for group in found["waiting"]:
         assert all(isinstance(one, str) for one in [*group["labels"], *group["ids"]])
         assert isinstance(group["since"], (int, float)) and isinstance(group["count"], int)
-        assert all(set(reason) == {"code", "pool", "text", "help", "root", "request"} for reason in group["reasons"])
+        assert all(set(reason) == set(reports.REASON) for reason in group["reasons"])
     assert all(isinstance(entry, dict) for entry in [*found["labels"].values(), *found["lately"].values()])

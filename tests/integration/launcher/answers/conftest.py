@@ -115,6 +115,8 @@ def _agree(desk: Desk, request: str, wanted: list[str], suggestion: str) -> None
     assert all(word in shown for word in (*wanted, suggestion)), shown
     if desk.explain("request", request)["facts"]["state"].startswith("failed"):
         return
+    # A request behind another one is counted under what the other one lacks.
+    wanted = [word for word in wanted if "comes first" not in word]
     for rows in (json.loads(desk.run("status", "--json")[1])["waiting_requests"], desk.table("waiting")):
         (row,) = [row for row in rows if request in row["ids"]]
         assert all(word in row["reason"] for word in wanted) and row["suggestion"] == suggestion, row

@@ -27,7 +27,7 @@ def test_full_quota_names_the_limit_and_its_users(desk: Desk) -> None:
     assert found["suggestion"].startswith("raise the cloud quota of provider fake-provider")
     answer(desk, "label", "fake-label", "1 request waiting", "0 of 2 left")
     assert "0 of 2 left" in created(desk, "fake-label")
-    assert "0 of 2 left" in desk.run("status")[1]
+    assert "Quota of fake-provider: 2 of 2 instances in use" in desk.run("status")[1]
 
 
 def test_full_pool_names_its_option(desk: Desk) -> None:
@@ -124,7 +124,7 @@ def test_waiting_requests_are_listed_once_with_two_launchers(desk: Desk) -> None
     shown = {**own, "hostname": "other", "waiting": [{**group, "reasons": [other]}]}
     reports.write(desk.bench.zk.kazoo_client, reports.path("other-1"), shown)
     wait_for(lambda: len(desk.bench.zk.readReports()) == 2, what="two reports")
-    (row,) = cluster.waiting(desk.bench.zk).rows
+    (row,) = cluster.by_cause(desk.bench.zk).rows
     assert (row["count"], row["ids"]) == (1, [request])
     assert "0 of 1 left" in row["reason"] and "max-servers" in row["suggestion"]
     (listed,) = [row for row in wait_for(lambda: desk.table("requests"), what="rows") if row["id"] == request]

@@ -226,7 +226,7 @@ def test_without_any_launcher_waiting_requests_are_listed_with_the_cause(desk: D
     request = desk.bench.submit("fake-label")
     for text in (desk.explained("request", request), desk.run("status")[1], "\n".join(desk.problems())):
         assert "no launcher is running" in text and "start nodepool-launcher" in text
-    (row,) = cluster.waiting(desk.bench.zk).rows
+    (row,) = cluster.by_cause(desk.bench.zk).rows
     assert (row["ids"], row["suggestion"]) == ([request], "start nodepool-launcher")
 
 
