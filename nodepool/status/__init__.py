@@ -26,7 +26,7 @@ from nodepool.status.images import (
     image_status,
 )
 from nodepool.status.known import told_problems
-from nodepool.status.once import Facade
+from nodepool.status.once import Facade, Once
 from nodepool.status.results import FORMATS, Results, format_age, format_bytes, output, to_int_or_none
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -176,11 +176,19 @@ def label_list(zk: ZooKeeper) -> Results:
     return Results([{"label": label} for label in sorted(labels)], LABEL_COLUMNS)
 
 
-def problem_list(zk: Facade) -> Results:
+def problem_rows(zk: Facade) -> list[dict[str, Any]]:
     """Return published problems of daemons, and problems derived from the cluster's state."""
-    rows = told_problems(zk)
-    rows += [{"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress())]
-    rows += [{"launcher": None, **problem.record()} for problem in derived_problems(zk)]
+
+    def read() -> list[dict[str, Any]]:
+        images = ({"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress()))
+        return [*told_problems(zk), *images, *({"launcher": None, **problem.record()} for problem in derived_problems(zk))]
+
+    return zk.remember("problems", read) if isinstance(zk, Once) else read()
+
+
+def problem_list(zk: Facade) -> Results:
+    """Return all problems, each with its suggestion."""
+    rows = [dict(row) for row in problem_rows(zk)]
     for row in rows:
         row["problem"] = with_suggestion(row["problem"], row.pop("help", None) or "")
     return Results(rows, PROBLEM_COLUMNS)

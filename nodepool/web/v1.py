@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
-from nodepool.status import cluster
+from nodepool.status import cluster, health
 from nodepool.status.explain import KINDS, Unknown, explain
 from nodepool.status.filters import test_of
 from nodepool.status.once import Once
@@ -182,6 +182,7 @@ class Api:
         zk = self._source.getZK()
         nodes, requests = zk.countNodes().states, cluster.states(zk)
         return {
+            "health": health.health(zk).record(),
             "nodes": nodes,
             "requests": requests,
             "providers": self._read("providers")[0],

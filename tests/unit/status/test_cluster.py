@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 from nodepool.reasons import Code, Reason, because
-from nodepool.status import cluster
-from nodepool.zk.mirror.nodes import count_nodes
-from nodepool.zk.records import NodeRequest
-
-NOW = 1_760_000_000.0
+from tests.support.mirror import NOW, Mirror
 
 
 def published(reason: Reason, code: str = "") -> dict[str, str]:
@@ -31,69 +25,6 @@ def quota(needed: int, provider: str = "east", left: int = 0, pool: str = "east-
 
 def tenant_limit(tenant: str) -> dict[str, str]:
     return published(because(Code.TENANT_LIMIT, tenant=tenant, limit=3, resource="instances", used=3, needed=1))
-
-
-class Mirror:
-    """Reports and requests of a cluster with the pools main of east and west."""
-
-    node_tree = object()
-
-    def __init__(self) -> None:
-        self.requests: list[NodeRequest] = []
-        self.reports: list[dict[str, Any]] = []
-        self.problems: list[dict[str, Any]] = []
-
-    def ask(self, *labels: str, tenant: str | None = None, age: float = 60.0) -> str:
-        request = NodeRequest(f"100-{len(self.requests):010}")
-        request.state, request.node_types, request.tenant_name = "requested", list(labels), tenant
-        request.created_time = request.state_time = NOW - age
-        self.requests.append(request)
-        return str(request.id)
-
-    def report(self, *groups: tuple[list[str], list[dict[str, str]]], unlisted: int = 0) -> None:
-        known = {request.id: request for request in self.requests}
-        waiting = [
-            {
-                "labels": list(known[ids[0]].node_types), "state": "requested", "since": NOW, "count": len(ids) + unlisted,
-                "ids": ids, "reasons": reasons,
-            }
-            for ids, reasons in groups
-        ]  # fmt: skip
-        name = f"nl{len(self.reports)}"
-        self.reports.append(
-            {
-                "name": name, "hostname": name, "details": [], "ready": True, "not_running": {}, "providers": {}, "lately": {},
-                "labels": {}, "config": {"stale_since": None, "error": None}, "waiting": waiting,
-            }
-        )  # fmt: skip
-
-    def rows(self) -> list[dict[str, Any]]:
-        zk: Any = self
-        return cluster.by_cause(zk, clock=lambda: NOW).rows
-
-    def readNodes(self, with_contenders: bool) -> list[Any]:
-        return []
-
-    def countNodes(self) -> Any:
-        return count_nodes([])
-
-    def readRequests(self) -> list[NodeRequest]:
-        return self.requests
-
-    def getNodeRequest(self, request_id: str, cached: bool = False) -> NodeRequest | None:
-        return next((request for request in self.requests if request.id == request_id), None)
-
-    def readReports(self) -> list[dict[str, Any]]:
-        return self.reports
-
-    def getLaunchers(self) -> list[dict[str, Any]]:
-        return [{"hostname": "nl0", "problems": self.problems}]
-
-    def getRegisteredPools(self) -> list[Any]:
-        labels = frozenset(f"label-{number}" for number in range(500))
-        return [
-            SimpleNamespace(provider_name=name, name="main", id=name, labels=labels, paused=False) for name in ("east", "west")
-        ]
 
 
 def test_requests_of_different_labels_sizes_and_launchers_are_counted_under_one_quota() -> None:
