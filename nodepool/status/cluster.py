@@ -12,6 +12,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.base.problems import one_line
+from nodepool.reasons import Code
 from nodepool.status import causes, known
 from nodepool.status.once import Facade, Once
 from nodepool.status.results import Results, format_age, format_duration
@@ -69,7 +70,12 @@ def providers(zk: Facade) -> Results:
 
     Providers that only occur in node records have no launcher.
     """
-    counts, problems = zk.countNodes().providers, Counter(str(row["provider"]) for row in status.problem_list(zk).rows)
+    listed_problems = status.problem_rows(zk)
+    counts, problems = zk.countNodes().providers, Counter(str(row["provider"]) for row in listed_problems)
+    down = Counter(
+        provider
+        for provider, _text in {(row["provider"], row["problem"]) for row in listed_problems if known.is_of_host(row["problem"])}
+    )
     rows: list[dict[str, Any]] = []
     for report in zk.readReports():
         for name, entry in sorted(report["providers"].items()):
@@ -82,6 +88,7 @@ def providers(zk: Facade) -> Results:
     for name in sorted((counts.keys() | registered) - listed):
         launcher = "(publishes no report)" if name in registered else None
         rows.append(_provider_row(name, launcher, {}, counts.get(name, Counter()), problems[name]))
+    rows = [{**row, "hosts_down": down[row["provider"]]} for row in rows]
     return Results(sorted(rows, key=lambda row: row["provider"]), PROVIDER_COLUMNS)
 
 
@@ -96,6 +103,7 @@ def _provider_row(name: str, launcher: object, entry: dict[str, Any], counts: Co
         "limits": _use(used, limits),
         "used": used,
         "limit": limits,
+        "hosts": len(listed) if isinstance(listed := entry.get("hosts"), list) else 0,
         "launching": entry.get("launching") if isinstance(entry.get("launching"), int) else None,
         "calls": entry.get("calls"),
         **calls_of(entry),
@@ -132,14 +140,22 @@ def _numbers(value: object) -> dict[str, float]:
 
 
 def pools(zk: Facade) -> Results:
+    """Return registered pools; ``full`` names the limit that pauses a pool, if it is known."""
     counts = zk.countNodes().pools
+    full = {
+        (report["name"], one["pool"]): one["headline"] or one["text"]
+        for report in zk.readReports()
+        for group in report["waiting"]
+        for one in group["reasons"]
+        if one["code"] == Code.PAUSED.word
+    }
     limits = {
         (name, pool): (entry.get("max_servers") if isinstance(entry, dict) else None)
         for report in zk.readReports()
         for name, provider in report["providers"].items()
         for pool, entry in (provider.get("pools") or {}).items()
     }
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "provider": str(pool.provider_name),
             "pool": str(pool.name),
@@ -152,6 +168,8 @@ def pools(zk: Facade) -> Results:
         }
         for pool in zk.getRegisteredPools()
     ]
+    for row in rows:
+        row["full"] = full.get((row["launcher"], f"{row['provider']}-{row['pool']}")) if row["paused"] else None
     return Results(sorted(rows, key=lambda row: (row["provider"], row["pool"])), POOL_COLUMNS)
 
 

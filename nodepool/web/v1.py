@@ -31,8 +31,8 @@ from nodepool.zk.mirror.feed import TYPES
 API, PAGES, STATIC = "/api/v1/", "/ui/", "/ui/static/"
 EVENTS = "/api/v1/events"
 JSON = "application/json"
-LIMIT, MOST, MOST_CHOICES, MOST_LABELS = 500, 20000, 200, 40
-"""Default and maximum rows of an answer; values to choose from; labels of the overview."""
+LIMIT, MOST, MOST_CHOICES, MOST_LABELS, MOST_IDS = 500, 20000, 200, 40, 50
+"""Default and maximum rows of an answer; values to choose from; labels, and ids of one cause, of the overview."""
 ROWS_AGE = 1.0
 """Seconds for which rows are cached."""
 _CONTENT_TYPES = {".css": "text/css; charset=UTF-8", ".svg": "image/svg+xml", ".js": "text/javascript; charset=UTF-8"}
@@ -188,7 +188,7 @@ class Api:
             "providers": self._read("providers")[0],
             "pools": self._read("pools")[0],
             "labels": sorted(self._read("labels")[0], key=_busy, reverse=True)[:MOST_LABELS],
-            "waiting": [{**row, "ids": row["ids"][:1]} for row in self._read("waiting")[0]],
+            "waiting": [{**row, "ids": row["ids"][:MOST_IDS]} for row in self._read("waiting")[0]],
             "problems": self._read("problems")[0],
             "daemons": self._read("daemons")[0],
             "chart": self._nodepool.trends.chart() if self._nodepool.trends is not None else [],

@@ -1,20 +1,18 @@
 // The overview.
 
 import { ask } from "./api.js";
+import { merged, poolCard, providerCard } from "./cards.js";
 import { counts, el, fill, link, moment } from "./dom.js";
+import { healthLine, waiting } from "./health.js";
 import { smallTable } from "./tables.js";
+
+function empty(text, command, rest) {
+  return el("p", { class: "dim" }, text, el("code", {}, command), rest);
+}
 
 function number(title, value, detail, href) {
   return el("div", { class: "card" }, el("h2", {}, href ? el("a", { href }, title) : title),
     el("div", { class: "big" }, String(value)), el("div", { class: "dim" }, detail));
-}
-
-function meter(text, used, limit) {
-  const round = (amount) => Math.round(amount * 1000) / 1000;
-  const words = `${text}: ${round(used)} of ${round(limit)}, ${round(Math.max(0, limit - used))} free`;
-  return el("div", {}, el("span", {}, words), el("meter", {
-    min: 0, max: Math.max(limit, 1e-9), value: Math.min(used, limit), high: limit * 0.9, "aria-label": words,
-  }));
 }
 
 function chart(title, rows, draw, legend) {
@@ -23,7 +21,7 @@ function chart(title, rows, draw, legend) {
   made.append(el("line", { class: "axis", x1: 0, x2: 480, y1: 119, y2: 119 }), ...draw.shapes(rows, peak));
   return el("div", { class: "card" }, el("h3", {}, title), made,
     el("p", { class: "dim" }, `${legend}; highest ${peak < 1e-6 ? 0 : Math.round(peak * 100) / 100}; the last four hours`),
-    el("details", {}, el("summary", {}, "As a table"), el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
+    el("details", { "data-key": title }, el("summary", {}, "As a table"), el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
       el("table", {}, el("thead", {}, el("tr", {}, ["From", ...draw.keys].map((key) => el("th", { scope: "col" }, key)))),
         el("tbody", {}, rows.filter((row) => draw.keys.some((key) => row[key])).map((row) => el("tr", {},
           el("th", { scope: "row" }, moment(row.time)), draw.keys.map((key) => el("td", { class: "number" }, String(row[key] ?? ""))))))))));
@@ -63,19 +61,6 @@ function curves(...keys) {
   };
 }
 
-function providerCard(row) {
-  return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider)),
-    el("p", {}, `${row.launcher ? `launcher ${row.launcher}` : "no launcher"}; nodes: ${row.nodes}`),
-    Object.entries(row.limit).map(([resource, limit]) => meter(resource, row.used[resource] || 0, limit)),
-    row.problems ? el("p", { class: "bad" }, el("a", { href: `/ui/problems?provider=${encodeURIComponent(row.provider)}` }, `${row.problems} problem${row.problems === 1 ? "" : "s"}`)) : null);
-}
-
-function poolCard(row) {
-  const nodes = typeof row.max_servers === "number" ? meter("nodes", row.nodes, row.max_servers) : el("p", {}, `${row.nodes} nodes, no limit of the pool`);
-  return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider), ` ${row.pool}`),
-    el("p", {}, `${row.paused ? "Waiting for quota" : "Accepts requests"} (launcher ${row.launcher})`), nodes);
-}
-
 // The longest bar is that of the label with the most nodes; what a piece stands for is said in the text.
 function labelRow(row, longest) {
   const bar = el("svg", { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": `${row.label}: ${counts(row.states)}` });
@@ -91,7 +76,7 @@ function labelRow(row, longest) {
 }
 
 function labelBars(rows) {
-  if (!rows.length) return el("p", { class: "dim" }, "none");
+  if (!rows.length) return empty("No label. Labels appear here when a pool of a running launcher offers them; see ", "nodepool label-list", ".");
   const longest = Math.max(1, ...rows.map((row) => Object.values(row.states).reduce((sum, each) => sum + each, 0)));
   return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Labels" }, el("table", { class: "bars" },
     el("thead", {}, el("tr", {}, ["Label", "Nodes", "", "Waiting"].map((text) => (text ? el("th", { scope: "col" }, text) : el("td", {}))))),
@@ -106,18 +91,18 @@ export async function overview({ main }) {
     const total = (value) => Object.values(value).reduce((sum, each) => sum + each, 0);
     const open = (found.requests.requested || 0) + (found.requests.pending || 0);
     const last = found.chart.slice(-12), ready = last.reduce((sum, row) => sum + row.ready, 0), failed = last.reduce((sum, row) => sum + row.failed, 0);
-    const opened = [...place.querySelectorAll("details")].map((each) => each.open);
+    const opened = new Set([...place.querySelectorAll("details[open]")].map((each) => each.dataset.key));
     fill(place,
+      healthLine(found.health),
       el("div", { class: "cards" },
         number("Nodes", total(found.nodes), counts(found.nodes), "/ui/nodes"),
         number("Requests waiting", open, counts(found.requests), "/ui/requests?state=requested,pending"),
-        number("Launch success rate", ready + failed ? `${Math.round(100 * ready / (ready + failed))} %` : "-", `${ready} of ${ready + failed} in the last hour`),
-        number("Problems", found.problems.length, found.problems.length ? "see the list" : "none known", "/ui/problems")),
-      smallTable("Waiting", { labels: "Labels", count: "Requests", state: "State", since: "Waiting", reason: "Reason", suggestion: "Suggestion" }, found.waiting, "pools"),
+        number("Launch success rate", ready + failed ? `${Math.round(100 * ready / (ready + failed))} %` : "-", `${ready} of ${ready + failed} in the last hour`)),
+      waiting(found.waiting),
       el("h2", {}, "Providers"),
-      found.providers.length ? el("div", { class: "cards many" }, found.providers.map(providerCard)) : el("p", { class: "dim" }, "none"),
+      found.providers.length ? el("div", { class: "cards many" }, merged(found.providers).map(providerCard)) : empty("No provider. Providers appear here when a launcher with a section providers in its configuration runs; see ", "nodepool config-validate", "."),
       el("h2", {}, "Pools"),
-      found.pools.length ? el("div", { class: "cards many" }, found.pools.map(poolCard)) : el("p", { class: "dim" }, "none"),
+      found.pools.length ? el("div", { class: "cards many" }, found.pools.map(poolCard)) : empty("No pool. Pools appear here when a launcher has registered them; ", "/ready", " of the launcher says what it waits for."),
       el("h2", {}, el("a", { href: "/ui/labels" }, "Labels")),
       labelBars(found.labels),
       el("h2", {}, "Last 4 hours"),
@@ -126,7 +111,7 @@ export async function overview({ main }) {
         chart("Seconds", found.chart, curves("launch", "wait"), "median launch solid, median wait of requests dashed")),
       smallTable("Problems", { provider: "Provider", label: "Label", problem: "Problem" }, found.problems, "problems"),
       smallTable("Launchers and builders", { kind: "Kind", host: "Host", state: "State", version: "Version", running: "Running", config: "Configuration" }, found.daemons, "daemons"));
-    place.querySelectorAll("details").forEach((each, index) => { each.open = opened[index] || false; });
+    for (const each of place.querySelectorAll("details")) each.open = opened.has(each.dataset.key);
   }
   await load();
   return load;

@@ -31,7 +31,7 @@ def test_pages_show_reasons_and_run_no_foreign_script(site: Site) -> None:
         seen.open("/")
         assert seen.page.url.endswith("/ui/")
         seen.sees("Requests waiting")
-        seen.sees("instances: 1 needed, 0 of 2 left")
+        seen.sees("Quota of fake-provider: 2 of 2 instances in use")
         shoot(seen, "overview")
         seen.page.get_by_role("link", name="Requests", exact=True).click()
         seen.page.get_by_role("link", name=waiting).click()
@@ -149,7 +149,7 @@ def test_choose_bars_and_configuration(site: Site) -> None:
         seen.page.get_by_label("Requestor").select_option("all")
         seen.sees(waiting)
         seen.open("/ui/")
-        seen.sees("instances: 2 of 2, 0 free")
+        seen.sees("instances: 2 of 2, full")
         seen.sees("2 nodes, no limit of the pool")
         bar = seen.page.get_by_role("img", name="fake-label: 1 ready")
         assert bar.locator("rect.ready").count() == 1

@@ -1,0 +1,86 @@
+// Cards of providers and pools: the scarcest limit first, in real units.
+
+import { el, link } from "./dom.js";
+
+const NAMES = { ram: "RAM", cores: "cores", instances: "instances", disk: "disk", volumes: "volumes", "volume-gb": "volume storage" };
+const RED = 1, AMBER = 0.9;
+
+function round(value) {
+  return (value >= 100 ? Math.round(value) : Math.round(value * 10) / 10).toLocaleString("en-US");
+}
+
+// "160 of 977 GiB"; RAM is counted in MiB.
+export function amounts(resource, used, limit) {
+  if (resource === "ram") return `RAM: ${round(used / 1024)} of ${round(limit / 1024)} GiB`;
+  const unit = resource === "volume-gb" ? " GB" : "";
+  return `${NAMES[resource] || resource}: ${round(used)} of ${round(limit)}${unit}`;
+}
+
+// What is used of a limit, as a fraction; a limit of 0 that is used is more than full.
+function share(used, limit) {
+  return limit > 0 ? used / limit : 2;
+}
+
+// [resource, used, limit], the scarcest first, without those that are 0 and unused.
+export function scarcest(used, limits) {
+  return Object.entries(limits).map(([resource, limit]) => [resource, used[resource] || 0, limit])
+    .filter(([, amount, limit]) => amount || limit)
+    .sort((one, other) => share(other[1], other[2]) - share(one[1], one[2]));
+}
+
+function meter([resource, used, limit]) {
+  const part = share(used, limit);
+  const level = part >= RED ? "red" : part >= AMBER ? "amber" : "green";
+  const word = part >= RED ? ", full" : `, ${Math.round(100 * part)} %`;
+  const words = `${amounts(resource, used, limit)}${word}`;
+  return el("div", { class: `meter ${level}` }, el("span", {}, words),
+    el("meter", { min: 0, max: Math.max(limit, 1e-9), value: Math.min(used, limit), "aria-label": words }));
+}
+
+function plural(count, noun) {
+  return `${count} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+function problems(row) {
+  if (!row.problems) return null;
+  return el("p", { class: "bad" }, el("a", { href: `/ui/problems?provider=${encodeURIComponent(row.provider)}` }, plural(row.problems, "problem")));
+}
+
+// A provider without limits has the slots of its hosts.
+function slots(row, hasLimits) {
+  const nodes = Object.values(row.states).reduce((sum, each) => sum + each, 0);
+  const parts = [];
+  if (!hasLimits) parts.push(plural(nodes, row.driver === "static" || row.driver === "metastatic" ? "slot" : "node"));
+  if (row.hosts) parts.push(`${row.hosts - row.hosts_down} of ${plural(row.hosts, "host")} usable`);
+  else if (row.hosts_down) parts.push(`${plural(row.hosts_down, "host")} down`);
+  if (!parts.length) return null;
+  return el("p", { class: row.hosts_down ? "bad" : null }, row.hosts_down ? el("a", { href: `/ui/problems?provider=${encodeURIComponent(row.provider)}` }, parts.join(", ")) : parts.join(", "));
+}
+
+// One row per provider: several launchers report the same one.
+export function merged(rows) {
+  const found = new Map();
+  for (const row of rows) {
+    const known = found.get(row.provider);
+    if (!known) found.set(row.provider, { ...row, launchers: row.launcher ? [row.launcher] : [] });
+    else {
+      known.launchers.push(row.launcher);
+      if (!Object.keys(known.limit).length) Object.assign(known, { limit: row.limit, used: row.used });
+    }
+  }
+  return [...found.values()];
+}
+
+export function providerCard(row) {
+  const limits = scarcest(row.used, row.limit);
+  return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider)),
+    el("p", { class: "dim" }, `${row.driver || "unknown driver"}, ${row.launchers.length ? `launcher ${row.launchers.join(", ")}` : "no launcher"}; nodes: ${row.nodes}`),
+    slots(row, limits.length > 0), limits.map(meter), problems(row));
+}
+
+export function poolCard(row) {
+  const state = row.paused ? el("p", { class: "full" }, row.full || "Waiting for quota") : el("p", {}, "Accepts requests");
+  const nodes = typeof row.max_servers === "number" ? meter(["nodes", row.nodes, row.max_servers]) : el("p", {}, `${plural(row.nodes, "node")}, no limit of the pool`);
+  return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider), ` ${row.pool}`), state,
+    nodes, el("p", { class: "dim" }, `launcher ${row.launcher}`));
+}
