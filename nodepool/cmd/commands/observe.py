@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import queue
-import re
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodepool import status
 from nodepool.base.problems import printable
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, note
 from nodepool.cmd.screen import screen
-from nodepool.status import cluster
-from nodepool.status.explain import KINDS, Unknown, explain
+from nodepool.status import cluster, find
+from nodepool.status.explain import Explanation, Unknown
+from nodepool.status.find import ALL_KINDS
 from nodepool.status.once import Once
 from nodepool.zk import history
 from nodepool.zk.history import HistoryReader
@@ -25,7 +26,6 @@ from nodepool.zk.mirror.feed import TYPES, Event, Feed, describe, matches
 
 LATEST = history.FLUSH_AFTER + 2.0
 """Seconds after which events of a deleted node or request are in the history."""
-_NUMBERED = re.compile(r"(\d+-)?\d{10}")
 QUIET, SOONEST = 2.0, 1.0
 """Seconds after which a watched listing is refreshed (its ages change), and minimum seconds between refreshes."""
 SUBJECTS = ("node", "request", "provider", "label", "image", "state")
@@ -43,10 +43,20 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "top", show_status, "the same as `status --watch`")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(watch=True)
-    parser = add_command(subparsers, "explain", explain_it, "explain the state of a request, label, node, image or provider")
-    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
-    parser.add_argument("name", metavar="NAME", help="id or name")
+    parser = add_command(
+        subparsers, "explain", explain_it, "explain the state of a request, label, node, image, provider, host or tenant"
+    )
+    parser.add_argument("kind", metavar="KIND", nargs="?", choices=ALL_KINDS, help="default: found by the id or name; "
+                        + ", ".join(ALL_KINDS))  # fmt: skip
+    parser.add_argument("name", metavar="NAME", help="id of a node (leading zeros are optional) or request, or a name")
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parse = parser.parse_known_args
+
+    def options_first(args: Sequence[str], namespace: argparse.Namespace | None) -> object:
+        # Between KIND and NAME, argparse would take KIND for NAME.
+        return parse(sorted(args, key=lambda each: not each.startswith("-")), namespace)
+
+    subparsers.choices["explain"].parse_known_args = options_first
     parser = add_command(subparsers, "events", show_events, "show the events of the last day, or new ones")
     parser.add_argument("--follow", action="store_true", help="show new events until interrupted")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
@@ -94,15 +104,30 @@ def show_status(context: Context) -> None:
 
 
 def explain_it(context: Context) -> None:
+    args = context.args
+    try:
+        kinds = [args.kind] if args.kind else find.kinds_of(Once(context.zk), args.name)
+    except Unknown as error:
+        raise CommandError(str(error)) from None
+    if len(kinds) > 1:
+        several = f"{args.name} has several meanings ({', '.join(kinds)}); name one: `nodepool explain {kinds[0]} {args.name}`"
+        if args.json:
+            raise CommandError(several)
+        note(several)
+    found = [_explained(context, kind) for kind in kinds]
+    print(json.dumps(found[0].record()) if args.json else "\n\n".join(each.text() for each in found))
+
+
+def _explained(context: Context, kind: str) -> Explanation:
     name = context.args.name
-    if context.args.kind == "node" and name.isdecimal():
+    if kind == "node" and name.isdecimal():
         name = name.zfill(10)
-    kind, ended = context.args.kind, threading.Event()
-    deadline = time.monotonic() + LATEST * (kind in ("node", "request") and _NUMBERED.fullmatch(name) is not None)
+    has_history, ended = kind in ("node", "request"), threading.Event()
+    deadline = time.monotonic() + LATEST * (has_history and find.NUMBERED.fullmatch(name) is not None)
     while True:
         history.wait_for_write(context.zk.kazoo_client, ended.set)
         try:
-            found = explain(context.zk, kind, name, HistoryReader())
+            found = find.explain_any(context.zk, kind, name, HistoryReader())
             break
         except Unknown as error:
             # Events of a just deleted object are written in a moment.
@@ -110,8 +135,8 @@ def explain_it(context: Context) -> None:
             if left <= 0 or not ended.wait(left):
                 raise CommandError(str(error)) from None
             ended.clear()
-    found.history_is_late = context.args.kind in ("request", "node")
-    print(json.dumps(found.record()) if context.args.json else found.text())
+    found.history_is_late = has_history
+    return found
 
 
 def show_events(context: Context) -> None:

@@ -77,6 +77,20 @@ def test_explain_covers_all_types_of_objects(shell: Shell, bench: LauncherBench)
     for kind in ("request", "label", "node", "image", "provider"):
         with pytest.raises(CommandError, match=f"{kind} nosuch-thing is not known"):
             shell("explain", kind, "nosuch-thing")
+    # Without a kind: by id, with a note if several have the name, and options between.
+    assert shell("explain", node.id.lstrip("0") or "0").startswith(f"node {node.id}: given to a request")
+    assert (
+        shell.json("explain", "request", "--json", request_id)["answer"] == shell.json("explain", request_id, "--json")["answer"]
+    )
+    bench.store_image("other-label", "fake-provider")
+    label, image = shell("explain", "other-label").split("\n\n")
+    assert label.startswith("label other-label: ") and image.startswith("image other-label: ")
+    with pytest.raises(
+        CommandError, match=r"other-label has several meanings \(label, image\); name one: `nodepool explain label"
+    ):
+        shell("explain", "other-label", "--json")
+    with pytest.raises(CommandError, match="nosuch-thing is not known: it is neither"):
+        shell("explain", "nosuch-thing")
 
 
 @pytest.mark.spec("issue: success rate, launch and waiting time over the last hours: also those before a restart of the launcher")
