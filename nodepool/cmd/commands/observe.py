@@ -14,7 +14,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.base.problems import printable
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, note
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_table, note
 from nodepool.cmd.screen import screen
 from nodepool.status import cluster, find
 from nodepool.status.explain import Explanation, Unknown
@@ -57,6 +57,12 @@ def register(subparsers: Subparsers) -> None:
         return parse(sorted(args, key=lambda each: not each.startswith("-")), namespace)
 
     subparsers.choices["explain"].parse_known_args = options_first
+    for name, read, text, filters in (
+        ("hosts", cluster.hosts, "list hosts of node managers, with their use and problems", ("host", "provider", "launcher")),
+        ("tenants", cluster.tenants, "list tenants, with their limits and use", ("tenant", "launcher")),
+        ("pools", cluster.pools, "list pools of all launchers, with their labels and use", ("provider", "pool", "launcher")),
+    ):
+        add_table(subparsers, name, read, text, {key: key for key in filters})
     parser = add_command(subparsers, "events", show_events, "show the events of the last day, or new ones")
     parser.add_argument("--follow", action="store_true", help="show new events until interrupted")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")

@@ -93,6 +93,25 @@ def test_explain_covers_all_types_of_objects(shell: Shell, bench: LauncherBench)
         shell("explain", "nosuch-thing")
 
 
+@pytest.mark.spec("issue: nodepool hosts, tenants, pools: tables in all formats, with filters")
+def test_pools_and_tenants_are_listed(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {
+        **config(provider(labels=["fake-label", "other-label"])),
+        "tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 3}],
+    }
+    bench.start(given)
+    shell = Shell(bench.config(given), capsys)
+    wait_for(lambda: shell.json("pools", "--format", "json"), 30, "the pool is registered")
+    (pool,) = shell.json("pools", "--format", "json", "--provider", "fake-provider")
+    assert (pool["pool"], pool["labels"], pool["nodes"]) == ("main", ["fake-label", "other-label"], 0)
+    assert shell.json("pools", "--format", "json", "--provider", "nosuch") == []
+    assert shell("pools", "--format", "csv").splitlines()[1].startswith("fake-provider,main,")
+    assert "fake-provider" in shell("pools") and "- provider: fake-provider" in shell("pools", "--format", "yaml")
+    assert shell("hosts", "--format", "csv") == "host,provider,launcher,state,used,nodes,problem\n"
+    wait_for(lambda: "instances 0/3" in shell("tenants", "--tenant", "acme"), 30, "the tenant is reported")
+    assert "acme" not in shell("tenants", "--tenant", "nosuch")
+
+
 @pytest.mark.spec("issue: success rate, launch and waiting time over the last hours: also those before a restart of the launcher")
 def test_charts_after_a_restart(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.launcher.statistics.RECALL_AFTER", 0.0)

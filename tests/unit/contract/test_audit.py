@@ -13,9 +13,9 @@ from nodepool.zk.mirror.feed import TYPES
 #: Commands that change neither records nor machines, or that only use the API, which records its callers.
 READ_ONLY = {
     "alien-image-list", "config-schema", "config-validate", "dev", "dib-image-list", "events", "explain", "export-image-data",
-    "image-list", "image-log", "image-status", "info", "lease exec", "lease inventory", "lease list", "lease show", "lease ssh",
-    "lease ssh-config", "list", "mcp", "plan", "problem-list", "request list", "request show", "request wait", "request-list",
-    "simulate", "status", "token list", "top",
+    "hosts", "image-list", "image-log", "image-status", "info", "lease exec", "lease inventory", "lease list",
+    "lease show", "lease ssh", "lease ssh-config", "list", "mcp", "plan", "pools", "problem-list", "request list",
+    "request show", "request wait", "request-list", "simulate", "status", "tenants", "token list", "top",
 }  # fmt: skip
 
 

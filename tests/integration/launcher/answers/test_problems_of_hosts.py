@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,9 @@ def test_dead_node_manager_is_reported_everywhere(desk: Desk, tmp_path: pathlib.
     desk.start(node_manager(tmp_path))
     wait_for(lambda: any(text.startswith("host h0: ") for text in desk.problems()), what="the host in problem-list")
     assert "provider metal: host h0: " in desk.ready()
+    (host,) = json.loads(desk.run("hosts", "--format", "json")[1])
+    assert (host["host"], host["provider"], host["state"]) == ("h0", "metal", "not usable") and host["problem"]
+    assert desk.run("explain", "h0")[1].startswith("host h0: not usable: ")
     request = desk.bench.submit("small")
     wait_for(lambda: any("no host can be used: h0: " in text for text in desk.problems()), what="the stalled launch")
     assert desk.bench.zuul.request(request)["state"] in ("requested", "pending")
