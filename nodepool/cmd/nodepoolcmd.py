@@ -17,6 +17,7 @@ from nodepool.cmd.commands import (
     dev,
     images,
     lease,
+    login,
     nodes,
     observe,
     providers,
@@ -30,6 +31,7 @@ from nodepool.process.program import arguments, make_parser, run_console, second
 
 COMMANDS = (
     nodes,
+    login,
     images,
     aliens,
     providers,

@@ -15,6 +15,7 @@ from typing import Any
 
 from kazoo.exceptions import KazooException
 
+from nodepool.cmd.commands import login
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing, note, user
 from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.requests import reasons
@@ -360,9 +361,10 @@ def _ssh(context: Context, command: Sequence[str], terminal: bool) -> int:
     host = f"n{number or 1}"
     if host not in hosts:
         raise CommandError(f"lease {lease.id} has {len(hosts)} nodes; there is no node {number or 1}")
-    why = ssh.unreachable(hosts[host])
-    if why is None and not hosts[host].host_keys and not context.args.insecure:
-        why = f"the record of node {hosts[host].id} has no host keys; --insecure connects without checking them"
+    if context.args.insecure:
+        why = ssh.unreachable(hosts[host])
+    else:
+        why = login.why_not(hosts[host], "--insecure connects without checking them")
     if why is not None:
         raise CommandError(why)
     path = ssh.write(lease, ssh.directory_of(lease.id), context.args.insecure)

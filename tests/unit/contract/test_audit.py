@@ -15,7 +15,7 @@ READ_ONLY = {
     "alien-image-list", "config-schema", "config-validate", "dev", "dib-image-list", "events", "explain", "export-image-data",
     "hosts", "image-list", "image-log", "image-status", "info", "lease exec", "lease inventory", "lease list",
     "lease show", "lease ssh", "lease ssh-config", "list", "mcp", "plan", "pools", "problem-list", "request list",
-    "request show", "request wait", "request-list", "simulate", "status", "tenants", "token list", "top",
+    "request show", "request wait", "request-list", "simulate", "ssh", "status", "tenants", "token list", "top",
 }  # fmt: skip
 
 
