@@ -25,7 +25,7 @@ FORMATS = ("table", "json", "yaml", "csv")
 _AGE = re.compile(r"\d{2,}:\d\d:\d\d:\d\d\Z")
 #: Keys whose values are a UNIX time; tables show how long ago that was.
 TIMES = frozenset({"age", "build_request_age"})
-#: Keys whose values are seconds; tables show them as ages.
+#: Keys whose values are seconds. Tables show them in units; CSV, which scripts read, as ages.
 DURATIONS = frozenset({"elapsed", "expected"})
 #: Keys whose values are bytes; tables show them in units.
 BYTES = frozenset({"bytes_sent", "bytes_total", "rate"})
@@ -53,7 +53,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in its two largest units, such as ``1 min 38 s``."""
+    """Return a duration in its two largest units, such as ``1 min 38 s``: the form of all texts that 11.0.0 did not have."""
     left = max(0, int(seconds))
     parts = []
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
@@ -85,10 +85,9 @@ def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:
         return ",".join(str(item) for item in value)
     if key in TIMES and not (isinstance(value, str) and _AGE.match(value)):
         return format_age(now - value)
-    if key in DURATIONS:
-        return format_age(value)
-    if key == "next_try":
-        return format_age(value - now)
+    if key in DURATIONS or key == "next_try":
+        duration = value if key in DURATIONS else value - now
+        return format_duration(duration) if units else format_age(duration)
     if key == "progress" and isinstance(value, float) and units:
         return f"{value:.0%}"
     if units and key in WIDEST and len(value) > WIDEST[key]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from nodepool.cmd.commands.context import CommandError
-from nodepool.status.results import format_age, format_bytes
+from nodepool.status.results import format_bytes, format_duration
 from nodepool.zk import paths
 from nodepool.zk.components import ComponentTree
 from nodepool.zk.connection.client import ZooKeeperClient
@@ -49,13 +49,6 @@ def mirrored(*trees: Tree[Any]) -> Iterator[None]:
     finally:
         for tree in started:
             tree.stop()
-
-
-def short_age(age: str) -> str:
-    """Return ``DD:HH:MM:SS`` without leading zero parts; at least ``MM:SS``."""
-    while len(age) > 5 and age.startswith("00:"):
-        age = age[3:]
-    return age
 
 
 class Display:
@@ -132,7 +125,7 @@ class Outcome:
         if self.state == READY:
             sizes = row["sizes"]
             made = ", ".join(f"{f} {format_bytes(sizes[f])}" if f in sizes else f for f in self.formats)
-            took = f" in {format_age(row['duration'])}" if row["duration"] is not None else ""
+            took = f" in {format_duration(row['duration'])}" if row["duration"] is not None else ""
             result.append(f"Built {name}{took}{': ' + made if made else ''}")
         elif self.state == FAILED:
             code = f" (exit code {row['exit_code']})" if row["exit_code"] is not None else ""
@@ -143,7 +136,7 @@ class Outcome:
             result.append(f"Log: {row['builder'] or 'unknown host'}:{row['log']}")
         if self.state == FAILED and self.requested:
             when = self.progress.next_try if self.progress is not None else None
-            wait = f" in {format_age(when - time.time())}" if when else " after a delay that grows with each failure"
+            wait = f" in {format_duration(when - time.time())}" if when else " after a delay that grows with each failure"
             result.append(f"The request remains; the builder retries{wait}")
         return result
 
@@ -265,8 +258,8 @@ class BuildFollower:
     # -- display
 
     def _line(self, key: Hashable, text: str) -> None:
-        elapsed = format_age(self._clock() - self._start)
-        self._display.show(key, f"{elapsed}  {self.image}  {text}", f"{self.image}  {short_age(elapsed)}  {text}")
+        elapsed = format_duration(self._clock() - self._start)
+        self._display.show(key, f"{elapsed}  {self.image}  {text}", f"{self.image}  {elapsed}  {text}")
 
     def _show_waiting(self, images: ImageData, progress: ProgressData) -> None:
         builders = any(path.startswith(f"{paths.COMPONENTS}/builder/") for path in list(self._components.components))
@@ -299,15 +292,15 @@ class BuildFollower:
             self._line(("building", self.build), f"{self.build} is being built")
             return
         now = time.time()
-        elapsed = format_age(seen.elapsed(now) or 0)
+        elapsed = format_duration(seen.elapsed(now) or 0)
         phase = seen.phase or "starting"
-        expected = format_age(seen.expected) if seen.expected else ""
+        expected = format_duration(seen.expected) if seen.expected else ""
         fraction = seen.fraction(now)
-        bar, clock = "", short_age(elapsed)
+        bar, clock = "", elapsed
         if fraction is not None:
             done = int(fraction * BAR)
             bar = f"[{'#' * done}{'-' * (BAR - done)}] {fraction:4.0%}  "
-            clock += f"/{short_age(expected)}"
+            clock += f" of {expected}"
         self._display.show(
             (self.build, phase), f"{elapsed}  {name}  {phase}{f' (expected: {expected})' if expected else ''}",
             f"{self.image}  {bar}{phase}  {clock}  {seen.last_line}")  # fmt: skip

@@ -20,6 +20,7 @@ from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests import use as requests_use
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower, exit_status
 from nodepool.process.program import seconds, whole_number
+from nodepool.status.results import format_duration
 from nodepool.zk import paths
 from nodepool.zk.records import FAILED, FULFILLED, PENDING, REQUESTED
 
@@ -202,7 +203,7 @@ def show(context: Context) -> None:
     now = time.time()
     print(f"Request {request.id}")
     for title, value in (
-        ("State", f"{request.state} for {status.format_age(now - (request.state_time or now))}"),
+        ("State", f"{request.state} for {format_duration(now - (request.state_time or now))}"),
         ("Labels", ", ".join(request.node_types)),
         ("Relative priority", request.relative_priority),
         ("Requestor", request.requestor),
