@@ -6,7 +6,7 @@ import re
 
 from nodepool.base.names import did_you_mean
 from nodepool.base.problems import one_line
-from nodepool.status import cluster, known
+from nodepool.status import cluster, fleets, known
 from nodepool.status.explain import KINDS, Explanation, Unknown, explain
 from nodepool.status.once import Facade
 from nodepool.zk.history import HistoryReader
@@ -28,6 +28,7 @@ def names(zk: Facade) -> dict[str, set[str]]:
         "label": labels | set(counts.labels),
         "image": {*known.configured_images(zk), *zk.readImages().names},
         "provider": providers | set(counts.providers) | {str(pool.provider_name) for pool in pools},
+        "fleet": fleets.names(zk),
         "host": {row["host"] for row in cluster.hosts(zk).rows},
         "tenant": {row["tenant"] for row in cluster.tenants(zk).rows},
     }

@@ -21,18 +21,29 @@ UNKNOWN = (
 )
 
 
-def _is_of(stored: object, name: str) -> bool:
-    """Return whether these are terms of a lease of the fleet, marked with its URL and name."""
+def _fleet_of(stored: object) -> str:
+    """Return the fleet whose lease has these terms, which contain its URL and name; empty: none."""
     terms = Terms.read(stored)
-    return terms is not None and str(terms.notes.get("fleet", "")).rpartition(" ")[2] == name
+    return "" if terms is None else str(terms.notes.get("fleet", "")).rpartition(" ")[2]
+
+
+def names(zk: Facade) -> set[str]:
+    """Return the fleets whose runners have leases or wait for one."""
+    stored = (
+        *(request.requestor_data for request in zk.readRequests()),
+        *(n.user_data for n in zk.readNodes(with_contenders=False)),
+    )
+    return {_fleet_of(each) for each in stored} - {""}
 
 
 def leases_of(zk: Facade, name: str) -> tuple[list[NodeRequest], list[Node]]:
     """Return the requests of runners that wait for a node, and the nodes that have a runner."""
     waiting = [
-        request for request in zk.readRequests() if request.state in (REQUESTED, PENDING) and _is_of(request.requestor_data, name)
+        request
+        for request in zk.readRequests()
+        if request.state in (REQUESTED, PENDING) and _fleet_of(request.requestor_data) == name
     ]
-    return waiting, [node for node in zk.readNodes(with_contenders=False) if _is_of(node.user_data, name)]
+    return waiting, [node for node in zk.readNodes(with_contenders=False) if _fleet_of(node.user_data) == name]
 
 
 def facts_of(waiting: list[NodeRequest], working: list[Node]) -> Iterator[tuple[str, str]]:

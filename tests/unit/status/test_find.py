@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.lease import Terms
 from nodepool.status import find
 from nodepool.status.explain import Unknown
 from nodepool.zk.history import HistoryReader
@@ -33,6 +34,7 @@ class _Cluster:
         self.node.type, self.node.external_id = ["old-label"], {"host": "h0"}
         self.request = NodeRequest("100-0000000001")
         self.request.state, self.request.node_types = "requested", ["misspelt"]
+        self.request.requestor_data = Terms("me", "unix:0", "", notes={"fleet": "https://forge/team runners"}).stored()
         self.reads: Counter[str] = Counter()
 
     def readReports(self) -> Any:
@@ -63,7 +65,8 @@ Cluster: Any = _Cluster
     [
         ("0000000003", ["node"]), ("3", ["node"]), ("100-0000000001", ["request"]), ("200-0000000099", ["request"]),
         ("old-label", ["label"]), ("misspelt", ["label"]), ("built", ["image"]), ("rack", ["provider"]), ("broken", ["provider"]),
-        ("h1", ["host"]), ("acme", ["tenant"]), ("debian", ["label", "image"]), ("metal", ["label", "provider"]),
+        ("h1", ["host"]), ("acme", ["tenant"]), ("runners", ["fleet"]),
+        ("debian", ["label", "image"]), ("metal", ["label", "provider"]),
     ],
 )  # fmt: skip
 def test_name_leads_to_all_objects_that_have_it(name: str, kinds: list[str]) -> None:
@@ -79,7 +82,7 @@ def test_id_needs_no_reading_of_names() -> None:
 
 def test_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(
-        Unknown, match=r"acne is not known: .* name of a label, image, provider, host or tenant; did you mean acme\?"
+        Unknown, match=r"acne is not known: .* name of a label, image, provider, fleet, host or tenant; did you mean acme\?"
     ):
         find.kinds_of(Cluster(), "acne")
 
