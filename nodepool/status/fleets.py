@@ -22,7 +22,7 @@ UNKNOWN = (
 
 
 def _fleet_of(stored: object) -> str:
-    """Return the fleet whose lease has these terms, which contain its URL and name; empty: none."""
+    """Return the fleet whose lease has these terms; empty: none."""
     terms = Terms.read(stored)
     return "" if terms is None else str(terms.notes.get("fleet", "")).rpartition(" ")[2]
 

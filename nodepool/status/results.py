@@ -53,7 +53,10 @@ def format_age(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in its two largest units, such as ``1 min 38 s``: the form of all texts that 11.0.0 did not have."""
+    """Return a duration in its two largest units, such as ``1 min 38 s``.
+
+    All texts that 11.0.0 did not have use this form.
+    """
     left = max(0, int(seconds))
     parts = []
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
