@@ -243,7 +243,9 @@ def _open_request(
             found.facts.append(("queue position", f"{place}"))
         expected = expected_wait(rates(reports), request.node_types, place) if cause.code in FLOWING else None
         if expected is not None:
-            found.facts.append(("estimated wait", f"about {format_duration(_rounded(expected))} (from recently served requests)"))
+            found.facts.append(
+                ("estimated wait", f"about {known.seconds_text(_rounded(expected))} (from recently served requests)")
+            )
     age = now - (request.created_time or request.state_time or now)
     told = _reasons(groups, found, now, max(0.0, age))
     offering = [pool for pool in pools if set(request.node_types) <= pool.labels and pool.id not in request.declined_by]
@@ -369,7 +371,8 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
         found.facts.append(("min-ready", f"{(nodes or Counter())[READY]} of {wanted} ready"))
     for report in configured:
         lately = report["lately"].get(name) or {}
-        times = "".join(f", {key} {lately[key]:g} s" for key in ("launch", "wait") if isinstance(lately.get(key), (int, float)))
+        taken = {key: lately[key] for key in ("launch", "wait") if isinstance(lately.get(key), (int, float))}
+        times = "".join(f", {key} {known.seconds_text(seconds)}" for key, seconds in taken.items())
         found.facts.append((f"launcher {report['name']}", times.removeprefix(", ") or "not launched recently"))
     for pool in sorted(offering, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"offers it, priority {pool.priority:g}"
@@ -451,7 +454,9 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
             found.facts.append(("last failed call", f"{age} ago, {calls['error']}"))
         limits, used = entry.get("limits") or {}, entry.get("used") or {}
         for resource, limit in sorted(limits.items()):
-            found.facts.append((f"limit of {resource}", f"{used.get(resource, 0):g} of {limit:g} used by our nodes"))
+            found.facts.append(
+                (f"limit of {resource}", f"{known.use_text(resource, used.get(resource, 0), limit)} used by our nodes")
+            )
     for pool in sorted(pools, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"takes requests, priority {pool.priority:g}"
         found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))

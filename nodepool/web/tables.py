@@ -21,6 +21,15 @@ Rows = list[dict[str, Any]]
 #: What a request waits for: texts and codes.
 Waits = tuple[tuple[str, ...], tuple[str, ...]]
 NOTHING: Waits = ((), ())
+#: Key -> type of its numbers: UNIX time, seconds, bytes, bytes per second, share of 1, and used/limit of resources.
+TYPES = {
+    **dict.fromkeys(("since", "created", "age", "build_request_age", "next_try", "error_time", "started"), "time"),
+    **dict.fromkeys(("elapsed", "expected", "launch", "wait"), "seconds"),
+    **dict.fromkeys(("bytes_sent", "bytes_total"), "bytes"),
+    **dict.fromkeys(("limits", "used"), "uses"),
+    "rate": "rate",
+    "progress": "share",
+}
 #: Record, what it waits for, declining pools, its row.
 Kept = tuple[Any, Waits, list[str], dict[str, Any]]
 
@@ -33,6 +42,10 @@ class Table:
     columns: Mapping[str, str]
     #: Keys with few values, from which users can choose on a page.
     choices: tuple[str, ...] = ()
+
+    def shown(self) -> list[dict[str, str | None]]:
+        """Return the columns with the type of their numbers, which decides how pages format them."""
+        return [{"key": key, "title": title, "type": TYPES.get(key)} for key, title in self.columns.items()]
 
 
 def _number(value: object) -> float | None:
@@ -254,11 +267,11 @@ TABLES = {
     }, ("state", "provider", "pool")),
     "requests": Table(lambda nodepool: RequestRows().read(nodepool), {
         "id": "Request", "state": "State", "labels": "Labels", "since": "Age", "requestor": "Requestor", "nodes": "Nodes",
-        "place": "Queue position", "expected": "Estimated wait, s", "reason": "Waits or declined because",
+        "place": "Queue position", "expected": "Estimated wait", "reason": "Waits or declined because",
     }, ("state", "requestor", "tenant")),
     "labels": Table(labels, {
-        "label": "Label", "min_ready": "Min ready", "ready": "Ready", "waiting": "Requests waiting", "launch": "Launch, s",
-        "wait": "Wait, s", "pools": "Pools", "problems": "Problems",
+        "label": "Label", "min_ready": "Min ready", "ready": "Ready", "waiting": "Requests waiting", "launch": "Launch",
+        "wait": "Wait", "pools": "Pools", "problems": "Problems",
     }),
     "images": Table(images, {
         "image": "Image", "paused": "Paused", "build_request": "Build request", "builds": "Builds", "uploads": "Uploads",

@@ -165,8 +165,7 @@ class Api:
             return _csv(part, known or list(table.columns), name)
         if form != "json":
             raise HttpError(http.HTTPStatus.BAD_REQUEST, f"format must be json or csv, not {form[:40]}")
-        columns = [{"key": key, "title": title} for key, title in table.columns.items()]
-        return _json({"columns": columns, "rows": part, "total": len(found), "choices": choices})
+        return _json({"columns": table.shown(), "rows": part, "total": len(found), "choices": choices})
 
     def _read(self, name: str) -> tuple[Rows, Choices]:
         """Return the rows and values to choose from, generated once a second for all clients."""

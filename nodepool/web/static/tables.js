@@ -3,6 +3,7 @@
 import { buttons, may } from "./actions.js";
 import { API, ask } from "./api.js";
 import { counts, el, fill, links, since, state } from "./dom.js";
+import { bytes, duration, number, uses } from "./format.js";
 
 // Column of a table -> the kind of thing that it names.
 const LINKS = {
@@ -12,14 +13,18 @@ const LINKS = {
   providers: { provider: "provider" }, pools: { provider: "provider", labels: "label" },
   problems: { provider: "provider", label: "label" }, hosts: { provider: "provider", nodes: "node" },
 };
-const TIMES = new Set(["since", "created", "age", "build_request_age", "next_try", "error_time"]);
+// Type of a column, as the server declares it -> how its values are shown.
+const SHOWN = {
+  time: (value) => since(value), seconds: duration, bytes, rate: (value) => `${bytes(value)}/s`, share: (value) => `${number(100 * value, 0)} %`,
+};
 const LINES = 100;
 
-function cell(table, key, value) {
+function cell(table, { key, type }, value) {
   if (value === null || value === undefined || value === "") return [""];
   const kind = (LINKS[table] || {})[key];
   if (kind) return links(kind, [value].flat());
-  if (TIMES.has(key) && typeof value === "number") return [since(value)];
+  if (typeof value === "number") return [(SHOWN[type] || number)(value)];
+  if (type === "uses" && typeof value === "string") return [uses(value)];
   if (key === "state") return [state(String(value))];
   if (Array.isArray(value)) return [value.join(", ")];
   if (typeof value === "object") return [Object.values(value).every((each) => typeof each === "number") ? counts(value) : JSON.stringify(value)];
@@ -28,15 +33,15 @@ function cell(table, key, value) {
 }
 
 // How a cell looks: a narrow screen scrolls rather than squeezes long texts.
-function shape(key, value) {
-  if (typeof value === "number" && !TIMES.has(key)) return "number";
+function shape({ type }, value) {
+  if (typeof value === "number" && type !== "time") return "number";
   return typeof value === "string" && value.length > 30 ? "long" : null;
 }
 
 export function smallTable(title, columns, rows, table) {
   return el("section", {}, el("h2", {}, title), rows.length ? el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
     el("table", {}, el("thead", {}, el("tr", {}, Object.values(columns).map((text) => el("th", { scope: "col" }, text)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, Object.keys(columns).map((key) => el("td", { class: shape(key, row[key]) }, cell(table, key, row[key])))))))) :
+      el("tbody", {}, rows.map((row) => el("tr", {}, Object.keys(columns).map((key) => el("td", { class: shape({ key }, row[key]) }, cell(table, { key }, row[key])))))))) :
     el("p", { class: "dim" }, "none"));
 }
 
@@ -114,8 +119,8 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
     const acts = name === "uploads" && may("operate");
     if (acts) head.append(el("td", {}));
-    body.replaceChildren(...found.rows.map((row) => el("tr", {}, columns.map(({ key }) =>
-      el("td", { class: shape(key, row[key]) }, cell(name, key, row[key]))), acts ? el("td", {}, buttons("upload", uploadPath(row), load)) : null)));
+    body.replaceChildren(...found.rows.map((row) => el("tr", {}, columns.map((column) =>
+      el("td", { class: shape(column, row[column.key]) }, cell(name, column, row[column.key]))), acts ? el("td", {}, buttons("upload", uploadPath(row), load)) : null)));
     if (!found.rows.length) body.append(el("tr", {}, el("td", { colspan: columns.length, class: "dim" }, "none")));
     const offset = Number(given.get("offset") || 0);
     caption.textContent = found.total > LINES ? `${offset + 1} to ${offset + found.rows.length} of ${found.total}` : `${found.total}`;

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nodepool.status.cluster import calls_of
 from nodepool.status.explain import Explanation, expected_wait, places, rates
+from nodepool.status.known import seconds_text, use_text
 from nodepool.zk.records import NodeRequest
 
 LABELS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3)
@@ -73,3 +74,21 @@ def test_calls_show_rate_and_last_error(given: dict[str, Any], expected: tuple[o
 def test_fields_begin_no_lines_of_their_own() -> None:
     found = Explanation("node", "1", "ready", facts=[("comment", "x\nnode 2: forged\x1b[2J")])
     assert found.text() == "node 1: ready\n  comment: x\\nnode 2: forged\\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("resource", "used", "limit", "text"),
+    [
+        ("ram", 163840, 1000000, "160.0 GiB of 976.6 GiB"),
+        ("disk", 70.9233, 100, "70.9 GiB of 100.0 GiB"),
+        ("cores", 0.1, 1.9, "0.1 of 1.9"),
+        ("instances", 2, 1000000, "2 of 1000000"),
+    ],
+)
+def test_use_of_a_limit_has_units(resource: str, used: float, limit: float, text: str) -> None:
+    assert use_text(resource, used, limit) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.121, "0.12 s"), (9.97, "10 s"), (299.4, "4 min 59 s")])
+def test_measured_durations_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text

@@ -1,0 +1,28 @@
+"""Unit tests of the scripts of the pages, in the Node.js that Playwright contains."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+from playwright._impl._driver import compute_driver_executable  # the only place that names its Node.js
+
+from tests import REPOSITORY
+
+STATIC = REPOSITORY / "nodepool" / "web" / "static"
+SCRIPTS = pathlib.Path(__file__).parent / "scripts"
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.test.js")))
+def test_script_passes_its_unit_tests(script: str, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(STATIC, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "tests").mkdir()
+    shutil.copy(SCRIPTS / script, tmp_path / "tests")
+    node = str(compute_driver_executable()[0])
+    ended = subprocess.run(
+        [node, "--test", f"tests/{script}"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
