@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nodepool import status
 from nodepool.config.model import Config
 from nodepool.driver.provider import Provider
-from nodepool.status import causes, cluster
+from nodepool.status import causes, cluster, known
 from nodepool.status.explain import expected_wait, places, rates
 from nodepool.status.once import Facade
 from nodepool.zk.mirror.feed import Feed
@@ -21,6 +22,8 @@ Rows = list[dict[str, Any]]
 #: What a request waits for: texts and codes.
 Waits = tuple[tuple[str, ...], tuple[str, ...]]
 NOTHING: Waits = ((), ())
+MOST_CHOICES = 200
+"""Values of a key from which users can choose."""
 #: Key -> type of its numbers: UNIX time, seconds, bytes, bytes per second, share of 1, and used/limit of resources.
 TYPES = {
     **dict.fromkeys(("since", "created", "age", "build_request_age", "next_try", "error_time", "started"), "time"),
@@ -40,12 +43,56 @@ class Table:
 
     read: Callable[[Any], Rows]
     columns: Mapping[str, str]
-    #: Keys with few values, from which users can choose on a page.
+    #: Keys with few values, from which users can choose on a page, and by which they can group.
     choices: tuple[str, ...] = ()
+    #: Keys of the default order, each as for :func:`ordered`.
+    order: tuple[str, ...] = ()
 
     def shown(self) -> list[dict[str, str | None]]:
         """Return the columns with the type of their numbers, which decides how pages format them."""
         return [{"key": key, "title": title, "type": TYPES.get(key)} for key, title in self.columns.items()]
+
+    def more(self, rows: Rows) -> list[dict[str, str | None]]:
+        """Return the columns that users can add."""
+        keys = [key for key in (rows[0] if rows else ()) if key not in self.columns]
+        return [{"key": key, "title": key.replace("_", " ").capitalize(), "type": TYPES.get(key)} for key in keys]
+
+
+def ordered(rows: Rows, keys: Iterable[str]) -> Rows:
+    """Return the rows in the order of these keys, empty values last; ``-KEY`` is descending."""
+    for key in reversed(tuple(keys)):
+        name = key.lstrip("-")
+        present = [row for row in rows if row.get(name) is not None]
+        present.sort(key=functools.partial(_order, name), reverse=key[0] == "-")
+        rows = present + [row for row in rows if row.get(name) is None]
+    return rows
+
+
+def _order(name: str, row: Mapping[str, Any]) -> tuple[int, Any]:
+    """Return a sort key: numbers before texts."""
+    value = row[name]
+    return (0, value) if isinstance(value, (int, float)) else (1, str(value))
+
+
+def grouped(rows: Rows, key: str) -> tuple[Rows, list[tuple[str, int]]]:
+    """Return the rows by group, the largest group first, and the size of each group."""
+    names = [group_of(row, key) for row in rows]
+    counts = sorted(Counter(names).items(), key=lambda each: (-each[1], each[0]))
+    rank = {name: number for number, (name, _count) in enumerate(counts)}
+    order = sorted(range(len(rows)), key=lambda number: rank[names[number]])
+    return [rows[number] for number in order], counts
+
+
+def group_of(row: Mapping[str, Any], key: str) -> str:
+    """Return the name of the group of a row; empty without a value."""
+    value = row.get(key)
+    return ", ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+
+
+def values_of(rows: Rows, key: str) -> list[str]:
+    """Return the values of a key; those of lists separately."""
+    values = {value for row in rows for value in (row[key] if isinstance(row[key], list) else (row[key],))}
+    return sorted(str(value) for value in values if value is not None)[:MOST_CHOICES]
 
 
 def _number(value: object) -> float | None:
@@ -198,10 +245,18 @@ def _request_row(request: NodeRequest, waits: Waits, declined: list[str]) -> dic
         "provider": request.provider,
         "relative_priority": request.relative_priority,
         "nodes": list(request.nodes),
-        "reason": "; ".join(dict.fromkeys([*waits[0], *declined])) or None,
+        "reason": next(iter(waits[0]), None) or _main_decline(declined),
+        "declined": declined,
         "codes": sorted(set(waits[1])),
         "event_id": request.event_id,
     }
+
+
+def _main_decline(declined: list[str]) -> str | None:
+    """Return why a pool that offers the labels declined it, or why any other did."""
+    found = next((text for text in declined if causes.NOT_OFFERED not in text), next(iter(declined), None))
+    others = len(declined) - 1
+    return f"{found} (and {known.count_of(others, 'other pool')})" if others > 0 else found
 
 
 def labels(nodepool: Source) -> Rows:
@@ -264,11 +319,11 @@ TABLES = {
     "nodes": Table(lambda nodepool: NodeRows().read(nodepool), {
         "id": "Node", "labels": "Labels", "state": "State", "since": "Age", "provider": "Provider", "pool": "Pool",
         "request": "Request", "locked": "Locked", "address": "Address", "comment": "Comment",
-    }, ("state", "provider", "pool")),
+    }, ("state", "provider", "pool", "labels"), ("-since",)),
     "requests": Table(lambda nodepool: RequestRows().read(nodepool), {
         "id": "Request", "state": "State", "labels": "Labels", "since": "Age", "requestor": "Requestor", "nodes": "Nodes",
-        "place": "Queue position", "expected": "Estimated wait", "reason": "Waits or declined because",
-    }, ("state", "requestor", "tenant")),
+        "place": "Queue position", "expected": "Estimated wait", "reason": "Reason",
+    }, ("state", "labels", "requestor", "tenant"), ("place", "-since")),
     "labels": Table(labels, {
         "label": "Label", "min_ready": "Min ready", "ready": "Ready", "waiting": "Requests waiting", "launch": "Launch",
         "wait": "Wait", "pools": "Pools", "problems": "Problems",
@@ -277,17 +332,21 @@ TABLES = {
         "image": "Image", "paused": "Paused", "build_request": "Build request", "builds": "Builds", "uploads": "Uploads",
         "problem": "Problem",
     }),
-    "builds": Table(_of_zk(lambda zk: status.dib_image_list(zk, detail=True)), status.BUILD_DETAIL_COLUMNS, ("state", "image")),
-    "uploads": Table(
-        _of_zk(lambda zk: status.image_list(zk, detail=True)), status.UPLOAD_DETAIL_COLUMNS, ("state", "image", "provider")
-    ),
+    "builds": Table(_of_zk(lambda zk: status.dib_image_list(zk, detail=True)), {
+        "id": "Build", "image": "Image", "builder": "Builder", "formats": "Formats", "state": "State", "age": "Age",
+        "phase": "Phase", "progress": "Progress", "elapsed": "Elapsed", "expected": "Expected", "reason": "Reason",
+    }, ("state", "image", "builder"), ("-age",)),
+    "uploads": Table(_of_zk(lambda zk: status.image_list(zk, detail=True)), {
+        "image": "Image", "provider": "Provider", "state": "State", "age": "Age", "external_name": "Name in provider",
+        "progress": "Progress", "bytes_total": "Size", "rate": "Rate", "reason": "Reason",
+    }, ("state", "image", "provider"), ("-age",)),
     "providers": Table(_of_zk(cluster.providers), {
         **cluster.PROVIDER_COLUMNS, "pace": "Pace of calls", "error": "Last failed call", "error_time": "It failed",
     }),
-    "pools": Table(_of_zk(cluster.pools), cluster.POOL_COLUMNS),
-    "hosts": Table(_of_zk(cluster.hosts), cluster.HOST_COLUMNS),
+    "pools": Table(_of_zk(cluster.pools), cluster.POOL_COLUMNS, ("provider",)),
+    "hosts": Table(_of_zk(cluster.hosts), cluster.HOST_COLUMNS, ("provider", "state")),
     "tenants": Table(_of_zk(cluster.tenants), cluster.TENANT_COLUMNS),
     "daemons": Table(_of_zk(cluster.daemons), cluster.DAEMON_COLUMNS),
     "waiting": Table(_of_zk(cluster.by_cause), cluster.WAITING_COLUMNS),
-    "problems": Table(_of_zk(status.problem_list), status.PROBLEM_COLUMNS),
+    "problems": Table(_of_zk(status.problem_list), status.PROBLEM_COLUMNS, ("provider", "label")),
 }  # fmt: skip

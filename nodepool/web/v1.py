@@ -23,7 +23,7 @@ from nodepool.version import get_version_string
 from nodepool.web import access
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import HttpError, Request, Response
-from nodepool.web.tables import TABLES, Launcher, NodeRows, RequestRows, Rows
+from nodepool.web.tables import TABLES, Launcher, NodeRows, RequestRows, Rows, grouped, ordered, values_of
 from nodepool.zk import reports
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES
@@ -31,8 +31,8 @@ from nodepool.zk.mirror.feed import TYPES
 API, PAGES, STATIC = "/api/v1/", "/ui/", "/ui/static/"
 EVENTS = "/api/v1/events"
 JSON = "application/json"
-LIMIT, MOST, MOST_CHOICES, MOST_LABELS, MOST_IDS = 500, 20000, 200, 40, 50
-"""Default and maximum rows of an answer; values to choose from; labels, and ids of one cause, of the overview."""
+LIMIT, MOST, MOST_LABELS, MOST_IDS = 500, 20000, 40, 50
+"""Default and maximum rows of an answer; labels, and ids of one cause, of the overview."""
 ROWS_AGE = 1.0
 """Seconds for which rows are cached."""
 _CONTENT_TYPES = {".css": "text/css; charset=UTF-8", ".svg": "image/svg+xml", ".js": "text/javascript; charset=UTF-8"}
@@ -45,7 +45,7 @@ FILES = {
 #: Key -> values from which users can choose on a page.
 Choices = dict[str, list[str]]
 T = TypeVar("T")
-_NOT_FILTERS = frozenset({"format", "limit", "offset", "sort", "q"})
+_NOT_FILTERS = frozenset({"format", "group", "limit", "offset", "sort", "q"})
 
 
 class Api:
@@ -152,12 +152,12 @@ class Api:
             wanted[key] = [value for one in values for value in one.split(",")]
         test, text = test_of(wanted), (given.get("q") or "").lower()
         found = [row for row in rows if test(row) and (not text or _mentions(row, text))]
-        sort = given.get("sort") or ""
-        if sort:
-            key = sort.lstrip("-")
+        sort, group = (given.get("sort") or "").split(","), given.get("group") or ""
+        for key in filter(None, (*(each.lstrip("-") for each in sort), group)):
             if known is not None and key not in known:
-                raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} has no {key} to sort by")
-            found = sorted(found, key=lambda row: _order(row.get(key)), reverse=sort.startswith("-"))
+                raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} has no {key} to sort or group by")
+        found = ordered(found, filter(None, sort))
+        found, groups = grouped(found, group) if group else (found, [])
         offset, limit = _number(given, "offset", 0, 10**9), _number(given, "limit", LIMIT, MOST)
         part = found[offset : offset + limit]
         form = given.get("format") or "json"
@@ -165,15 +165,16 @@ class Api:
             return _csv(part, known or list(table.columns), name)
         if form != "json":
             raise HttpError(http.HTTPStatus.BAD_REQUEST, f"format must be json or csv, not {form[:40]}")
-        return _json({"columns": table.shown(), "rows": part, "total": len(found), "choices": choices})
+        shown = {"columns": table.shown(), "more": table.more(rows), "order": table.order}
+        return _json({**shown, "rows": part, "total": len(found), "choices": choices, "groups": groups})
 
     def _read(self, name: str) -> tuple[Rows, Choices]:
         """Return the rows and values to choose from, generated once a second for all clients."""
 
         def make() -> tuple[Rows, Choices]:
             rows = self._readers.get(name, TABLES[name].read)(self._source)
-            choices = {key: _values(rows, key) for key in TABLES[name].choices}
-            return rows if name in self._readers else sorted(rows, key=_first), choices
+            choices = {key: values_of(rows, key) for key in TABLES[name].choices}
+            return ordered(rows if name in self._readers else sorted(rows, key=_first), TABLES[name].order), choices
 
         return self._answer(self._rows, name, make)
 
@@ -287,20 +288,8 @@ def _harmless(value: object) -> Any:
     return harmless(value)
 
 
-def _values(rows: Rows, key: str) -> list[str]:
-    values = {row[key] for row in rows}
-    return sorted(str(value) for value in values if value is not None)[:MOST_CHOICES]
-
-
 def _mentions(row: Mapping[str, Any], text: str) -> bool:
     return any(text in str(value).lower() for value in row.values() if value is not None)
-
-
-def _order(value: object) -> tuple[int, Any]:
-    """Return a sort key: numbers before texts, empty values last."""
-    if value is None:
-        return (2, "")
-    return (0, value) if isinstance(value, (int, float)) else (1, str(value))
 
 
 def _first(row: Mapping[str, Any]) -> str:

@@ -57,15 +57,56 @@ function uploadPath(row) {
   return `${image}/builds/${build}/providers/${provider}/uploads/${upload}`;
 }
 
+// The columns that somebody has chosen for a table; null: those shown by default.
+const columnsKey = (name) => `nodepool-columns-${name}`;
+
+function chosenColumns(name) {
+  try {
+    const keys = JSON.parse(localStorage.getItem(columnsKey(name)));
+    return Array.isArray(keys) ? keys : null;
+  } catch {
+    return null;
+  }
+}
+
+// A box for each column; what is chosen is kept in this browser.
+function columnChooser(name, changed) {
+  const boxes = el("div", { class: "tools" });
+  const made = el("details", { class: "columns", ontoggle: () => show() }, el("summary", {}, "Columns"), boxes);
+  let show = () => {};
+  function draw(all, shown, standard) {
+    show = () => { if (!boxes.contains(document.activeElement)) fill(boxes, made.open ? boxesOf(all, shown, standard) : null); };
+    show();
+  }
+  function boxesOf(all, shown, standard) {
+    return [all.map(({ key, title }) => el("label", {}, el("input", {
+      type: "checkbox", checked: shown.includes(key), value: key, onchange: () => {
+        const keys = [...boxes.querySelectorAll("input")].filter((box) => box.checked).map((box) => box.value);
+        if (!keys.length || String(keys) === String(standard)) localStorage.removeItem(columnsKey(name));
+        else localStorage.setItem(columnsKey(name), JSON.stringify(keys));
+        changed();
+      },
+    }), ` ${title}`)), el("button", { type: "button", onclick: () => { localStorage.removeItem(columnsKey(name)); document.activeElement.blur(); changed(); } }, "Reset")];
+  }
+  return { made, draw };
+}
+
+function chooser(id, text, values, value, chosen) {
+  const box = el("select", { id, onchange: () => chosen(box.value) }, values.map(([each, title]) => el("option", { value: each }, title)));
+  box.value = value;
+  return el("span", {}, el("label", { for: id }, text), " ", box);
+}
+
 export async function tablePage({ main, onStop, failed }, name, title) {
   const given = new URLSearchParams(location.search);
-  const body = el("tbody", {}), head = el("tr", {}), caption = el("caption", {});
+  const body = el("tbody", {}), head = el("tr", {}), caption = el("caption", {}), groups = el("p", { class: "groups" });
   const search = el("input", { type: "search", id: "q", value: given.get("q") || "", autocomplete: "off" });
   const choosers = el("span", { class: "tools" }), chosen = el("span", { class: "tools" });
   const before = el("button", { type: "button", onclick: () => turn(-LINES) }, "Previous");
   const after = el("button", { type: "button", onclick: () => turn(LINES) }, "Next");
   const json = el("a", {}, "JSON"), csv = el("a", {}, "CSV");
-  let columns = null;
+  const chosenOnes = columnChooser(name, () => load().catch(failed));
+  let columns = null, order = "";
 
   function address(more) {
     const query = new URLSearchParams(given);
@@ -77,34 +118,60 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     return load().catch(failed);
   }
   function turn(by) {
-    given.set("offset", Math.max(0, Number(given.get("offset") || 0) + by));
+    given.set("offset", String(Math.max(0, Number(given.get("offset") || 0) + by)));
     changed();
   }
-  function sortBy(key) {
-    given.set("sort", given.get("sort") === key ? `-${key}` : key);
+  // Sets what is shown, from its beginning; an empty value is no choice.
+  function choose(key, value) {
+    if (value) given.set(key, value); else given.delete(key);
     given.delete("offset");
     changed();
   }
   function header() {
-    const sort = given.get("sort") || "";
-    head.replaceChildren(...columns.map(({ key, title: text }) => el("th", {
-      scope: "col", "aria-sort": sort === key ? "ascending" : sort === `-${key}` ? "descending" : null,
-    }, el("button", { type: "button", onclick: () => { sortBy(key); } }, text, sort === key ? " \u25b2" : sort === `-${key}` ? " \u25bc" : ""))));
+    const sort = given.get("sort") || order;
+    head.replaceChildren(...columns.map(({ key, title: text, type }) => {
+      const sorted = sort === key || sort === `-${key}`;
+      // Times are shown as ages: the latest is the lowest.
+      const up = (sort === key) !== (type === "time");
+      return el("th", { scope: "col", "aria-sort": sorted ? (up ? "ascending" : "descending") : null },
+        el("button", { type: "button", onclick: () => choose("sort", sort === key ? `-${key}` : key) }, text, sorted ? (up ? " \u25b2" : " \u25bc") : ""));
+    }));
   }
+  const titleOf = (all, key) => all.find((column) => column.key === key)?.title || key;
   // A box for each key with few values; one that is being used is left as it is.
-  function choose(choices) {
-    const keys = Object.keys(choices).filter((key) => choices[key].length > 1 || given.has(key));
+  function choices(found, all) {
     if (choosers.contains(document.activeElement)) return;
-    choosers.replaceChildren(...keys.map((key) => {
-      const text = columns.find((column) => column.key === key)?.title || key;
-      const values = [...new Set([...choices[key], ...given.getAll(key)])];
-      const box = el("select", { id: `choose-${key}`, onchange: () => {
-        if (box.value) given.set(key, box.value); else given.delete(key);
-        given.delete("offset");
-        changed();
-      } }, el("option", { value: "" }, "all"), values.map((value) => el("option", { value }, value)));
-      box.value = given.get(key) || "";
-      return el("label", {}, `${text} `, box);
+    const keys = Object.keys(found.choices).filter((key) => found.choices[key].length > 1 || given.has(key));
+    const groupable = [...new Set([...keys, given.get("group")])].filter((key) => key);
+    fill(choosers, keys.map((key) => {
+      const values = [...new Set([...found.choices[key], ...given.getAll(key)])];
+      return chooser(`choose-${key}`, titleOf(all, key), [["", "all"], ...values.map((value) => [value, value])], given.get(key) || "", (value) => choose(key, value));
+    }), groupable.length ? chooser("choose-group", "Group by", [["", "nothing"], ...groupable.map((key) => [key, titleOf(all, key)])], given.get("group") || "",
+      (value) => choose("group", value)) : null);
+  }
+  // The rows of a group follow a row with its name and size; one without a name has no value.
+  function rowsOf(found, load) {
+    const group = given.get("group"), sizes = new Map(found.groups), acts = name === "uploads" && may("operate");
+    let last = null;
+    return found.rows.flatMap((row) => {
+      const made = el("tr", {}, columns.map((column) => el("td", { class: shape(column, row[column.key]) }, cell(name, column, row[column.key]))),
+        acts ? el("td", {}, buttons("upload", uploadPath(row), load)) : null);
+      const of = group ? String([row[group] ?? ""].flat().join(", ")) : null;
+      if (of === last) return [made];
+      last = of;
+      return [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: columns.length + Number(acts) }, groupName(of), ` (${number(sizes.get(of) || 0)})`)), made];
+    });
+  }
+  const groupName = (text) => text || `no ${given.get("group")}`;
+  function groupLinks(found) {
+    const key = given.get("group");
+    fill(groups, found.groups.map(([text, count]) => {
+      const query = new URLSearchParams(given);
+      for (const each of ["group", "offset"]) query.delete(each);
+      query.set(key, text);
+      const shown = `${groupName(text)}: ${number(count)}`;
+      // A filter by a list would need all of its values, and none finds rows without a value.
+      return el("span", {}, text && !text.includes(", ") ? el("a", { href: `/ui/${name}?${query}` }, shown) : shown);
     }));
   }
   let latest = 0;
@@ -112,39 +179,39 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     const asked = ++latest;
     const found = await ask(address({ limit: LINES }));
     if (asked !== latest) return; // a later question has been asked meanwhile
-    columns = found.columns;
-    choose(found.choices);
-    const focused = document.activeElement?.closest("th")?.cellIndex;
+    const all = [...found.columns, ...found.more], standard = found.columns.map(({ key }) => key);
+    const keys = chosenColumns(name);
+    columns = keys ? all.filter(({ key }) => keys.includes(key)) : found.columns;
+    if (!columns.length) columns = found.columns;
+    order = found.order[0] || "";
+    choices(found, all);
+    chosenOnes.draw(all, columns.map(({ key }) => key), standard);
+    const focused = document.activeElement?.closest("thead th")?.cellIndex;
     header();
     if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
-    const acts = name === "uploads" && may("operate");
-    if (acts) head.append(el("td", {}));
-    body.replaceChildren(...found.rows.map((row) => el("tr", {}, columns.map((column) =>
-      el("td", { class: shape(column, row[column.key]) }, cell(name, column, row[column.key]))), acts ? el("td", {}, buttons("upload", uploadPath(row), load)) : null)));
-    if (!found.rows.length) body.append(el("tr", {}, el("td", { colspan: columns.length, class: "dim" }, "none")));
+    if (name === "uploads" && may("operate")) head.append(el("td", {}));
+    fill(body, found.rows.length ? rowsOf(found, load) : el("tr", {}, el("td", { colspan: columns.length, class: "dim" }, "none")));
+    groupLinks(found);
     const offset = Number(given.get("offset") || 0);
-    caption.textContent = found.total > LINES ? `${offset + 1} to ${offset + found.rows.length} of ${found.total}` : `${found.total}`;
+    caption.textContent = found.total > LINES ? `${number(offset + 1)} to ${number(offset + found.rows.length)} of ${number(found.total)}` : number(found.total);
     before.disabled = offset === 0;
     after.disabled = offset + found.rows.length >= found.total;
-    chosen.replaceChildren(...filters(given, ["q", "sort", "offset", ...Object.keys(found.choices)], changed));
+    before.hidden = after.hidden = before.disabled && after.disabled;
+    fill(chosen, filters(given, ["q", "sort", "group", "offset", ...Object.keys(found.choices)], changed));
     json.href = `${API}/${address({ limit: 20000 })}`;
     csv.href = `${API}/${address({ limit: 20000, format: "csv" })}`;
   }
   let typed;
   search.addEventListener("input", () => {
     clearTimeout(typed);
-    typed = setTimeout(() => {
-      if (search.value) given.set("q", search.value); else given.delete("q");
-      given.delete("offset");
-      changed();
-    }, 250);
+    typed = setTimeout(() => choose("q", search.value), 250);
   });
   onStop(() => clearTimeout(typed));
   await load();
   fill(main,
     el("h1", {}, title),
-    el("div", { class: "tools" }, el("label", { for: "q" }, "Find "), search, choosers, chosen, before, after, json, csv),
-    el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title }, el("table", {}, caption, el("thead", {}, head), body)),
+    el("div", { class: "tools" }, el("label", { for: "q" }, "Find "), search, choosers, chosen, before, after, json, csv), chosenOnes.made, groups,
+    el("div", { class: "wide tall", tabindex: "0", role: "region", "aria-label": title }, el("table", {}, caption, el("thead", {}, head), body)),
   );
   return load;
 }

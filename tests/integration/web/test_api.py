@@ -47,7 +47,7 @@ def test_tables_can_be_filtered_sorted_and_paged(site: Site) -> None:
     about = get(site, "/api/v1")
     for name in about["tables"]:
         found = get(site, f"/api/v1/{name}")
-        assert {"columns", "rows", "total", "choices"} == set(found)
+        assert {"columns", "more", "order", "rows", "total", "choices", "groups"} == set(found)
         for row in found["rows"]:
             assert {each["key"] for each in found["columns"]} <= set(row), name
     wait_for(lambda: get(site, "/api/v1/nodes")["total"] == 2, what="two nodes")

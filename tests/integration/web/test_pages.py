@@ -43,7 +43,7 @@ def test_pages_show_reasons_and_run_no_foreign_script(site: Site) -> None:
         seen.sees("fulfilled (was pending)")
         seen.open("/ui/nodes?state=ready")
         assert seen.page.locator("tbody tr").count() == 2
-        seen.sees(HOSTILE)
+        seen.page.locator("tbody").get_by_text(HOSTILE).first.wait_for()
         (node_id, *_rest) = site.bench.zuul.accept(served)
         site.bench.zuul.give_back(node_id)
         # Nobody has touched the page.
