@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import math
 import time
 from collections import Counter
@@ -15,11 +15,13 @@ from nodepool.base.offered_labels import joined, why_not_offered
 from nodepool.base.problems import image_problems, printable
 from nodepool.reasons import Code
 from nodepool.status import causes, cluster, fleets, known
+from nodepool.status import nodes as node_facts
 from nodepool.status.causes import FLOWING, groups_of
 from nodepool.status.images import build_request_state
 from nodepool.status.known import Cause
 from nodepool.status.once import Facade, Once
 from nodepool.status.results import format_duration
+from nodepool.status.timeline import steps_of
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import Event, describe
@@ -27,6 +29,8 @@ from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import BUILDING, DELETING, FAILED, FULFILLED, INIT, PENDING, READY, REQUESTED, NodeRequest, RecordError
 
 KINDS = ("request", "label", "node", "image", "provider", "fleet")
+MOST_NODES = 3
+"""Nodes of a request whose events are part of its timeline."""
 LAUNCHING, POOL_PAUSED = Code.LAUNCHING.word, Code.POOL_PAUSED.word
 Clock = Callable[[], float]
 
@@ -61,6 +65,8 @@ class Explanation:
     #: Title -> last lines of a log.
     logs: dict[str, str] = field(default_factory=dict)
     history: list[Event] = field(default_factory=list)
+    #: Of a request: result of :func:`.timeline.steps_of`.
+    timeline: list[dict[str, Any]] = field(default_factory=list)
     #: Events of the last seconds may not be written yet.
     history_is_late: bool = False
 
@@ -76,6 +82,7 @@ class Explanation:
             "candidates": [vars(candidate) for candidate in self.candidates],
             "problems": self.problems,
             "logs": self.logs,
+            "timeline": self.timeline,
             "history": [{**event, "text": describe(event)} for event in self.history],
         }
 
@@ -121,11 +128,12 @@ def explain(
     """
     found = _EXPLAIN[kind](Once(zk), name, clock)
     if kind in ("request", "node"):
-        found.history = history.read(zk.kazoo_client, kind, name)
-        # One launcher writes the mirrored events, with its own times: each is shown once.
-        newest = found.history[-1]["time"] if found.history else 0.0
-        found.history += [event for event in recent if event.get(kind) == name and event["time"] > newest]
-        found.history = _folded(zk, sorted(found.history, key=lambda event: event["time"]))
+        found.history = _history(zk, history, recent, kind, name)
+        if kind == "request":
+            nodes = {str(node) for event in found.history for node in (event.get("node"), *event.get("nodes", ())) if node}
+            of_nodes = [_history(zk, history, recent, "node", node) for node in sorted(nodes)[:MOST_NODES]]
+            found.timeline = steps_of(itertools.chain(found.history, *of_nodes))
+        found.history = _folded(zk, found.history)
     if not found.answer:
         if not found.history:
             missing = why_not_offered([name], zk.getRegisteredPools(), "launcher") if kind == "label" else None
@@ -133,6 +141,14 @@ def explain(
             raise Unknown(f"{kind} {name} is not known" + (f": {missing}" if missing else LATE * (kind in ("request", "node"))))
         found.answer = "gone"
     return found
+
+
+def _history(zk: Facade, history: HistoryReader, recent: Sequence[Event], kind: str, name: str) -> list[Event]:
+    found = history.read(zk.kazoo_client, kind, name)
+    # One launcher writes the mirrored events, with its own times: each is shown once.
+    newest = found[-1]["time"] if found else 0.0
+    found += [event for event in recent if event.get(kind) == name and event["time"] > newest]
+    return sorted(found, key=lambda event: event["time"])
 
 
 def _folded(zk: Facade, events: list[Event]) -> list[Event]:
@@ -315,19 +331,9 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     place = f"{node.provider}-{node.pool}"
     age = format_duration(now - (node.state_time or now))
     found.facts = [("labels", ", ".join(node.type)), ("state", f"{node.state} for {age}"), ("pool", place)]
-    external = node.external_id if isinstance(node.external_id, str) else None
-    for title, value in (
-        ("server", external), ("address", node.interface_ip or node.public_ipv4), ("request", node.allocated_to),
-        ("hold job", node.hold_job), ("comment", node.comment), ("launcher", node.launcher),
-    ):  # fmt: skip
-        if value:
-            found.facts.append((title, str(value)))
+    found.facts += node_facts.facts_of(zk, node, now)
     holders = zk.getNodeLockContenders(node)
     found.facts.append(("lock", f"held by {holders[0] or 'an unnamed client'}" if holders else "free"))
-    if node.tenant_name:
-        found.facts.append(("tenant", str(node.tenant_name)))
-    if node.user_data:
-        found.facts.append(("user data", json.dumps(node.user_data, default=str)))
     found.problems = _problems(zk, label=node.type) if node.state not in ("ready", "in-use", "hold") else []
     found.answer = {
         "init": "queued for launch",

@@ -144,6 +144,15 @@ def nodes_of_request(zk: Facade, request_id: str) -> list[Node]:
     return _index(zk, "request", lambda node: str(node.allocated_to)).get(request_id, [])
 
 
+def nodes_on(zk: Facade, node_id: str) -> list[Node]:
+    """Return the nodes that are slots of this node."""
+    return _index(zk, "backing node", _backing_of).get(node_id, [])
+
+
+def _backing_of(node: Node) -> str:
+    return str(node.driver_data.get("backing_node")) if isinstance(node.driver_data, dict) else ""
+
+
 def _index(zk: Facade, name: str, key: Callable[[Node], str]) -> dict[str, list[Node]]:
     def make() -> dict[str, list[Node]]:
         found: dict[str, list[Node]] = defaultdict(list)

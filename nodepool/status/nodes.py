@@ -1,0 +1,106 @@
+"""Who has a node, how to log in to it, and where it runs."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+
+from nodepool.lease import ssh
+from nodepool.lease.record import KEY, Terms, end_of, id_of
+from nodepool.status import port_of
+from nodepool.status.known import nodes_on
+from nodepool.status.once import Facade
+from nodepool.status.results import format_duration
+from nodepool.zk.records import HOLD, IN_USE, READY, Node
+
+LOGIN = "log in"
+"""The fact whose value is a command."""
+MOST_DATA = 12
+"""Entries of user data that are shown."""
+LONGEST = 300
+"""Characters of the value of an entry."""
+
+
+def facts_of(zk: Facade, node: Node, now: float) -> Iterator[tuple[str, str]]:
+    """Yield titles and values; those without a value are omitted."""
+    for title, value in (*_users(node, now), *_login(node), *_place(zk, node)):
+        if value not in (None, ""):
+            yield title, str(value)
+
+
+def _users(node: Node, now: float) -> Iterator[tuple[str, object]]:
+    terms = Terms.read(node.user_data)
+    if terms is not None:
+        yield "lease", id_of(node)
+        yield "owner", f"{terms.owner} ({terms.via})"
+        yield "purpose", terms.purpose
+    yield "tenant", node.tenant_name
+    yield "request", node.allocated_to
+    yield "requestor", node.requestor
+    yield "hold job", node.hold_job
+    yield ("hold reason" if node.state == HOLD else "comment"), node.comment
+    if node.state == HOLD:
+        end = end_of(node)
+        yield "hold ends", "when the node is deleted" if end is None else moment(end, now)
+    yield from data_of(node.user_data)
+
+
+def moment(seconds: float, now: float) -> str:
+    """Return a time with its distance from now."""
+    distance = f"in {format_duration(seconds - now)}" if seconds >= now else f"{format_duration(now - seconds)} ago"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S %Z', time.localtime(seconds))} ({distance})"
+
+
+def data_of(data: object) -> Iterator[tuple[str, object]]:
+    """Yield the data of the requestor, such as Zuul's build, without the terms of a lease."""
+    if not isinstance(data, dict):
+        if data:
+            yield "user data", json.dumps(data, default=str)[:LONGEST]
+        return
+    for key, value in list(data.items())[:MOST_DATA]:
+        if key != KEY:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            yield f"user data {str(key)[:40].replace('_', ' ')}", text[:LONGEST]
+
+
+def _login(node: Node) -> Iterator[tuple[str, object]]:
+    yield "address", node.interface_ip or node.public_ipv4 or node.private_ipv4 or node.public_ipv6
+    if node.interface_ip:
+        yield "port", port_of(node.connection_port)
+        yield "user", node.username
+    why = ssh.unreachable(node)
+    if why is None and node.state in (READY, IN_USE, HOLD):
+        user = f"{node.username}@" if node.username else ""
+        port = "" if node.connection_port == 22 else f"-p {node.connection_port} "
+        yield LOGIN, f"ssh {port}{user}{node.interface_ip}"
+    elif why is not None and node.interface_ip:
+        yield "no login with ssh", why
+    yield "host keys", ", ".join(filter(None, (fingerprint(key) for key in node.host_keys if isinstance(key, str))))
+
+
+def fingerprint(key: str) -> str:
+    """Return a host key as ``ssh-keygen -l`` does; empty if it is not a key."""
+    kind, _, data = key.partition(" ")
+    try:
+        digest = hashlib.sha256(base64.b64decode(data, validate=True)).digest()
+    except (binascii.Error, ValueError):
+        return ""
+    return f"{kind} SHA256:{base64.b64encode(digest).decode().rstrip('=')}" if data else ""
+
+
+def _place(zk: Facade, node: Node) -> Iterator[tuple[str, object]]:
+    yield "provider", node.provider
+    server = node.external_id if isinstance(node.external_id, str) else None
+    data = node.driver_data if isinstance(node.driver_data, dict) else {}
+    if isinstance(backing := data.get("backing_node"), str):
+        yield "backing node", backing
+    elif isinstance(node.external_id, dict):
+        yield "host", node.external_id.get("host")
+    else:
+        yield "server", server
+    yield "nodes on it", ", ".join(sorted(str(each.id) for each in nodes_on(zk, str(node.id))))
+    yield from (("host name", node.hostname), ("availability zone", node.az), ("launcher", node.launcher))
