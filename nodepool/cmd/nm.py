@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -384,10 +385,10 @@ def show_top(client: Client, args: argparse.Namespace) -> None:
         time.sleep(pause)
         draw()
         return
-    with screen() as show:
-        while True:
-            time.sleep(pause)
-            show(draw)
+    never = threading.Event()
+    with screen() as shown:
+        while shown.wait(never, pause, pause):
+            shown.show(draw)
             pause = args.interval
 
 

@@ -1,12 +1,41 @@
-"""Shows a repeatedly updated text: in place on a terminal, otherwise line by line."""
+"""Shows a repeatedly updated text: in place on a terminal, otherwise line by line. Colors states and problems."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
+import re
+import select
+import signal
 import sys
+import termios
+import threading
 import time
+import tty
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+Draw = Callable[[], object]
+#: What is colored -> style of rich. Colors only repeat what the words say.
+STYLES = {
+    r"(?m)^[A-Z][\w ,]+:": "bold",
+    r"\b(failed|aborted|not ready|not usable|not running|stale|refused)\b": "bold red",
+    r"\b(building|pending|deleting|paused|hold|full)\b": "yellow",
+    r"\b(ready|usable|in force|no problems)\b": "green",
+}
+#: Keys of terminals -> lines to scroll; pages are scrolled by the height of the screen.
+LINES = {b"\x1b[A": -1, b"\x1bOA": -1, b"k": -1, b"\x1b[B": 1, b"\x1bOB": 1, b"j": 1, b"\r": 1}
+PAGES = {b"\x1b[5~": -1, b"b": -1, b"\x1b[6~": 1, b" ": 1}
+ENDS = {b"\x1b[H": -1, b"\x1bOH": -1, b"\x1b[1~": -1, b"g": -1, b"\x1b[F": 1, b"\x1bOF": 1, b"\x1b[4~": 1, b"G": 1}
+_KEY = re.compile(rb"\x1b[\[O]\d*[A-Z~]|.", re.DOTALL)
+POLL = 0.1
+"""Seconds after which a change is noticed while keys are awaited."""
+HINT = "arrows, Page Up/Down: scroll; q: quit"
 
 
 class _Picture(io.StringIO):
@@ -16,38 +45,116 @@ class _Picture(io.StringIO):
         return True
 
 
-@contextlib.contextmanager
-def screen() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Yield a function that shows what another one prints, with the time of day.
+class Lines:
+    """Shows texts one below the other, with the time of day."""
 
-    A terminal gets its former content back at the end. Lines that do not fit are omitted, and counted.
-    """
+    def show(self, draw: Draw) -> None:
+        draw()
+        print(time.strftime("%H:%M:%S"), flush=True)
+
+    def wait(self, changed: threading.Event, soonest: float, latest: float) -> bool:
+        """Wait until something has changed, within these limits in seconds; return False if the user wants to quit."""
+        time.sleep(soonest)
+        changed.wait(latest - soonest)
+        return True
+
+
+class Screen(Lines):
+    """Shows texts in place of each other; keys scroll."""
+
+    def __init__(self, live: Live, keys: int | None) -> None:
+        self._live = live
+        self._keys = keys
+        self._lines: list[str] = []
+        self._top = 0
+        self._clock = ""
+
+    def show(self, draw: Draw) -> None:
+        with contextlib.redirect_stdout(_Picture()) as picture:
+            draw()
+        self._lines, self._clock = picture.getvalue().splitlines(), time.strftime("%H:%M:%S")
+        self._update()
+
+    def _update(self) -> None:
+        room, number = self._live.console.height - 1, len(self._lines)
+        self._top = max(0, min(self._top, number - room))
+        shown = self._lines[self._top : self._top + room]
+        place = "" if len(shown) == number else f"  lines {self._top + 1}-{self._top + len(shown)} of {number}"
+        hint = f"  ({HINT})" if self._keys is not None else ""
+        text = colored("\n".join([*shown, f"{self._clock}{place}{hint}"]))
+        text.no_wrap, text.overflow = True, "crop"
+        self._live.update(text, refresh=True)
+
+    def wait(self, changed: threading.Event, soonest: float, latest: float) -> bool:
+        if self._keys is None:
+            return super().wait(changed, soonest, latest)
+        begin = time.monotonic()
+        while (passed := time.monotonic() - begin) < latest and not (changed.is_set() and passed >= soonest):
+            if not select.select([self._keys], [], [], POLL)[0]:
+                continue
+            keys = _KEY.findall(os.read(self._keys, 1024))
+            if b"q" in keys or not keys:
+                return False
+            for key in keys:
+                page, end = PAGES.get(key, 0) * (self._live.console.height - 2), ENDS.get(key, 0) * len(self._lines)
+                self._top = max(0, min(self._top + LINES.get(key, 0) + page + end, len(self._lines)))
+                self._update()
+        return True
+
+
+def colored(text: str) -> Text:
+    """Return the text with colors for states and problems, for a terminal."""
+    from rich.text import Text
+
+    found = Text(text)
+    for pattern, style in STYLES.items():
+        found.highlight_regex(pattern, style)
+    return found
+
+
+def print_colored(text: str) -> None:
+    """Print a text, with colors if standard output is a terminal and NO_COLOR is not set."""
     if not sys.stdout.isatty():
-        yield _print
+        print(text)
+        return
+    from rich.console import Console
+
+    Console(file=sys.stdout, highlight=False).print(colored(text), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def screen() -> Iterator[Lines]:
+    """Yield what shows texts; a terminal gets its former content and mode back at the end."""
+    if not sys.stdout.isatty():
+        yield Lines()
         return
     # All other commands start without it.
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
     console = Console(file=sys.stdout, highlight=False)
     if console.is_dumb_terminal:
-        yield _print
+        yield Lines()
         return
-    with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-
-        def show(draw: Callable[[], object]) -> None:
-            with contextlib.redirect_stdout(_Picture()) as picture:
-                _print(draw)
-            *lines, clock = picture.getvalue().splitlines()
-            room = console.height - 1
-            if len(lines) > room:
-                clock += f"  ({len(lines) - room} more lines)"
-            live.update(Text("\n".join([*lines[:room], clock]), no_wrap=True, overflow="crop"), refresh=True)
-
-        yield show
+    with _keys() as keys, Live(
+        console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    ) as live:  # fmt: skip
+        yield Screen(live, keys)
 
 
-def _print(draw: Callable[[], object]) -> None:
-    draw()
-    print(time.strftime("%H:%M:%S"), flush=True)
+@contextlib.contextmanager
+def _keys() -> Iterator[int | None]:
+    """Let standard input yield each key without echo; None: it is not a terminal."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    keys = sys.stdin.fileno()
+    mode = termios.tcgetattr(keys)
+    # The terminal is restored at the end.
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        tty.setcbreak(keys)
+        yield keys
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, mode)
+        signal.signal(signal.SIGTERM, before)

@@ -9,9 +9,11 @@ from typing import Any
 SPARED = (
     "driver_data", "user_data", "event_id", "ipv6", "declined_by", "server_id", "external_id", "launcher", "hold_job",
     "private_ipv4", "hostname", "AZ", "username", "connection_port", "comment", "builder", "formats", "locked", "pool",
-    "suggestion", "since",
+    "since",
     "external_name", "requestor", "relative_priority", "allocated_to", "public_ipv4", "nodes", "build_request_age",
 )  # fmt: skip
+#: Columns with sentences, which are never dropped.
+SENTENCES = frozenset({"reason", "suggestion", "problem", "reasons", "cause"})
 NARROWEST = 12
 """Minimum width of a column in characters."""
 
@@ -19,7 +21,7 @@ NARROWEST = 12
 def fitted(
     rows: list[dict[str, Any]], columns: Mapping[str, str], cell: Callable[[str, Any], str], width: int
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the columns that fit, and the widths of those that have to be cut.
+    """Return the columns that fit, and the widths of those whose cells have to be wrapped.
 
     :param cell: the text of a value.
     :param width: characters of the terminal.
@@ -34,14 +36,14 @@ def fitted(
             break
         if len(sizes) > 2:
             sizes.pop(key, None)
-    cut: dict[str, int] = {}
+    wrapped: dict[str, int] = {}
     while (over := excess()) > 0:
         key = max(sizes, key=lambda key: sizes[key])
         if sizes[key] > NARROWEST:
             second = max([NARROWEST, *(size for other, size in sizes.items() if other != key)])
-            sizes[key] = cut[key] = max(NARROWEST, sizes[key] - over, min(second, sizes[key] - 1))
+            sizes[key] = wrapped[key] = max(NARROWEST, sizes[key] - over, min(second, sizes[key] - 1))
         elif len(sizes) > 2:
-            sizes.popitem()
+            sizes.pop(next((key for key in reversed(sizes) if key not in SENTENCES), key))
         else:
             break
-    return {key: title for key, title in columns.items() if key in sizes}, cut
+    return {key: title for key, title in columns.items() if key in sizes}, wrapped

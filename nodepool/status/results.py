@@ -16,7 +16,7 @@ from typing import Any
 import prettytable
 
 from nodepool.base.problems import printable
-from nodepool.status.fit import fitted
+from nodepool.status.fit import SENTENCES, fitted
 
 #: Of a table cell: each line is as wide as the widest cells.
 MOST_CHARACTERS = 1000
@@ -31,8 +31,6 @@ DURATIONS = frozenset({"elapsed", "expected"})
 BYTES = frozenset({"bytes_sent", "bytes_total", "rate"})
 #: Key -> characters shown in tables; the other forms have all.
 WIDEST = {"last_line": 80, "reason": 200}
-#: Keys whose values are sentences: a narrow table wraps them.
-WRAPPED = frozenset({"reason", "suggestion", "problem", "reasons"})
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -126,21 +124,22 @@ class _Table(prettytable.PrettyTable):
 
 def _table(results: Results, fields: Iterable[str] | None, now: float, width: int | None) -> str:
     columns = _selected(results, fields)
-    cut: dict[str, int] = {}
+    widths: dict[str, int] = {}
     if width is not None:
-        columns, cut = fitted(results.rows, columns, lambda key, value: str(_cell(key, value, now)), width)
+        columns, widths = fitted(results.rows, columns, lambda key, value: str(_cell(key, value, now)), width)
     table = _Table(list(columns.values()))
     table.align = "l"
     for row in results.rows:
-        table.add_row([printable(str(_cut(key, _cell(key, row[key], now), cut.get(key, MOST_CHARACTERS)))) for key in columns])
+        table.add_row([printable(_wrapped(key, str(_cell(key, row[key], now)), widths.get(key))) for key in columns])
     return str(table)
 
 
-def _cut(key: str, text: object, width: int | None) -> Any:
-    """Return the text cut to that width; explanations are wrapped instead."""
-    if width is None or len(str(text)) <= width:
-        return text
-    return "\n".join(textwrap.wrap(str(text), width)) if key in WRAPPED else f"{str(text)[: width - 3]}..."
+def _wrapped(key: str, text: str, width: int | None) -> str:
+    """Return the text in lines of this width; extremely long values that are no sentences are cut."""
+    if len(text) > MOST_CHARACTERS and key not in SENTENCES:
+        text = f"{text[: MOST_CHARACTERS - 3]}..."
+    width = width or MOST_CHARACTERS
+    return text if len(text) <= width else "\n".join(textwrap.wrap(text, width))
 
 
 def _csv(results: Results, now: float) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from nodepool import status
 from nodepool.base.problems import printable
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_table, note
-from nodepool.cmd.screen import screen
+from nodepool.cmd.screen import print_colored, screen
 from nodepool.status import cluster, find
 from nodepool.status.explain import Explanation, Unknown
 from nodepool.status.find import ALL_KINDS
@@ -27,7 +27,7 @@ from nodepool.zk.mirror.feed import TYPES, Event, Feed, describe, matches
 LATEST = history.FLUSH_AFTER + 2.0
 """Seconds after which events of a deleted node or request are in the history."""
 QUIET, SOONEST = 2.0, 1.0
-"""Seconds after which a watched listing is refreshed (its ages change), and minimum seconds between refreshes."""
+"""Seconds without a change after which a watched listing is refreshed (its ages change), and minimum between refreshes."""
 SUBJECTS = ("node", "request", "provider", "label", "image", "state")
 
 
@@ -44,7 +44,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(watch=True)
     parser = add_command(
-        subparsers, "explain", explain_it, "explain the state of a request, label, node, image, provider, host or tenant"
+        subparsers, "explain", explain_it, "explain the state of a request, label, node, image, provider, fleet, host or tenant"
     )
     parser.add_argument("kind", metavar="KIND", nargs="?", choices=ALL_KINDS, help="default: found by the id or name; "
                         + ", ".join(ALL_KINDS))  # fmt: skip
@@ -75,18 +75,18 @@ def register(subparsers: Subparsers) -> None:
 
 
 def watch(context: Context, function: Callable[[Context], Any]) -> int:
-    """Show the listing repeatedly until interrupted."""
+    """Show the listing repeatedly until interrupted or, on a terminal, until the user quits."""
     live, changed = context.live, threading.Event()
     feed = Feed()
     feed.attach(live)
     feed.begin()
     feed.subscribe(lambda event: changed.set(), reports=True)
-    with screen() as show:
+    with screen() as shown:
         while True:
             changed.clear()
-            show(lambda: function(context))
-            time.sleep(SOONEST)
-            changed.wait(QUIET)
+            shown.show(lambda: function(context))
+            if not shown.wait(changed, SOONEST, SOONEST + QUIET):
+                return 0
 
 
 def show_status(context: Context) -> None:
@@ -102,11 +102,12 @@ def show_status(context: Context) -> None:
         print(json.dumps({title.lower().replace(" ", "_"): results.rows for title, results in tables.items()}))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(cluster.summary(zk))
+    lines = [cluster.summary(zk)]
     for title, results in tables.items():
-        print(f"\n{title}:" + ("" if results.rows else " none"))
+        lines.append(f"\n{title}:" + ("" if results.rows else " none"))
         if results.rows:
-            print(status.output(results, "table", width=width))
+            lines.append(status.output(results, "table", width=width))
+    print_colored("\n".join(lines))
 
 
 def explain_it(context: Context) -> None:

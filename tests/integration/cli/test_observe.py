@@ -174,6 +174,8 @@ def test_filters_and_width(shell: Shell, bench: LauncherBench, monkeypatch: pyte
         "ID", "Provider", "Label", "Server ID", "Public IPv4", "IPv6", "State", "Age", "Locked",
     ]  # fmt: skip
     monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     for arguments in (["list"], ["request-list"], ["status"]):
         assert max(map(len, shell(*arguments).splitlines())) <= 60, arguments
@@ -206,15 +208,15 @@ def test_followed_listings_end_when_interrupted(
 
 
 @pytest.mark.spec("issue: nodepool top: live, on a terminal, as wide as that is")
-@pytest.mark.parametrize("lines", [40, 6])
-def test_top_on_a_terminal(shell: Shell, bench: LauncherBench, lines: int) -> None:
+@pytest.mark.parametrize(("lines", "end"), [(40, "q"), (6, "INT")])
+def test_top_on_a_terminal(shell: Shell, bench: LauncherBench, lines: int, end: str) -> None:
     bench.ready_node("fake-provider", "main", "fake-label")
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (lines, 80))
     process = subprocess.Popen(
         [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", shell.path, "top"],
         stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL,
-        env={k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"},
+        env={k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm", "NO_COLOR": "1"},
     )  # fmt: skip
     os.close(theirs)
     read: list[str] = []
@@ -224,24 +226,31 @@ def test_top_on_a_terminal(shell: Shell, bench: LauncherBench, lines: int) -> No
             while data := os.read(ours, 65536):
                 read.append(data.decode())
 
+    def plain() -> str:
+        return re.sub(r"\x1b\[[0-9;]*m", "", "".join(read))
+
     reader = threading.Thread(target=listen, name="terminal", daemon=True)
     reader.start()
     try:
-        wait_for(lambda: "Nodes: 1 (1 ready)" in "".join(read), 30, "the first picture")
+        wait_for(lambda: "Nodes: 1 (1 ready)" in plain(), 30, "the first picture")
         bench.ready_node("fake-provider", "main", "fake-label")
-        wait_for(lambda: "Nodes: 2 (2 ready)" in "".join(read), 30, "another one, as something has changed")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        wait_for(lambda: "Nodes: 2 (2 ready)" in plain(), 30, "another one, as something has changed")
+        if end == "q":
+            os.write(ours, b"q")
+            assert process.wait(30) == 0
+        else:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
     finally:
         process.kill()
         process.wait()
         reader.join(10)
         os.close(ours)
-    whole = "".join(read)
+    whole = plain()
     (text, after) = whole.partition("\x1b[?1049h")[2].split("\x1b[?1049l")
     assert "Nodes:" not in after, "the terminal has its content again"
     first = next(each for each in text.split("\x1b[H") if "Nodes: 1" in each)
     shown = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", each).rstrip() for each in first.splitlines()]
     assert len(shown) <= lines and max(map(len, shown)) <= 80, shown
     assert "Problems: none" in first
-    assert ("more lines)" in text) is (lines == 6), shown
+    assert (f"lines 1-{lines - 1} of " in text) is (lines == 6), shown

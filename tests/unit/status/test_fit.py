@@ -48,3 +48,20 @@ def test_table_fits_the_terminal(width: int) -> None:
     assert "0000000001" in lines[3]
     if width == 200:
         assert lines == output(Results(rows, columns), "table").splitlines()
+
+
+def test_narrow_table_wraps_instead_of_cutting() -> None:
+    rows = [{"limits": "cores 12/40, instances 2/20, ram 1024/20000", "file": "/etc/nodepool/nodepool.yaml"}]
+    text = output(Results(rows, {"limits": "Used of Limits", "file": "File"}), "table", width=40)
+    assert max(map(len, text.splitlines())) <= 40 and "..." not in text
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[3:-1]]
+    assert next(" ".join(filter(None, column)) for column in zip(*cells, strict=True)) == rows[0]["limits"]
+    assert "".join(cell for _, cell in cells) == rows[0]["file"]
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_narrow_table_keeps_columns_with_sentences(width: int) -> None:
+    columns = {"launcher": "Launcher", "provider": "Provider", "label": "Label", "problem": "Problem", "suggestion": "Suggestion"}
+    rows = [dict.fromkeys(columns, "one or another word " * 4)]
+    text = output(Results(rows, columns), "table", width=width)
+    assert "Problem" in text and "Suggestion" in text
