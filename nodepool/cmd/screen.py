@@ -1,4 +1,4 @@
-"""Shows a repeatedly updated text: in place on a terminal, otherwise line by line. Colors states and problems."""
+"""Shows repeatedly updated texts, with colors and scrolling on terminals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Lines:
         print(time.strftime("%H:%M:%S"), flush=True)
 
     def wait(self, changed: threading.Event, soonest: float, latest: float) -> bool:
-        """Wait until something has changed, within these limits in seconds; return False if the user wants to quit."""
+        """Wait for a change within these limits (seconds); return False if the user quits."""
         time.sleep(soonest)
         changed.wait(latest - soonest)
         return True
@@ -113,7 +113,7 @@ def colored(text: str) -> Text:
 
 
 def print_colored(text: str) -> None:
-    """Print a text, with colors if standard output is a terminal and NO_COLOR is not set."""
+    """Print a text, with colors on a terminal unless NO_COLOR is set."""
     if not sys.stdout.isatty():
         print(text)
         return

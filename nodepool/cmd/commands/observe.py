@@ -75,7 +75,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def watch(context: Context, function: Callable[[Context], Any]) -> int:
-    """Show the listing repeatedly until interrupted or, on a terminal, until the user quits."""
+    """Show the listing repeatedly until the user interrupts or quits."""
     live, changed = context.live, threading.Event()
     feed = Feed()
     feed.attach(live)
