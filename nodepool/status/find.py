@@ -9,6 +9,7 @@ from nodepool.base.problems import one_line
 from nodepool.status import cluster, fleets, known
 from nodepool.status.explain import KINDS, Explanation, Unknown, explain
 from nodepool.status.once import Facade
+from nodepool.status.results import format_use
 from nodepool.zk.history import HistoryReader
 
 NUMBERED = re.compile(r"(\d+-)?\d{10}")
@@ -71,7 +72,9 @@ def explain_any(zk: Facade, kind: str, name: str, history: HistoryReader) -> Exp
     found = Explanation(kind, name)
     for row in rows:
         place = f"provider {row['provider']} on {row['launcher']}" if kind == "host" else f"launcher {row['launcher']}"
-        found.facts.append((f"used of limits, {place}", row["used" if kind == "host" else "limits"] or "none reported"))
+        found.facts.append(
+            (f"used of limits, {place}", format_use(row["used" if kind == "host" else "limits"] or "none reported"))
+        )
     if kind == "tenant":
         found.answer = "limited by tenant-resource-limits"
         return found

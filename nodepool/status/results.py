@@ -32,6 +32,11 @@ BYTES = frozenset({"bytes_sent", "bytes_total", "rate"})
 #: Key -> characters shown in tables; the other forms have all.
 WIDEST = {"last_line": 80, "reason": 200}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+#: Keys of texts such as ``cores 1/4, ram 512/4096``; tables show them with names and units.
+USES = frozenset({"limits", "used"})
+#: Resource of a limit -> its name, and the bytes of one unit if it is a size.
+RESOURCES = {"ram": ("RAM", 2**20), "disk": ("disk", 2**30), "volume-gb": ("volume size", 2**30)}
+_USE = re.compile(r"(?<!\S)(\S+) ([\d.e+-]+)/([\d.e+-]+)")
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,20 @@ def format_bytes(number: float) -> str:
     return f"{number:.{1 if unit else 0}f} {UNITS[unit]}"
 
 
+def format_use(text: str) -> str:
+    """Return a text such as ``ram 512/4096`` as people read it: ``RAM 0.5 of 4 GiB``."""
+    return _USE.sub(_of_limit, text)
+
+
+def _of_limit(found: re.Match[str]) -> str:
+    name, size = RESOURCES.get(found[1], (found[1], 1))
+    used, limit = float(found[2]) * size, float(found[3]) * size
+    unit = format_bytes(limit).partition(" ")[2] if size > 1 else "B"
+    amounts = [number / (1 << 10 * UNITS.index(unit)) for number in (used, limit)]
+    texts = [f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}" for amount in amounts]
+    return f"{name} {texts[0]} of {texts[1]}{f' {unit}' if size > 1 else ''}"
+
+
 def to_int_or_none(value: float | None) -> int | None:
     return int(value) if isinstance(value, (int, float)) else None
 
@@ -89,6 +108,8 @@ def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:
     if key in DURATIONS or key == "next_try":
         duration = value if key in DURATIONS else value - now
         return format_duration(duration) if units else format_age(duration)
+    if key in USES and units:
+        return format_use(str(value))
     if key == "progress" and isinstance(value, float) and units:
         return f"{value:.0%}"
     if units and key in WIDEST and len(value) > WIDEST[key]:
@@ -135,11 +156,14 @@ def _table(results: Results, fields: Iterable[str] | None, now: float, width: in
 
 
 def _wrapped(key: str, text: str, width: int | None) -> str:
-    """Return the text in lines of this width; extremely long values that are no sentences are cut."""
+    """Return the text in lines of this width.
+
+    Extremely long values that are no sentences are cut.
+    """
     if len(text) > MOST_CHARACTERS and key not in SENTENCES:
         text = f"{text[: MOST_CHARACTERS - 3]}..."
     width = width or MOST_CHARACTERS
-    return text if len(text) <= width else "\n".join(textwrap.wrap(text, width))
+    return text if len(text) <= width else "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
 
 
 def _csv(results: Results, now: float) -> str:

@@ -7,18 +7,21 @@ import json
 import queue
 import shutil
 import sys
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nodepool import status
-from nodepool.base.problems import printable
+from nodepool.base.problems import one_line, printable
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_table, note
 from nodepool.cmd.screen import print_colored, screen
 from nodepool.status import cluster, find
 from nodepool.status.explain import Explanation, Unknown
 from nodepool.status.find import ALL_KINDS
+from nodepool.status.health import health
+from nodepool.status.known import count_of
 from nodepool.status.once import Once
 from nodepool.zk import history
 from nodepool.zk.history import HistoryReader
@@ -28,6 +31,9 @@ LATEST = history.FLUSH_AFTER + 2.0
 """Seconds after which events of a deleted node or request are in the history."""
 QUIET, SOONEST = 2.0, 1.0
 """Seconds without a change after which a watched listing is refreshed (its ages change), and minimum between refreshes."""
+WAITING = "Waiting requests"
+MOST_IDS = 3
+"""Ids of waiting requests with the same cause that are shown."""
 SUBJECTS = ("node", "request", "provider", "label", "image", "state")
 
 
@@ -94,20 +100,43 @@ def show_status(context: Context) -> None:
     tables = {
         # What operators look for comes first: `top` shows only what fits.
         "Problems": status.problem_list(zk),
-        "Waiting requests": cluster.by_cause(zk),
+        WAITING: cluster.by_cause(zk),
         "Launchers and builders": cluster.daemons(zk),
         "Providers": cluster.providers(zk),
     }
+    found = health(zk)
     if context.args.json:
-        print(json.dumps({title.lower().replace(" ", "_"): results.rows for title, results in tables.items()}))
+        as_json = {title.lower().replace(" ", "_"): results.rows for title, results in tables.items()}
+        print(json.dumps({"health": found.record(), **as_json}))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    lines = [cluster.summary(zk)]
+    lines = [*_wrapped(f"Health: {found}", width), cluster.summary(zk)]
     for title, results in tables.items():
         lines.append(f"\n{title}:" + ("" if results.rows else " none"))
-        if results.rows:
+        if title == WAITING:
+            lines += [line for row in results.rows for line in waiting_lines(row, width)]
+        elif results.rows:
             lines.append(status.output(results, "table", width=width))
     print_colored("\n".join(lines))
+
+
+def waiting_lines(row: dict[str, Any], width: int | None) -> Iterator[str]:
+    """Yield the lines for the requests with the same cause."""
+    number, ids = row["count"], row["ids"]
+    yield from _wrapped(f"{count_of(number, 'request')} waiting up to {row['since']}: {row['cause']}", width, 2)
+    if row["suggestion"]:
+        yield from _wrapped(f"suggestion: {row['suggestion']}", width, 4)
+    for title, counts in (("labels", row["label_counts"]), ("tenants", row["tenants"])):
+        if counts:
+            yield from _wrapped(f"{title}: {', '.join(f'{name} {count}' for name, count in counts.most_common())}", width, 4)
+    more = f" (+{len(ids) - MOST_IDS} more)" if len(ids) > MOST_IDS else ""
+    yield from _wrapped(f"ids: {', '.join(ids[:MOST_IDS])}{more}", width, 4)
+
+
+def _wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
+    """Return a text in lines of this width, later ones indented by two more."""
+    line = " " * indent + printable(one_line(text))
+    return [line] if width is None else textwrap.wrap(line, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
 
 
 def explain_it(context: Context) -> None:

@@ -58,7 +58,10 @@ def test_explain_a_waiting_request(shell: Shell, bench: LauncherBench) -> None:
     waiting = shell.json("status", "--json")["waiting_requests"]
     assert {i for group in waiting for i in group["ids"]} == {first, second}
     assert all(candidate["verdict"] in group["reason"] for group in waiting)
-    assert waiting[0]["cause"] in shell("status")
+    text = shell("status")
+    assert text.startswith("Health: ") and "  2 requests waiting up to " in text and waiting[0]["cause"] in text
+    assert f"    ids: {first}, {second}\n" in text and "instances 2 of 2" in text
+    assert text.startswith(f"Health: {shell.json('status', '--json')['health']['word']}")
 
 
 @pytest.mark.spec("issue: explain request: failed ones tell why; other kinds; what is unknown is an error")
@@ -108,7 +111,7 @@ def test_pools_and_tenants_are_listed(bench: LauncherBench, capsys: pytest.Captu
     assert shell("pools", "--format", "csv").splitlines()[1].startswith("fake-provider,main,")
     assert "fake-provider" in shell("pools") and "- provider: fake-provider" in shell("pools", "--format", "yaml")
     assert shell("hosts", "--format", "csv") == "host,provider,launcher,state,used,nodes,problem\n"
-    wait_for(lambda: "instances 0/3" in shell("tenants", "--tenant", "acme"), 30, "the tenant is reported")
+    wait_for(lambda: "instances 0 of 3" in shell("tenants", "--tenant", "acme"), 30, "the tenant is reported")
     assert "acme" not in shell("tenants", "--tenant", "nosuch")
 
 
@@ -252,5 +255,5 @@ def test_top_on_a_terminal(shell: Shell, bench: LauncherBench, lines: int, end: 
     first = next(each for each in text.split("\x1b[H") if "Nodes: 1" in each)
     shown = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", each).rstrip() for each in first.splitlines()]
     assert len(shown) <= lines and max(map(len, shown)) <= 80, shown
-    assert "Problems: none" in first
+    assert lines == 6 or "Problems: none" in first
     assert (f"lines 1-{lines - 1} of " in text) is (lines == 6), shown

@@ -94,7 +94,7 @@ def explained(kind: str, name: str) -> str:
 def test_host_is_explained_with_limits_nodes_and_cause() -> None:
     assert explained("host", "h0").splitlines() == [
         "host h0: usable",
-        "  used of limits, provider metal on nl01: cores 1/4",
+        "  used of limits, provider metal on nl01: cores 1 of 4",
         "  nodes: 0000000003",
     ]
     assert explained("host", "h1").splitlines() == [
@@ -107,7 +107,7 @@ def test_host_is_explained_with_limits_nodes_and_cause() -> None:
 
 def test_tenant_is_explained_with_its_limits() -> None:
     text = explained("tenant", "acme")
-    assert text.startswith("tenant acme: limited by tenant-resource-limits\n") and "launcher nl01: instances 2/3" in text
+    assert text.startswith("tenant acme: limited by tenant-resource-limits\n") and "launcher nl01: instances 2 of 3" in text
 
 
 @pytest.mark.parametrize("kind", ["host", "tenant"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.base.problems import printable
-from nodepool.status.results import Results, output
+from nodepool.status.results import Results, format_use, output
 
 CELLS = st.text(max_size=8) | st.integers() | st.none() | st.booleans() | st.lists(st.text(max_size=3), max_size=2)
 
@@ -55,7 +55,7 @@ def test_narrow_table_wraps_instead_of_cutting() -> None:
     text = output(Results(rows, {"limits": "Used of Limits", "file": "File"}), "table", width=40)
     assert max(map(len, text.splitlines())) <= 40 and "..." not in text
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[3:-1]]
-    assert next(" ".join(filter(None, column)) for column in zip(*cells, strict=True)) == rows[0]["limits"]
+    assert next(" ".join(filter(None, column)) for column in zip(*cells, strict=True)) == format_use(rows[0]["limits"])
     assert "".join(cell for _, cell in cells) == rows[0]["file"]
 
 

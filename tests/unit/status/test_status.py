@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from nodepool import status
+from nodepool.status.results import Results, format_use, output
 from nodepool.zk import records
 from nodepool.zk.mirror.progress import ProgressData
 
@@ -266,3 +267,21 @@ def test_cells_of_tables_have_a_limit():
 def test_unknown_output_format_is_an_error():
     with pytest.raises(ValueError, match="unknown output format 'xml'"):
         status.output(status.label_list(FakeZK()), "xml")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("cores 1/4, instances 2/20", "cores 1 of 4, instances 2 of 20"),
+        ("ram 163840/1e+06", "RAM 160 of 977 GiB"),
+        ("ram 512/4096", "RAM 0.5 of 4 GiB"),
+        ("disk 70.9233/200", "disk 70.9 of 200 GiB"),
+        ("volume-gb 0/2048", "volume size 0 of 2 TiB"),
+        ("cores 1.9/1234567", "cores 1.9 of 1,234,567"),
+        ("none reported", "none reported"),
+    ],
+)
+def test_limits_have_names_and_units(text: str, shown: str) -> None:
+    assert format_use(text) == shown
+    assert text in output(Results([{"limits": text}], {"limits": "L"}), "csv").replace('"', "")
+    assert shown in output(Results([{"limits": text}], {"limits": "L"}), "table")
