@@ -22,6 +22,7 @@ from nodepool.launcher.requests.tenants import tenant_usage
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.trends import Trends
 from nodepool.reasons import Reason
+from nodepool.status import cluster
 from nodepool.version import get_version_string
 from nodepool.zk import reports
 from nodepool.zk.history import HistoryReader
@@ -74,6 +75,11 @@ class Reporter:
         :raises KazooException: ZooKeeper cannot be reached.
         """
         self._trends.recall(HistoryReader().read_all(self._state.zk.kazoo_client, self._trends.oldest))
+
+    def sample(self) -> None:
+        """Note nodes by state and waiting requests by cause for the charts, if a sample is due."""
+        zk = self._state.zk
+        self._trends.sample(lambda: zk.countNodes().states, lambda: cluster.waiting_by_cause(zk))
 
     # -- publishing; one thread
 

@@ -105,6 +105,7 @@ class StatsWorker(threading.Thread):
                     if now >= internals_at:
                         internals_at = now + INTERNAL_INTERVAL
                         self._safely("reporting internals", self._internals)
+                        self._safely("sampling for charts", self._reporter.sample)
                     self._safely("reporting", self._report)
                     if now >= recall_at:
                         recall_at = math.inf

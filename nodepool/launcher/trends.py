@@ -1,11 +1,12 @@
-"""Recent launch times, waiting times and failed launches of the cluster, as mirrored."""
+"""Nodes, launches and waits of the cluster over the last day, as mirrored."""
 
 from __future__ import annotations
 
 import collections
+import math
 import statistics
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,19 +16,32 @@ from nodepool.zk.records import ABORTED, BUILDING, FAILED, FULFILLED, LARGEST, R
 
 BUCKET = 300.0
 """Seconds of one point of the charts."""
-BUCKETS = 48
+BUCKETS = 288
+"""Points of a chart: 24 hours."""
+SAMPLE_INTERVAL = 60.0
+"""Seconds between two samples of nodes and waiting requests; a point shows the last one."""
+MOST_CAUSES = 6
+"""Causes of one sample; the others are counted together."""
+OTHER = "other causes"
 LATEST = 50
 """Number of launches and waits of a label in its median."""
-MOST = 2000
-"""Durations of one bucket that are kept."""
+MOST, MOST_OLD = 2000, 100
+"""Durations that the current bucket and older ones keep."""
 
 
 @dataclass
-class _Bucket:
+class Point:
     ready: int = 0
     failed: int = 0
     launches: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
+    #: State -> nodes, and cause -> waiting requests; None: not sampled.
+    nodes: dict[str, int] | None = None
+    waiting: dict[str, int] | None = None
+
+    def close(self) -> None:
+        """Keep evenly spaced durations, which preserve the percentiles."""
+        self.launches, self.waits = _thinned(self.launches), _thinned(self.waits)
 
 
 class Trends:
@@ -37,7 +51,8 @@ class Trends:
         self._clock = clock
         self._lock = threading.Lock()
         self._begun = clock.time()
-        self._buckets: dict[int, _Bucket] = {}
+        self._sample_at = -math.inf
+        self._buckets: dict[int, Point] = {}
         self._launches: dict[str, collections.deque[float]] = {}
         self._waits: dict[str, collections.deque[float]] = {}
         #: Label -> when (UNIX seconds) requests for it were fulfilled.
@@ -70,6 +85,20 @@ class Trends:
                     self._waits.setdefault(label, collections.deque(maxlen=LATEST)).append(took)
             if took is not None:
                 _note(self._bucket().waits, took)
+
+    def sample(self, nodes: Callable[[], Mapping[str, int]], waiting: Callable[[], Mapping[str, int]]) -> None:
+        """Note the number of nodes by state and of waiting requests by cause, if a sample is due."""
+        now = self._clock.monotonic()
+        if now < self._sample_at:
+            return
+        self._sample_at = now + SAMPLE_INTERVAL
+        states, causes = dict(nodes()), collections.Counter(waiting())
+        largest = dict(causes.most_common(MOST_CAUSES))
+        if (rest := causes.total() - sum(largest.values())) > 0:
+            largest[OTHER] = rest
+        with self._lock:
+            bucket = self._bucket()
+            bucket.nodes, bucket.waiting = states, largest
 
     @property
     def oldest(self) -> float:
@@ -109,13 +138,15 @@ class Trends:
                 for label, numbers in recalled.items():
                     kept[label] = collections.deque([*numbers, *kept.get(label, ())], maxlen=LATEST)
 
-    def _bucket(self, when: float | None = None) -> _Bucket:
+    def _bucket(self, when: float | None = None) -> Point:
         number = int((self._clock.time() if when is None else when) // BUCKET)
         bucket = self._buckets.get(number)
         if bucket is None:
             # Also drops future times of a clock that was set back later.
             last = int(self._clock.time() // BUCKET)
-            bucket = self._buckets[number] = _Bucket()
+            for kept in self._buckets.values():
+                kept.close()
+            bucket = self._buckets[number] = Point()
             self._buckets = {each: kept for each, kept in self._buckets.items() if last - BUCKETS < each <= last}
         return bucket
 
@@ -140,7 +171,7 @@ class Trends:
             last = int(self._clock.time() // BUCKET)
             rows = []
             for number in range(last - BUCKETS + 1, last + 1):
-                bucket = self._buckets.get(number, _Bucket())
+                bucket = self._buckets.get(number, Point())
                 rows.append(
                     {
                         "time": int(number * BUCKET),
@@ -148,6 +179,9 @@ class Trends:
                         "failed": bucket.failed,
                         "launch": _median(bucket.launches),
                         "wait": _median(bucket.waits),
+                        "wait_p95": _percentile(bucket.waits),
+                        "nodes": bucket.nodes,
+                        "waiting": bucket.waiting,
                     }
                 )
             return rows
@@ -180,6 +214,16 @@ def _ended(
         _note(durations, took)
         for label in set(labels):
             by_label.setdefault(label, []).append(took)
+
+
+def _thinned(durations: list[float]) -> list[float]:
+    step = math.ceil(len(durations) / MOST_OLD)
+    return sorted(durations)[step // 2 :: step] if step > 1 else durations
+
+
+def _percentile(durations: list[float]) -> float | None:
+    """Return the 95th percentile."""
+    return round(sorted(durations)[math.ceil(0.95 * len(durations)) - 1], 3) if durations else None
 
 
 def _median(durations: Iterable[float] | None) -> float | None:

@@ -264,6 +264,14 @@ def by_cause(zk: Facade, clock: Clock = time.time) -> Results:
     return Results(sorted(rows.values(), key=lambda row: (not row["problem"], -row["count"])), WAITING_COLUMNS)
 
 
+def waiting_by_cause(zk: Facade) -> Counter[str]:
+    """Return the number of waiting requests by cause, named without amounts."""
+    found: Counter[str] = Counter()
+    for row in by_cause(zk).rows:
+        found[row["cause"].partition(": ")[0]] += row["count"]
+    return found
+
+
 def _add(rows: dict[str, dict[str, Any]], cause: known.Cause, requests: list[NodeRequest], groups: list[dict[str, Any]]) -> None:
     row = rows.get(cause.blocker or cause.text)
     if row is None:

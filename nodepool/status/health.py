@@ -73,7 +73,8 @@ def _of_launchers(zk: Facade) -> Iterator[Trouble]:
     for report in zk.readReports():
         if not report.get("ready"):
             why = f": {report['details'][0]}" if report["details"] else ""
-            yield Trouble(RED, one_line(f"launcher {report['name']} is not ready{why}"), "daemons")
+            level = AMBER if why.startswith(": starting") else RED
+            yield Trouble(level, one_line(f"launcher {report['name']} is not ready{why}"), "daemons")
         if report["config"]["stale_since"] is not None:
             text = f"launcher {report['name']} uses an older configuration: {report['config']['error']}"
             yield Trouble(AMBER, one_line(text), "config")

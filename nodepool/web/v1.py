@@ -11,6 +11,7 @@ import io
 import json
 import pathlib
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
@@ -33,6 +34,10 @@ EVENTS = "/api/v1/events"
 JSON = "application/json"
 LIMIT, MOST, MOST_LABELS, MOST_IDS = 500, 20000, 40, 50
 """Default and maximum rows of an answer; labels, and ids of one cause, of the overview."""
+MOST_SERIES = 8
+"""Series of a chart: the largest ones."""
+LAST_HOUR = 12
+"""Points of the charts that the launch success rate covers."""
 ROWS_AGE = 1.0
 """Seconds for which rows are cached."""
 _CONTENT_TYPES = {".css": "text/css; charset=UTF-8", ".svg": "image/svg+xml", ".js": "text/javascript; charset=UTF-8"}
@@ -133,6 +138,8 @@ class Api:
             return self._table(parts[0], request)
         if parts == ["overview"]:
             return _json(self._overview())
+        if parts == ["trends"]:
+            return _json(self._trends())
         if parts == ["config"]:
             return _json(self._config())
         if len(parts) == 3 and parts[0] == "explain":
@@ -191,8 +198,25 @@ class Api:
             "waiting": [{**row, "ids": row["ids"][:MOST_IDS]} for row in self._read("waiting")[0]],
             "problems": self._read("problems")[0],
             "daemons": self._read("daemons")[0],
-            "chart": self._nodepool.trends.chart() if self._nodepool.trends is not None else [],
+            "launches": {key: sum(row[key] for row in self._chart()[-LAST_HOUR:]) for key in ("ready", "failed")},
         }
+
+    def _chart(self) -> list[dict[str, Any]]:
+        return self._nodepool.trends.chart() if self._nodepool.trends is not None else []
+
+    def _trends(self) -> dict[str, Any]:
+        """Return the points of the charts by series; null: nothing is known."""
+        rows = self._chart()
+        found: dict[str, Any] = {
+            key: [row[key] for row in rows] for key in ("time", "ready", "failed", "launch", "wait", "wait_p95")
+        }
+        for key in ("nodes", "waiting"):
+            totals: Counter[str] = Counter()
+            for row in rows:
+                totals.update(row[key] or {})
+            names = [name for name, _total in totals.most_common(MOST_SERIES)]
+            found[key] = {name: [None if row[key] is None else row[key].get(name, 0) for row in rows] for name in names}
+        return {**found, "sampled": [row["nodes"] is not None for row in rows]}
 
     def _config(self) -> dict[str, Any]:
         """Return the loaded configurations of all launchers without secrets, this one first."""

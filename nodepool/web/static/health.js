@@ -19,6 +19,15 @@ export function healthLine(health) {
     health.more ? el("p", {}, el("a", { href: "/ui/problems" }, `${health.more} more`)) : null);
 }
 
+// What a reader has opened stays open when the page is updated.
+export function openedIn(place) {
+  return new Set([...place.querySelectorAll("details[open]")].map((each) => each.dataset.key));
+}
+
+export function reopen(place, opened) {
+  for (const each of place.querySelectorAll("details")) each.open = opened.has(each.dataset.key);
+}
+
 function causeRow(row) {
   const rest = row.count - row.ids.length;
   return el("details", { class: `cause${row.problem ? " problem" : ""}`, "data-key": `cause ${row.code} ${row.cause}` },

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
+import urllib.request
 from typing import Any
 
 import pytest
 
+from nodepool.launcher.trends import BUCKET, BUCKETS
 from nodepool.zk import reports
 from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
@@ -104,3 +108,92 @@ def test_provider_of_two_launchers_has_one_card(site: Site) -> None:
         seen.open("/ui/")
         seen.page.get_by_text("launcher nl02, ").wait_for()
         assert seen.page.locator(".card h3").filter(has_text="fake-provider").count() == 2  # of the provider and its pool
+
+
+def rows_of_a_day(now: float, **last: Any) -> list[dict[str, Any]]:
+    """Points of the charts; everything but the last hour is empty."""
+    nothing = {"ready": 0, "failed": 0, "launch": None, "wait": None, "wait_p95": None, "nodes": None, "waiting": None}
+    times = [int(now // BUCKET * BUCKET - BUCKET * (BUCKETS - 1 - number)) for number in range(BUCKETS)]
+    return [{"time": when, **nothing, **(last if number >= BUCKETS - 6 else {})} for number, when in enumerate(times)]
+
+
+def chart(seen: Browser, title: str) -> Any:
+    return seen.page.locator(".charts .card").filter(has=seen.page.get_by_role("heading", name=title, exact=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_charts_show_values_on_hover_and_as_a_table(site: Site, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    points = rows_of_a_day(
+        time.time(), ready=7, failed=2, wait=40.0, wait_p95=147.0, nodes={"ready": 20, "in-use": 1300},
+        waiting={"Quota of east": 12, HOSTILE: 3},
+    )  # fmt: skip
+    monkeypatch.setattr(site.pool.trends, "chart", lambda: points)
+    with browser(site.address, color_scheme=scheme) as seen:
+        seen.open("/ui/")
+        seen.page.locator(".uplot canvas").nth(3).wait_for()
+        seen.page.get_by_role("button", name="1 h").click()
+        seen.page.locator("button[aria-pressed=true]").get_by_text("1 h").wait_for()
+        # The cursors of all charts move together.
+        over = chart(seen, "Nodes by state").locator(".u-over")
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        seen.page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 20)
+        expected = {
+            "Nodes by state": ("in-use", "1,300", "ready", "20"),
+            "Waiting requests by cause": ("Quota of east", "12", HOSTILE, "3"),
+            "Wait of requests": ("median", "40 s", "95 % within", "2 min 27 s"),
+            "Launches per 5 min": ("ready", "7", "failed", "2"),
+        }  # fmt: skip
+        for title, words in expected.items():
+            legend = chart(seen, title).locator(".u-legend")
+            wait_for(lambda legend=legend, words=words: all(word in legend.inner_text() for word in words), what=title)
+        for title, words in expected.items():
+            chart(seen, title).get_by_text("As a table").click()
+            table = chart(seen, title).get_by_role("region")
+            wait_for(
+                lambda table=table, words=words: all(word in table.inner_text() for word in words[1::2]),
+                what=f"{title} as a table",
+            )
+            assert table.locator("tbody tr").count() == 6
+        assert seen.accessible() == []
+        shoot(seen, f"charts-{scheme}")
+
+
+def test_charts_without_data_say_what_is_missing(site: Site) -> None:
+    with browser(site.address) as seen:
+        seen.open("/ui/")
+        chart(seen, "Wait of requests").get_by_text("No request was fulfilled in this time.").wait_for()
+        chart(seen, "Launches per 5 min").get_by_text("No launch ended in this time.").wait_for()
+        assert seen.page.locator(".uplot").count() == 0
+
+
+def test_charts_end_with_their_page(site: Site) -> None:
+    site.bench.fulfilled("fake-label")
+    with browser(site.address) as seen:
+        asked: list[str] = []
+        seen.page.on("request", lambda request: asked.append(request.url))
+        seen.page.add_init_script(
+            "const real = setInterval; globalThis.setInterval = (f, ms) => real(f, ms === 60000 ? 100 : ms);"
+        )
+        seen.open("/ui/")
+        # The events of the browser arrive during calls of its page.
+        wait_for(lambda: seen.page.wait_for_timeout(50) or sum("trends" in url for url in asked) >= 3, what="fetched repeatedly")
+        seen.page.get_by_role("link", name="Events", exact=True).click()
+        seen.page.get_by_role("heading", name="Events").wait_for()
+        asked.clear()
+        seen.page.wait_for_timeout(500)
+        assert not [url for url in asked if "trends" in url]
+
+
+def test_trends_are_sampled_by_the_launcher(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.launcher.statistics.INTERNAL_INTERVAL", 0.2)
+    monkeypatch.setattr("nodepool.launcher.trends.SAMPLE_INTERVAL", 0.1)
+    for _number in range(2):
+        site.bench.fulfilled("fake-label")
+    site.bench.submit("fake-label")
+
+    def last() -> Any:
+        found = json.loads(urllib.request.urlopen(f"{site.address}/api/v1/trends", timeout=30).read())
+        return {key: {name: values[-1] for name, values in found[key].items()} for key in ("nodes", "waiting")}
+
+    wait_for(lambda: last() == {"nodes": {"ready": 2}, "waiting": {"Quota of fake-provider": 1}}, 30, "nodes and causes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodepool.launcher.trends import BUCKET, BUCKETS, Trends
+from nodepool.launcher.trends import BUCKET, BUCKETS, MOST_CAUSES, MOST_OLD, OTHER, SAMPLE_INTERVAL, Point, Trends
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import Node, NodeRequest
 
@@ -102,3 +102,38 @@ def test_history_before_this_process() -> None:
     assert trends.chart()[-1]["ready"] == 1
     served = round(60 * 3 / (clock.now - then - 10), 3)
     assert trends.labels()["a"] == {"launch": 6.0, "wait": 10, "a_minute": served}
+
+
+def test_samples_are_taken_once_a_minute_and_name_the_largest_causes() -> None:
+    clock = Clock()
+    trends = Trends(clock)
+    causes = {f"cause {number}": number + 1 for number in range(MOST_CAUSES + 2)}
+    trends.sample(lambda: {"ready": 2}, lambda: causes)
+    assert trends.chart()[-1]["nodes"] == {"ready": 2}
+    assert trends.chart()[-1]["waiting"] == {**{f"cause {number}": number + 1 for number in range(7, 1, -1)}, OTHER: 3}
+    clock.now += SAMPLE_INTERVAL - 1
+    trends.sample(lambda: {"ready": 3}, lambda: causes)
+    assert trends.chart()[-1]["nodes"] == {"ready": 2} and trends.chart()[-2]["nodes"] is None
+    clock.now += 1
+    trends.sample(lambda: {"ready": 3}, dict)
+    assert (trends.chart()[-1]["nodes"], trends.chart()[-1]["waiting"]) == ({"ready": 3}, {})
+
+
+def test_old_points_keep_few_durations_and_their_percentiles() -> None:
+    clock = Clock()
+    trends = Trends(clock)
+    for wait in range(1, 1001):
+        done = request("fulfilled")
+        done.state_time = 10.0 + wait
+        trends.request_changed("r", request("pending"), done)
+    assert (trends.chart()[-1]["wait"], trends.chart()[-1]["wait_p95"]) == (500.5, 950.0)
+    clock.now += BUCKET
+    trends.request_changed("r", request("pending"), request("fulfilled"))
+    old = trends.chart()[-2]
+    assert abs(old["wait"] - 500) < 10 and abs(old["wait_p95"] - 950) < 10
+
+
+def test_closed_point_keeps_a_limited_number_of_durations() -> None:
+    point = Point(waits=[float(number) for number in range(2000)])
+    point.close()
+    assert len(point.waits) == MOST_OLD

@@ -67,6 +67,11 @@ def test_launcher_that_is_not_ready_or_has_an_old_configuration_is_named(mirror:
     )
 
 
+def test_starting_launcher_is_amber(mirror: Mirror) -> None:
+    mirror.reports[0].update(ready=False, details=["starting: the first pass is not complete"])
+    assert mirror.health().level == "amber"
+
+
 def test_min_ready_that_is_not_reached_is_amber(mirror: Mirror) -> None:
     mirror.reports[0]["labels"] = {"missing": {"min_ready": 2}}
     (found,) = mirror.health().troubles
