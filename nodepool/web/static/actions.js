@@ -1,7 +1,7 @@
 // What the viewer may do. A token is kept by this tab only and is sent in a header; there is no cookie.
 
 import { TOKEN, call } from "./api.js";
-import { age, el, fill } from "./dom.js";
+import { command, el, fill } from "./dom.js";
 
 const ROLES = ["read", "borrow", "operate", "admin"];
 
@@ -80,7 +80,7 @@ export function buttons(kind, name, done) {
   const path = kind === "upload" ? name : encodeURIComponent(name);
   const shown = kind === "upload" ? name.split("/").filter((_part, index) => index % 2 === 0).map(decodeURIComponent).join(" ") : name;
   return (ACTIONS[kind] || []).map((action) => {
-    if (!may(action.role)) return el("code", { class: "command", title: `${action.title}: sign in, or use this command` }, action.command(name));
+    if (!may(action.role)) return command(action.command(name), `${action.title}: sign in, or use this command`);
     return el("button", { type: "button", onclick: () => question(`${action.title} ${kind} ${shown}?`, action.fields || [], action.title, async (values, force) => {
       const [method, address] = action.call(path);
       await call(method, force ? `${address}?force=true` : address, method === "POST" ? values : undefined);

@@ -50,3 +50,34 @@ export function links(kind, names) {
 export function counts(value) {
   return Object.entries(value).map(([name, count]) => `${count} ${name}`).join(", ") || "none";
 }
+
+// A command, and a button that copies it.
+export function command(text, title = null) {
+  const code = el("code", { class: "command", title }, text);
+  const button = el("button", { type: "button", class: "copy", "aria-label": `Copy ${text}`, onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch { // not over plain HTTP from another machine, or not permitted
+      getSelection().selectAllChildren(code);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  } }, "Copy");
+  return el("span", { class: "copied" }, code, " ", button);
+}
+
+// A text of the server: ids lead to their pages, and what is in backquotes is a command or an option.
+const PIECES = /`([^`]+)`|\b(\d{3}-\d{10})\b|(?<=\bnodes? (?:\d{10}, )*)\b(\d{10})\b/g;
+export function rich(text) {
+  const parts = [];
+  let end = 0;
+  for (const found of String(text).matchAll(PIECES)) {
+    const [all, code, request, node] = found;
+    parts.push(text.slice(end, found.index));
+    if (code) parts.push(/^(nodepool|ssh|systemctl) /.test(code) ? command(code) : el("code", {}, code));
+    else parts.push(request ? link("request", request) : link("node", node));
+    end = found.index + all.length;
+  }
+  return [...parts, text.slice(end)];
+}

@@ -2,7 +2,8 @@
 
 import { PURPOSE, TIME, buttons, isMine, may, question, tell } from "./actions.js";
 import { call } from "./api.js";
-import { age, el, fill, link, since } from "./dom.js";
+import { command, el, fill, link, links, rich, since } from "./dom.js";
+import { age } from "./format.js";
 
 const NEW = [
   { key: "labels", title: "Labels", type: "text", required: true, placeholder: "one for each node, with blanks between", read: (text) => text.split(/\s+/).filter((each) => each) },
@@ -13,17 +14,17 @@ async function connect(lease) {
   const [config, known] = await Promise.all(["config", "known_hosts"].map((form) => call("GET", `leases/${encodeURIComponent(lease.id)}/ssh?format=${form}`)));
   question(`Connect to lease ${lease.id}`, [], "Done", async () => {});
   const form = document.querySelector("dialog form");
-  form.querySelector("h2").after(el("p", {}, "Save these two files in one folder; then: ", el("code", { class: "command" }, "ssh -F ssh_config n1")),
+  form.querySelector("h2").after(el("p", {}, "Save these two files in one folder; then: ", command("ssh -F ssh_config n1")),
     el("h3", {}, "ssh_config"), el("pre", { tabindex: "0" }, config), el("h3", {}, "known_hosts"), el("pre", { tabindex: "0" }, known));
 }
 
 function row(lease, load) {
   const mine = isMine(lease.owner) || may("operate");
   const left = lease.ends === null ? (lease.nodes.length ? "no end" : "") : age((Date.parse(lease.ends) - Date.now()) / 1000);
-  const why = lease.why ? [lease.why.queue_position ? `position ${lease.why.queue_position} in the queue, ` : "", lease.why.text] : "";
+  const why = lease.why ? [lease.why.queue_position ? `position ${lease.why.queue_position} in the queue, ` : "", rich(lease.why.text)] : "";
   const tools = mine ? [buttons("lease", lease.id, load), lease.state === "held" ? el("button", { type: "button", onclick: () => connect(lease) }, "Connect") : null] : [];
   return el("tr", {}, [
-    lease.id, lease.state, lease.owner, lease.labels.join(", "),
+    lease.id, lease.state, lease.owner, links("label", lease.labels),
     lease.nodes.flatMap((node, index) => [index ? ", " : "", link("node", node.id)]), since(Date.parse(lease.created) / 1000), left, lease.purpose,
     [why, el("span", { class: "tools" }, tools)],
   ].map((value) => el("td", {}, value)));
@@ -35,7 +36,7 @@ export async function leasesPage({ main }) {
   async function load() {
     const found = (await call("GET", "leases")).leases;
     fill(body, found.length ? found.map((lease) => row(lease, load)) : el("tr", {}, el("td", { colspan: titles.length, class: "dim" }, "none")));
-    fill(tools, may("borrow") ? el("button", { type: "button", onclick: ask }, "Lease nodes") : el("code", { class: "command" }, "nodepool lease LABEL --for 4h"));
+    fill(tools, may("borrow") ? el("button", { type: "button", onclick: ask }, "Lease nodes") : command("nodepool lease LABEL --for 4h"));
   }
   function ask() {
     question("Lease nodes", NEW, "Lease", async (values) => {

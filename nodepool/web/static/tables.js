@@ -2,7 +2,7 @@
 
 import { buttons, may } from "./actions.js";
 import { API, ask } from "./api.js";
-import { counts, el, fill, links, since, state } from "./dom.js";
+import { counts, el, fill, links, rich, since, state } from "./dom.js";
 import { bytes, duration, number, uses } from "./format.js";
 
 // Column of a table -> the kind of thing that it names.
@@ -17,6 +17,8 @@ const LINKS = {
 const SHOWN = {
   time: (value) => since(value), seconds: duration, bytes, rate: (value) => `${bytes(value)}/s`, share: (value) => `${number(100 * value, 0)} %`,
 };
+// Columns with sentences, which name other things.
+const TEXTS = new Set(["reason", "problem", "suggestion"]);
 const LINES = 100;
 
 function cell(table, { key, type }, value) {
@@ -29,7 +31,7 @@ function cell(table, { key, type }, value) {
   if (Array.isArray(value)) return [value.join(", ")];
   if (typeof value === "object") return [Object.values(value).every((each) => typeof each === "number") ? counts(value) : JSON.stringify(value)];
   if (typeof value === "boolean") return [value ? "yes" : "no"];
-  return [String(value)];
+  return TEXTS.has(key) ? rich(String(value)) : [String(value)];
 }
 
 // How a cell looks: a narrow screen scrolls rather than squeezes long texts.
@@ -51,6 +53,14 @@ export function filters(given, others, changed) {
     type: "button", onclick: () => { given.delete(key, value); changed(); },
   }, `${key}: ${value} \u00d7`));
 }
+
+// Table -> kind of its rows that can be acted on, the name of a row, and whether anything can be done with it.
+const ROWS = {
+  nodes: { kind: "node", name: (row) => row.id, open: (row) => row.state !== "deleting" },
+  requests: { kind: "request", name: (row) => row.id, open: (row) => row.state === "requested" || row.state === "pending" },
+  images: { kind: "image", name: (row) => row.image, open: () => true },
+  uploads: { kind: "upload", name: uploadPath, open: (row) => row.state !== "deleting" },
+};
 
 function uploadPath(row) {
   const [image, build, provider, upload] = [row.image, row.id, row.provider, row.upload_id].map(encodeURIComponent);
@@ -149,17 +159,18 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     }), groupable.length ? chooser("choose-group", "Group by", [["", "nothing"], ...groupable.map((key) => [key, titleOf(all, key)])], given.get("group") || "",
       (value) => choose("group", value)) : null);
   }
+  const actions = () => (may("operate") && ROWS[name]) || null;
   // The rows of a group follow a row with its name and size; one without a name has no value.
   function rowsOf(found, load) {
-    const group = given.get("group"), sizes = new Map(found.groups), acts = name === "uploads" && may("operate");
+    const group = given.get("group"), sizes = new Map(found.groups), acts = actions();
     let last = null;
     return found.rows.flatMap((row) => {
       const made = el("tr", {}, columns.map((column) => el("td", { class: shape(column, row[column.key]) }, cell(name, column, row[column.key]))),
-        acts ? el("td", {}, buttons("upload", uploadPath(row), load)) : null);
+        acts ? el("td", {}, acts.open(row) ? el("span", { class: "tools" }, buttons(acts.kind, acts.name(row), load)) : null) : null);
       const of = group ? String([row[group] ?? ""].flat().join(", ")) : null;
       if (of === last) return [made];
       last = of;
-      return [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: columns.length + Number(acts) }, groupName(of), ` (${number(sizes.get(of) || 0)})`)), made];
+      return [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: columns.length + (acts ? 1 : 0) }, groupName(of), ` (${number(sizes.get(of) || 0)})`)), made];
     });
   }
   const groupName = (text) => text || `no ${given.get("group")}`;
@@ -189,7 +200,7 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     const focused = document.activeElement?.closest("thead th")?.cellIndex;
     header();
     if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
-    if (name === "uploads" && may("operate")) head.append(el("td", {}));
+    if (actions()) head.append(el("td", {}));
     fill(body, found.rows.length ? rowsOf(found, load) : el("tr", {}, el("td", { colspan: columns.length, class: "dim" }, "none")));
     groupLinks(found);
     const offset = Number(given.get("offset") || 0);

@@ -2,40 +2,73 @@
 
 import { buttons } from "./actions.js";
 import { API, ask } from "./api.js";
-import { age, el, fill, links, precisely } from "./dom.js";
+import { command, el, fill, joined, links, rich, since } from "./dom.js";
+import { age, duration, moment, precisely } from "./format.js";
 import { breadcrumb } from "./navigation.js";
 
-const FACTS = { request: "request", nodes: "node", labels: "label" };
+// Title of a fact -> the kind of thing that it names.
+const FACTS = { request: "request", nodes: "node", labels: "label", "backing node": "node", "nodes on it": "node", provider: "provider", image: "image" };
+// Kind of thing -> tables with its rows.
+const RELATED = {
+  label: [["Nodes", "nodes?labels"], ["Waiting requests", "requests?state=requested,pending&labels"]],
+  provider: [["Nodes", "nodes?provider"], ["Pools", "pools?provider"], ["Hosts", "hosts?provider"], ["Uploads", "uploads?provider"]],
+  image: [["Builds", "builds?image"], ["Uploads", "uploads?image"]],
+};
+const COMMANDS = new Set(["log in"]);
+// Their requests are not over: time goes on after the last step.
+const OPEN = new Set(["requested", "accepted", "launch started", "nodes ready", "in use"]);
 
 // What names other things leads to them.
 function fact(title, value) {
+  if (COMMANDS.has(title)) return command(value);
   const kind = FACTS[title];
   // "3 ready" is a number of nodes.
-  if (!kind || (kind === "node" && !/^\d{10}(, \d{10})*$/.test(value))) return value;
+  if (!kind || (kind === "node" && !/^\d{10}(, \d{10})*$/.test(value))) return rich(value);
   return links(kind, value.split(", "));
+}
+
+function timeline(steps) {
+  if (!steps.length) return null;
+  const last = steps.at(-1);
+  return [el("h2", {}, "Timeline"), el("ol", { class: "steps", "aria-label": "Timeline" }, steps.map(({ step, time, took }) =>
+    el("li", { class: step === "failed" || step === "canceled" ? "ended" : null }, el("strong", {}, step), took === null ? null : ` after ${duration(took)}`,
+      el("time", { class: "dim", datetime: new Date(time * 1000).toISOString() }, moment(time)))),
+    OPEN.has(last.step) ? el("li", { class: "now" }, el("strong", {}, "now"), " after ", since(last.time)) : null)];
+}
+
+function candidates(found) {
+  if (!found.candidates.length) return null;
+  return [el("h2", {}, "Candidate pools"), el("ul", {}, found.candidates.map((each) => el("li", {}, el("strong", {}, each.name), ": ", rich(each.verdict),
+    each.age === null ? null : ` (for ${age(each.age)})`, each.help ? el("div", { class: "dim" }, "Suggestion: ", rich(each.help)) : null)))];
+}
+
+function histories(kind, found) {
+  if (kind !== "request" && kind !== "node") return null;
+  return [el("h2", {}, "History"), found.history.length ? el("ol", { class: "history" }, found.history.map((event) =>
+    el("li", {}, el("time", { datetime: new Date(event.time * 1000).toISOString() }, precisely(event.time)), rich(event.text),
+      event.tail ? el("pre", { tabindex: "0" }, event.tail) : null))) :
+    el("p", { class: "dim" }, "No event of the last day. Each step of a request and a launch appears here within 5 seconds.")];
 }
 
 export async function thingPage({ main }, kind, name) {
   const place = el("div", {});
   async function load() {
     const found = await ask(`explain/${kind}/${encodeURIComponent(name)}`);
+    const opened = [...place.querySelectorAll("details")].map((each) => each.open);
     fill(place,
-      el("p", { class: "answer" }, found.answer),
-      el("div", { class: "tools" }, buttons(kind, name, load)),
-      found.suggestion ? el("p", { class: "suggestion" }, `Suggestion: ${found.suggestion}`) : null,
-      el("dl", {}, Object.entries(found.facts).map(([title, value]) => [el("dt", {}, title), el("dd", {}, fact(title, value))])),
-      found.candidates.length ? el("h2", {}, "Candidate pools") : null,
-      found.candidates.length ? el("ul", {}, found.candidates.map((each) => el("li", {}, el("strong", {}, each.name), `: ${each.verdict}`,
-        each.age === null ? null : ` (for ${age(each.age)})`, each.help ? el("div", { class: "dim" }, `Suggestion: ${each.help}`) : null))) : null,
+      el("p", { class: "answer" }, rich(found.answer)),
+      found.suggestion ? el("p", { class: "suggestion" }, "Suggestion: ", rich(found.suggestion)) : null,
+      found.answer === "gone" ? null : el("div", { class: "tools" }, buttons(kind, name, load)),
       found.problems.length ? el("h2", {}, "Problems") : null,
-      found.problems.length ? el("ul", {}, found.problems.map((each) => el("li", { class: "bad" }, each))) : null,
-      Object.entries(found.logs).map(([title, text]) => [el("h2", {}, title), el("pre", { tabindex: "0" }, text)]),
-      el("h2", {}, "History"),
-      found.history.length ? el("ol", { class: "history" }, found.history.map((event) =>
-        el("li", {}, el("time", { datetime: new Date(event.time * 1000).toISOString() }, precisely(event.time)), event.text,
-          event.tail ? el("pre", { tabindex: "0" }, event.tail) : null))) :
-        el("p", { class: "dim" }, kind === "request" || kind === "node" ? "nothing in the last day" : "kept for requests and nodes only"),
+      found.problems.length ? el("ul", {}, found.problems.map((each) => el("li", { class: "bad" }, rich(each)))) : null,
+      el("dl", {}, Object.entries(found.facts).map(([title, value]) => [el("dt", {}, title), el("dd", {}, fact(title, value))])),
+      timeline(found.timeline),
+      candidates(found),
+      Object.entries(found.logs).map(([title, text]) => el("details", { open: true }, el("summary", {}, title), el("pre", { tabindex: "0" }, text))),
+      histories(kind, found),
+      RELATED[kind] ? el("p", {}, joined(RELATED[kind].map(([title, query]) => el("a", { href: `/ui/${query}=${encodeURIComponent(name)}` }, `${title} of ${name}`)))) : null,
       el("p", {}, el("a", { href: `${API}/explain/${kind}/${encodeURIComponent(name)}` }, "JSON")));
+    place.querySelectorAll("details").forEach((each, index) => { if (index in opened) each.open = opened[index]; });
   }
   await load();
   fill(main, breadcrumb(kind, name), el("h1", {}, `${kind} ${name}`), place);

@@ -62,7 +62,7 @@ def test_visitor_sees_the_commands_and_a_borrower_no_more_than_that(site: Site) 
         assert seen.accessible() == []
         sign_in(seen, site, Role.BORROW)
         seen.sees(f"nodepool delete {node.id}")
-        assert seen.page.get_by_role("button", name="Delete").count() == 0
+        assert seen.page.get_by_role("button", name="Delete", exact=True).count() == 0
         assert seen.page.context.cookies() == []
         seen.page.reload()
         seen.sees("alice (borrow)")
@@ -114,7 +114,10 @@ def test_operator_cancels_a_request(site: Site) -> None:
     with browser(site.address) as seen:
         seen.open("/ui/requests")
         sign_in(seen, site, Role.OPERATE)
+        press(seen, "Cancel")  # of the row
+        agree(seen, f"Cancel request {waiting}?", "Close")
         seen.page.get_by_role("link", name=waiting).click()
+        seen.page.get_by_role("heading", name=f"request {waiting}").wait_for()
         press(seen, "Cancel")
         agree(seen, f"Cancel request {waiting}?", "Cancel")
         seen.sees(f"Cancel request {waiting}: accepted")
