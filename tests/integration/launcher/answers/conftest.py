@@ -45,9 +45,12 @@ class Desk:
         captured = self._capsys.readouterr()
         return status, captured.out, captured.err
 
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._apps[0].server.socket.getsockname()[1]}"
+
     def get(self, path: str) -> str:
-        port = self._apps[0].server.socket.getsockname()[1]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(self.address + path, timeout=30) as answer:
             return str(answer.read().decode())
 
     def explain(self, kind: str, name: str) -> dict[str, Any]:
