@@ -1,8 +1,9 @@
-"""Files of others that the pages use are unchanged."""
+"""Static files of the pages: those of others are unchanged, and the first view needs no chain of requests."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 
 from nodepool.web.v1 import FILES
 from tests import REPOSITORY
@@ -21,3 +22,8 @@ def test_vendored_files_have_their_checksums_and_a_license() -> None:
 
 def test_only_scripts_styles_and_pictures_are_served() -> None:
     assert {name.rpartition(".")[2] for name in FILES} == {"css", "js", "svg"}
+
+
+def test_page_names_all_modules_so_that_they_are_fetched_together() -> None:
+    named = set(re.findall(r'"modulepreload" href="/ui/static/([^"]+)"', (STATIC / "index.html").read_text()))
+    assert named == {name for name in FILES if name.endswith(".js")} - {"app.js", "uplot.js"}

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Measures what a viewer of the overview feels, beside 10,000 nodes and 2,000 waiting requests, in a real browser.
+
+  python -m tests.benchmark.pages [--nodes 10000] [--waiting 2000] [--views 7]
+
+Printed: the first view (largest contentful paint) on loopback, the time from a change in ZooKeeper to the change on the page, the
+time of the answers that the page fetches, and the compressed size of all scripts and styles. What 200 viewers cost the launcher is
+measured by ``tests.benchmark.web``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import pathlib
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from statistics import median
+from typing import Any
+
+from nodepool.web.v1 import FILES
+from tests import REPOSITORY
+from tests.benchmark.harness import Bench, Server, log
+from tests.benchmark.run import load_tool
+from tests.benchmark.web import get
+from tests.support.browser import Browser, browser
+
+PAINT = """() => new Promise((resolve) => new PerformanceObserver((list) => {
+  const last = list.getEntries().at(-1); setTimeout(() => resolve(last.startTime), 50);
+}).observe({ type: 'largest-contentful-paint', buffered: true }))"""
+#: When (ms since 1970) the card of waiting requests showed another number than now.
+CHANGED = """() => { globalThis.changed = new Promise((resolve) => {
+  const card = () => [...document.querySelectorAll('.card')].find((each) => each.textContent.startsWith('Requests waiting'));
+  const number = () => card()?.querySelector('.big').textContent;
+  const before = number();
+  new MutationObserver(() => { const now = number(); if (now !== undefined && now !== before) resolve(Date.now()); })
+    .observe(document.getElementById('main'), { childList: true, subtree: true });
+}); }"""
+
+
+def first_view(address: str) -> float:
+    """Milliseconds until the largest text is painted, with an empty cache."""
+    with browser(address) as seen:
+        seen.open("/ui/")
+        seen.page.get_by_role("heading", name="Providers").wait_for()
+        return float(seen.page.evaluate(PAINT))
+
+
+def change(bench: Bench, seen: Browser) -> float:
+    """Milliseconds from a request in ZooKeeper to its number on the page."""
+    seen.page.evaluate(CHANGED)
+    begin = time.time()
+    bench.zuul.submit(["stuck"])
+    return float(seen.page.evaluate("() => globalThis.changed")) - 1000 * begin
+
+
+def compressed() -> int:
+    """Bytes of all scripts and styles."""
+    folder = REPOSITORY / "nodepool/web/static"
+    return sum(len(gzip.compress((folder / name).read_bytes())) for name in FILES)
+
+
+def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float]:
+    pools = [{"name": "main", "labels": ["small"]}, {"name": "full", "labels": ["stuck"], "max-servers": 1}]
+    bench.environment["NODEPOOL_BENCHMARK_WEB"] = str(port)
+    bench.start(
+        {"labels": [{"name": "small"}, {"name": "stuck"}], "providers": [{"name": "p0", "driver": "instant", "pools": pools}]}
+    )
+    zuul, address = bench.zuul, f"http://127.0.0.1:{port}"
+    zuul.wait([zuul.submit(["stuck"])])
+    zuul.create_nodes(args.nodes)
+    zuul.submit_many([["stuck"]] * args.waiting)
+    time.sleep(8)
+    views = [first_view(address) for _ in range(args.views)]
+    log(f"first views: {' '.join(f'{each:.0f}' for each in views)} ms")
+    answers = []
+    for _ in range(args.views):
+        time.sleep(1.2)  # older than the cached one
+        answers.append(1000 * get(port, "/api/v1/overview"))
+    quiet = []
+    with browser(address) as seen:
+        seen.open("/ui/")
+        for _ in range(args.views):
+            time.sleep(5)
+            quiet.append(change(bench, seen))
+        log(f"changes: {' '.join(f'{each:.0f}' for each in quiet)} ms")
+    return {
+        "first view: ms": median(views), "overview, fresh: ms": median(answers), "trends: ms": 1000 * get(port, "/api/v1/trends"),
+        "change to page: ms": median(quiet), "scripts and styles: kB": compressed() / 1000,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--waiting", type=int, default=2000)
+    parser.add_argument("--views", type=int, default=7)
+    args = parser.parse_args()
+    work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-bench-"))
+    tool: Any = load_tool()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = int(free.getsockname()[1])
+        bench = Bench(Server(tool, work / "zk"), sys.executable, work, "ours")
+        try:
+            for name, value in measure(bench, port, args).items():
+                print(f"{name:40} {value:.3f}")
+        finally:
+            bench.close()
+    finally:
+        tool.stop(work / "zk")
+        shutil.rmtree(work, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
