@@ -4,8 +4,8 @@
   python -m tests.benchmark.pages [--nodes 10000] [--waiting 2000] [--views 7]
 
 Printed: the first view (largest contentful paint) on loopback, the time from a change in ZooKeeper to the change on the page, the
-time of the answers that the page fetches, and the compressed size of all scripts and styles. What 200 viewers cost the launcher is
-measured by ``tests.benchmark.web``.
+time of the answers that the page fetches, and the compressed size of all scripts and styles. ``tests.benchmark.web`` measures
+what 200 viewers cost the launcher.
 """
 
 from __future__ import annotations
