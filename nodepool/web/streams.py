@@ -28,8 +28,10 @@ from nodepool.zk.mirror.feed import REPORTED, TYPES, Event, Feed, matches
 MOST_STREAMS = 300
 HEARTBEAT = 15.0
 """Seconds after which something is sent in any case: this detects closed connections and keeps others open."""
-DIGEST = 4.0
-"""Seconds between two messages to a page, which only needs to know what to fetch again; the first is sent immediately."""
+DIGEST, DIGEST_EACH = 0.4, 0.02
+"""Seconds between two messages to pages, at least and per client: each client then fetches its page again."""
+COST = 10
+"""Factor of the seconds that the last answers took: pages cost at most a tenth of a core."""
 BEAT = ": \n\n"
 SLOW = 1 << 18
 """Bytes that may wait for a client; slower clients are disconnected, and reconnect."""
@@ -86,16 +88,18 @@ class Streams:
         self,
         feed: Feed | None,
         check: Callable[[Mapping[str, Any]], None],
-        renew: Callable[[], None],
+        renew: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the streams.
 
         :param check: raises HttpError if a client may not follow events.
-        :param renew: called before pages are notified to fetch again: no answer may be from before the change.
+        :param renew: called before pages are notified to fetch again: no answer may be from before the change;
+            returns the seconds that answers took since the last call.
         """
         self._feed = feed
         self._renew = renew
+        self._spent = 0.0
         self._check = check
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -196,7 +200,7 @@ class Streams:
         told = beat = self._monotonic()
         while True:
             now = self._monotonic()
-            due = min(beat + HEARTBEAT, told + DIGEST if counted else now + HEARTBEAT)
+            due = min(beat + HEARTBEAT, told + pace(len(self._streams), self._spent) if counted else now + HEARTBEAT)
             events = self._next(max(0.01, due - now))
             if events is None:
                 return
@@ -204,10 +208,10 @@ class Streams:
                 counted.update(map(_subject, events))
                 self._tell(events)
             now = self._monotonic()
-            if counted and now >= told + DIGEST:
+            if counted and now >= told + pace(len(self._streams), self._spent):
                 text = f"event: changed\ndata: {json.dumps(counted)}\n\n"
                 counted, told, beat = Counter(), now, now
-                self._renew()
+                self._spent = self._renew()
                 self._send(functools.partial(_digest, text))
             elif now >= beat + HEARTBEAT:
                 beat = now
@@ -252,6 +256,14 @@ class Streams:
         if gone:
             with self._lock:
                 self._streams = [stream for stream in self._streams if stream not in gone]
+
+
+def pace(clients: int, spent: float) -> float:
+    """Return the seconds between two digests.
+
+    :param spent: seconds that the answers took that clients fetched after the last one.
+    """
+    return max(DIGEST, DIGEST_EACH * clients, COST * spent)
 
 
 def _digest(text: str, stream: Stream) -> str:

@@ -58,6 +58,8 @@ class Api:
 
     def __init__(self, nodepool: Launcher, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._nodepool = nodepool
+        self._monotonic = monotonic
+        self._spent = 0.0
         self._history = HistoryReader()
         #: The rows and the choices of each table.
         self._rows: ResponseCache[tuple[Rows, Choices]] = ResponseCache(ROWS_AGE, monotonic=monotonic)
@@ -95,19 +97,26 @@ class Api:
 
     # -- /api/v1
 
-    def renew(self) -> None:
-        """Invalidate cached data, so that later requests get newer data."""
+    def renew(self) -> float:
+        """Invalidate cached data, so that later requests get newer data.
+
+        :return: seconds that answers took since the last call, for several threads approximately.
+        """
         # The innermost first: data based on it must not be older, either.
         self._source.renew()
         self._rows.renew()
         self._answers.renew()
+        spent, self._spent = self._spent, 0.0
+        return spent
 
     def _shared(self, request: Request) -> Response:
         """Return an answer shared for a second: notified pages all ask for the same."""
         made: list[Response] = []
 
         def make() -> bytes:
+            began = self._monotonic()
             made.append(self._api(request))
+            self._spent += self._monotonic() - began
             return made[0].body
 
         key = (request.path, tuple((name, tuple(values)) for name, values in sorted(request.lists.items())))
