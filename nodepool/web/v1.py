@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import hashlib
 import http
@@ -47,6 +48,8 @@ FILES = {
     for entry in importlib.resources.files("nodepool.web").joinpath("static").iterdir()
     if (content_type := _CONTENT_TYPES.get(pathlib.PurePath(entry.name).suffix)) is not None
 }
+#: Scripts that are not needed for the first view, or that the page names itself.
+SCRIPTS = frozenset({"app.js", "uplot.js"})
 #: Key -> values from which users can choose on a page.
 Choices = dict[str, list[str]]
 T = TypeVar("T")
@@ -80,7 +83,7 @@ class Api:
         if request.path.startswith(STATIC):
             response = self._static(request.path.removeprefix(STATIC))
         elif request.path == "/ui" or request.path.startswith(PAGES):
-            response = _file("index.html", "text/html; charset=UTF-8")
+            response = _page()
         else:
             response = self._shared(request)
         tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
@@ -278,6 +281,15 @@ def _launcher(content: Mapping[str, Any]) -> tuple[str, str]:
 def _file(name: str, content_type: str) -> Response:
     body = importlib.resources.files("nodepool.web").joinpath("static", name).read_bytes()
     return Response(body, content_type)
+
+
+@functools.cache
+def _page() -> Response:
+    """Return the page, which names all modules: they are fetched together, not one level after the other."""
+    page = _file("index.html", "text/html; charset=UTF-8")
+    modules = [name for name in sorted(FILES) if name.endswith(".js") and name not in SCRIPTS]
+    links = "\n".join(f'<link rel="modulepreload" href="{STATIC}{name}">' for name in modules)
+    return dataclasses.replace(page, body=page.body.replace(b"<!-- modules -->", links.encode()))
 
 
 def _json(content: object) -> Response:
