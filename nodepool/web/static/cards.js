@@ -1,20 +1,9 @@
 // Cards of providers and pools: the scarcest limit first, in real units.
 
 import { el, link } from "./dom.js";
+import { number, use } from "./format.js";
 
-const NAMES = { ram: "RAM", cores: "cores", instances: "instances", disk: "disk", volumes: "volumes", "volume-gb": "volume storage" };
 const RED = 1, AMBER = 0.9;
-
-function round(value) {
-  return (value >= 100 ? Math.round(value) : Math.round(value * 10) / 10).toLocaleString("en-US");
-}
-
-// "160 of 977 GiB"; RAM is counted in MiB.
-export function amounts(resource, used, limit) {
-  if (resource === "ram") return `RAM: ${round(used / 1024)} of ${round(limit / 1024)} GiB`;
-  const unit = resource === "volume-gb" ? " GB" : "";
-  return `${NAMES[resource] || resource}: ${round(used)} of ${round(limit)}${unit}`;
-}
 
 // What is used of a limit, as a fraction; a limit of 0 that is used is more than full.
 function share(used, limit) {
@@ -32,13 +21,13 @@ function meter([resource, used, limit]) {
   const part = share(used, limit);
   const level = part >= RED ? "red" : part >= AMBER ? "amber" : "green";
   const word = part >= RED ? ", full" : `, ${Math.round(100 * part)} %`;
-  const words = `${amounts(resource, used, limit)}${word}`;
+  const words = `${use(resource, used, limit)}${word}`;
   return el("div", { class: `meter ${level}` }, el("span", {}, words),
     el("meter", { min: 0, max: Math.max(limit, 1e-9), value: Math.min(used, limit), "aria-label": words }));
 }
 
 function plural(count, noun) {
-  return `${count} ${noun}${count === 1 ? "" : "s"}`;
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
 function problems(row) {

@@ -1,15 +1,15 @@
 // Charts of the last hours, drawn by uPlot, which is loaded when the rest of the page is shown.
 
 import { ask } from "./api.js";
-import { age, el, fill, moment } from "./dom.js";
+import { el, fill } from "./dom.js";
+import { duration, moment, number } from "./format.js";
 import { openedIn, reopen } from "./health.js";
 
 const HOURS = [1, 4, 24], EVERY = 60000, HEIGHT = 220;
 const STATES = { ready: "--ready", building: "--building", "in-use": "--in-use", used: "--in-use", hold: "--focus", deleting: "--deleting", failed: "--failed", aborted: "--failed" };
 const COLORS = ["--building", "--in-use", "--deleting", "--ready", "--link", "--focus", "--failed", "--other"];
-const WHOLE = (value) => (value === null || value === undefined ? "--" : value.toLocaleString("en-US"));
-const DURATION = (value) => (value === null || value === undefined ? "--" : value < 10 ? `${Math.round(value * 10) / 10} s` : age(value));
-
+const some = (format) => (value) => (value === null || value === undefined ? "--" : format(value));
+const WHOLE = some(number), DURATION = some(duration);
 // Ticks of an axis of seconds, and how they are written: one unit is enough.
 const STEPS = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
 function tickOf(seconds) {

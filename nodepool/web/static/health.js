@@ -1,6 +1,7 @@
 // The health line on top of the overview, and the waiting requests by cause.
 
-import { counts, el, link, links, since } from "./dom.js";
+import { counts, el, link, links, rich, since } from "./dom.js";
+import { number } from "./format.js";
 
 const SIGNS = { green: "\u2713", amber: "!", red: "\u2715" };
 // Requests of one cause that are linked one by one.
@@ -31,10 +32,10 @@ export function reopen(place, opened) {
 function causeRow(row) {
   const rest = row.count - row.ids.length;
   return el("details", { class: `cause${row.problem ? " problem" : ""}`, "data-key": `cause ${row.code} ${row.cause}` },
-    el("summary", {}, el("strong", { class: "number" }, String(row.count)), " ", row.count === 1 ? "request" : "requests", ": ", row.cause,
+    el("summary", {}, el("strong", { class: "number" }, number(row.count)), " ", row.count === 1 ? "request" : "requests", ": ", row.cause,
       el("span", { class: "dim" }, " longest ", since(row.oldest))),
-    row.reason === row.cause ? null : el("p", {}, row.reason),
-    row.suggestion ? el("p", { class: "suggestion" }, `Suggestion: ${row.suggestion}`) : null,
+    row.reason === row.cause ? null : el("p", {}, rich(row.reason)),
+    row.suggestion ? el("p", { class: "suggestion" }, "Suggestion: ", rich(row.suggestion)) : null,
     el("dl", {},
       el("dt", {}, "Labels"), el("dd", {}, Object.entries(row.label_counts).map(([name, count], index) => [index ? ", " : null, link("label", name), ` \u00d7${count}`])),
       Object.keys(row.tenants).length ? [el("dt", {}, "Tenants"), el("dd", {}, counts(row.tenants))] : null,

@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { merged, poolCard, providerCard } from "./cards.js";
 import { chartsOf } from "./charts.js";
 import { counts, el, fill, link } from "./dom.js";
+import { number } from "./format.js";
 import { healthLine, openedIn, reopen, waiting } from "./health.js";
 import { smallTable } from "./tables.js";
 
@@ -11,9 +12,9 @@ function empty(text, command, rest) {
   return el("p", { class: "dim" }, text, el("code", {}, command), rest);
 }
 
-function number(title, value, detail, href) {
+function figure(title, value, detail, href) {
   return el("div", { class: "card" }, el("h2", {}, href ? el("a", { href }, title) : title),
-    el("div", { class: "big" }, String(value)), el("div", { class: "dim" }, detail));
+    el("div", { class: "big" }, typeof value === "number" ? number(value) : value), el("div", { class: "dim" }, detail));
 }
 
 // The longest bar is that of the label with the most nodes; what a piece stands for is said in the text.
@@ -50,9 +51,9 @@ export async function overview({ main, onStop }) {
     fill(top,
       healthLine(found.health),
       el("div", { class: "cards" },
-        number("Nodes", total(found.nodes), counts(found.nodes), "/ui/nodes"),
-        number("Requests waiting", open, counts(found.requests), "/ui/requests?state=requested,pending"),
-        number("Launch success rate", ready + failed ? `${Math.round(100 * ready / (ready + failed))} %` : "-", `${ready} of ${ready + failed} in the last hour`)),
+        figure("Nodes", total(found.nodes), counts(found.nodes), "/ui/nodes"),
+        figure("Requests waiting", open, counts(found.requests), "/ui/requests?state=requested,pending"),
+        figure("Launch success rate", ready + failed ? `${Math.round(100 * ready / (ready + failed))} %` : "-", `${ready} of ${ready + failed} in the last hour`)),
       waiting(found.waiting));
     fill(bottom,
       el("h2", {}, "Providers"),

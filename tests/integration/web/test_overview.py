@@ -75,7 +75,7 @@ def test_full_provider_and_pool_name_the_limit_in_red(site: Site) -> None:
     site.bench.submit("fake-label")
     with browser(site.address) as seen:
         seen.open("/ui/")
-        seen.page.locator(".meter.red").get_by_text("instances: 2 of 2, full").wait_for()
+        seen.page.locator(".meter.red").get_by_text("instances 2 of 2, full").wait_for()
         seen.page.locator(".full").get_by_text("Quota of fake-provider: 2 of 2 instances in use").wait_for()
 
 
@@ -96,7 +96,7 @@ def test_cards_show_the_scarcest_limit_first_in_real_units(site: Site) -> None:
             seen, driver="openstack", used={"ram": 163840, "cores": 19, "volumes": 0},
             limit={"cores": 100, "ram": 163840, "volumes": 0, "instances": 2000},
         )  # fmt: skip
-        assert text.endswith("RAM: 160 of 160 GiB, fullcores: 19 of 100, 19 %instances: 0 of 2,000, 0 %")
+        assert text.endswith("RAM 160 of 160 GiB, fullcores 19 of 100, 19 %instances 0 of 2,000, 0 %")
         assert "5 slots, 1 host down" in card(seen, hosts_down=1)
         assert "5 nodes, 2 of 3 hosts usable" in card(seen, driver="nodemanager", hosts=3, hosts_down=1)
         assert card(seen, problems=1).endswith("1 problem") and card(seen, problems=2).endswith("2 problems")

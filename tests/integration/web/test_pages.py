@@ -149,7 +149,7 @@ def test_choose_bars_and_configuration(site: Site) -> None:
         seen.page.get_by_label("Requestor").select_option("all")
         seen.sees(waiting)
         seen.open("/ui/")
-        seen.sees("instances: 2 of 2, full")
+        seen.sees("instances 2 of 2, full")
         seen.sees("2 nodes, no limit of the pool")
         bar = seen.page.get_by_role("img", name="fake-label: 1 ready")
         assert bar.locator("rect.ready").count() == 1
