@@ -15,7 +15,7 @@ from nodepool.base.problems import one_line
 from nodepool.reasons import Code
 from nodepool.status import causes, known
 from nodepool.status.once import Facade, Once
-from nodepool.status.results import Results, format_age, format_duration
+from nodepool.status.results import Results, format_duration
 from nodepool.zk.records import LARGEST, PENDING, REQUESTED, NodeRequest
 
 DAEMON_COLUMNS = {
@@ -55,8 +55,8 @@ def daemons(zk: Facade, clock: Clock = time.time) -> Results:
                 "host": host if found is None else found["name"],
                 "state": "not ready" if found is not None and not found.get("ready") else content.get("state"),
                 "version": content.get("version"),
-                "running": format_age(now - started) if isinstance(started, (int, float)) else None,
-                "config": f"stale for {format_age(now - config['stale_since'])}: {config.get('error')}" if stale else
+                "running": format_duration(now - started) if isinstance(started, (int, float)) else None,
+                "config": f"stale for {format_duration(now - config['stale_since'])}: {config.get('error')}" if stale else
                           ("in force" if found else None),
                 "details": list(found["details"]) if found else [],
                 "file": config.get("file"),

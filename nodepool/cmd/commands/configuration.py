@@ -16,7 +16,7 @@ def register(subparsers: Subparsers) -> None:
     # Not "strict": the default would override the option of the same name before the subcommand.
     parser.add_argument("--strict", action="store_true", dest="strict_warnings", help="treat warnings as errors")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="(default: %(default)s, to the log)")
-    parser = add_listing(subparsers, "plan", plan_change, "what a changed configuration would do to what is there now")
+    parser = add_listing(subparsers, "plan", plan_change, "preview the effects of a changed configuration")
     # The option before the subcommand names the configuration in force, which contains the ZooKeeper servers.
     parser.add_argument("-c", "--new", dest="new", metavar="FILE", required=True, help="the changed configuration")
     add_command(subparsers, "config-schema", config_schema, "print the JSON schema of the configuration file, for editors")

@@ -15,7 +15,7 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "erase", erase, "remove a provider's records from ZooKeeper")
     parser.add_argument("provider", metavar="PROVIDER", help="provider name")
     parser.add_argument("--force", action="store_true", help="do not ask for confirmation")
-    add_table(subparsers, "problem-list", status.problem_list, "what providers and labels cannot do at present, and why")
+    add_table(subparsers, "problem-list", status.problem_list, "list problems of providers, labels and images, with suggestions")
 
 
 def info(context: Context) -> None:

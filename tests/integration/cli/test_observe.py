@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import termios
+import textwrap
 import threading
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands.context import CommandError
 from tests.conftest import wait_for
+from tests.support import manual
 from tests.support.launcher import LauncherBench, config, provider
 
 
@@ -94,6 +96,22 @@ def test_explain_covers_all_types_of_objects(shell: Shell, bench: LauncherBench)
         shell("explain", "other-label", "--json")
     with pytest.raises(CommandError, match="nosuch-thing is not known: it is neither"):
         shell("explain", "nosuch-thing")
+
+
+def _shape(text: str) -> list[str]:
+    """Return the fixed words at the beginning of the lines, up to the table of daemons."""
+    lines = text.partition("Launchers and builders:")[0].strip().splitlines()
+    return [re.sub(r"\d+", "N", line).partition(":")[0].partition(" up to ")[0] for line in lines]
+
+
+def test_sample_of_status_in_the_manual_has_the_lines_of_the_program(shell: Shell, bench: LauncherBench) -> None:
+    bench.fulfilled("fake-label")
+    bench.fulfilled("fake-label")
+    for _ in range(4):
+        bench.submit("fake-label")
+    wait_for(lambda: "(+1 more)" in shell("status") and "2 of 2 instances in use" in shell("status"), 30, "the cause of all")
+    sample = manual.page("observe").partition("$ nodepool status\n")[2].partition("\n    ...")[0]
+    assert _shape(shell("status")) == _shape(textwrap.dedent(sample))
 
 
 @pytest.mark.spec("issue: nodepool hosts, tenants, pools: tables in all formats, with filters")
