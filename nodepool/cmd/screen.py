@@ -24,9 +24,10 @@ Draw = Callable[[], object]
 #: What is colored -> style of rich. Colors only repeat what the words say.
 STYLES = {
     r"(?m)^[A-Z][\w ,]+:": "bold",
-    r"\b(failed|aborted|not ready|not usable|not running|stale|refused)\b": "bold red",
-    r"\b(building|pending|deleting|paused|hold|full)\b": "yellow",
-    r"\b(ready|usable|in force|no problems)\b": "green",
+    r"\b(Failing|failed|aborted|not ready|not usable|not running|stale|refused)\b": "bold red",
+    r"\b(Degraded|building|pending|deleting|paused|hold|full)\b": "yellow",
+    r"\b(ready|usable|in force|No problems)\b": "green",
+    r"\b([1-9][\d.,]*) of \1\b": "yellow",
 }
 #: Keys of terminals -> lines to scroll; pages are scrolled by the height of the screen.
 LINES = {b"\x1b[A": -1, b"\x1bOA": -1, b"k": -1, b"\x1b[B": 1, b"\x1bOB": 1, b"j": 1, b"\r": 1}

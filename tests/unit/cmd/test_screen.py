@@ -118,6 +118,16 @@ def test_states_and_problems_are_colored() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("text", "style"), [("No problems", "green"), ("Degraded", "yellow"), ("Failing", "bold red")])
+def test_health_is_colored(text: str, style: str) -> None:
+    assert styles(f"Health: {text}") == {"Health:": "bold", text: style}
+
+
+def test_limit_that_is_reached_is_colored() -> None:
+    limits = "cores 2 of 20, instances 20 of 20, RAM 1.5 of 1.5 GiB, disk 12 of 2, volumes 0 of 0"
+    assert styles(limits) == {"20 of 20": "yellow", "1.5 of 1.5": "yellow"}
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
