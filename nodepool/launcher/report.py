@@ -315,17 +315,18 @@ def _entries(config: Config) -> Iterator[tuple[str, str, Any]]:
 
 
 def _images(config: Config) -> dict[str, dict[str, Any]]:
-    """Return disk images of labels: whether they are paused here, their labels and providers."""
+    """Return disk images: whether they are paused here, their rebuild-age, labels and providers."""
     found: dict[str, dict[str, Any]] = {}
     for name, configured in config.diskimages.items():
-        found[name] = {"paused": bool(configured.pause), "labels": set(), "providers": set()}
+        age = configured.rebuild_age
+        found[name] = {"paused": bool(configured.pause), "rebuild_age": age, "labels": set(), "providers": set()}
     for provider, label, entry in _entries(config):
         image = disk_image(entry)
         if image is not None and (used := found.get(image.name or "")) is not None:
             used["labels"].add(label)
             used["providers"].add(provider)
     return {
-        name: {"paused": entry["paused"], "labels": sorted(entry["labels"]), "providers": sorted(entry["providers"])}
+        name: {**entry, "labels": sorted(entry["labels"]), "providers": sorted(entry["providers"])}
         for name, entry in found.items()
     }
 

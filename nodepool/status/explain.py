@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from nodepool.reasons import Code
 from nodepool.status import causes, cluster, fleets, known
 from nodepool.status import nodes as node_facts
 from nodepool.status.causes import FLOWING, groups_of
+from nodepool.status.image_details import facts_of as image_facts
 from nodepool.status.images import build_request_state
 from nodepool.status.known import Cause
 from nodepool.status.once import Facade, Once
@@ -405,20 +405,19 @@ def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
         return found
     uploads = [upload for upload in data.uploads if upload.image_name == name]
     now = clock()
+    found.facts += image_facts(zk, name, now)
     for build in sorted(builds, key=lambda build: build.state_time or 0):
-        where = ", ".join(sorted(f"{upload.provider_name} {upload.state}" for upload in uploads if upload.build_id == build.id))
         age = format_duration(now - (build.state_time or now))
-        found.facts.append((f"build {build.id}", f"{build.state} for {age}" + (f"; uploads: {where}" if where else "")))
+        found.facts.append((f"build {build.id}", f"{build.state} for {age}"))
     running = [each for each in progress.builds.values() if each.image == name and each.running]
-    for each in running:
-        age = format_duration(now - (each.started or now))
-        found.facts.append(("building", f"since {age} on {each.builder}: {each.phase or 'starting'}"))
     if name in data.requests:
         waits = "" if zk.getBuilders() else "; no builder is running"
         found.facts.append(("build request", f"{build_request_state(name, data)}{waits}"))
     found.problems = [problem.text for problem in image_problems(progress, clock) if f"image {name}:" in problem.text]
-    for each in sorted(progress.builds.values(), key=lambda each: -(each.ended or math.inf)):
-        if each.image == name and each.tail and each.state in (BUILDING, FAILED) and (found.problems or each.running):
+    failed = [each for each in progress.builds.values() if each.image == name and each.state == FAILED and found.problems]
+    # The logs of earlier failures add nothing.
+    for each in [*running, *sorted(failed, key=lambda each: each.ended or 0)[-1:]]:
+        if each.tail:
             title = f"end of the log of build {each.build} ({each.state} on {each.builder}, {each.log})"
             found.logs[title] = "\n".join(each.tail)
     ready = sum(1 for upload in uploads if upload.state == "ready")

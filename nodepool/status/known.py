@@ -15,7 +15,7 @@ from nodepool.base.problems import DELETION, image_problems
 from nodepool.status.once import Facade, Once
 from nodepool.status.results import format_bytes, format_duration
 from nodepool.zk import declines
-from nodepool.zk.records import DELETING, FULFILLED, HOLD, READY, USED, Node, NodeRequest
+from nodepool.zk.records import DELETING, FULFILLED, HOLD, LARGEST, READY, USED, Node, NodeRequest
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -199,7 +199,7 @@ def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
 def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:
     """Return the disk images in the configurations of all launchers.
 
-    Includes whether one is paused there, its labels and providers.
+    Includes whether one is paused there, its rebuild-age in seconds if known, its labels and providers.
     """
     found: dict[str, dict[str, Any]] = {}
     for report in zk.readReports():
@@ -207,8 +207,10 @@ def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:
         for name, entry in images.items() if isinstance(images, dict) else ():
             if not isinstance(entry, dict):
                 continue
-            row = found.setdefault(str(name), {"paused": False, "labels": set(), "providers": set()})
+            row = found.setdefault(str(name), {"paused": False, "rebuild_age": None, "labels": set(), "providers": set()})
             row["paused"] |= entry.get("paused") is True
+            age = entry.get("rebuild_age")
+            row["rebuild_age"] = age if isinstance(age, (int, float)) and 0 < age < LARGEST else row["rebuild_age"]
             for key in ("labels", "providers"):
                 row[key] |= {str(each) for each in entry.get(key) or ()}
     return found

@@ -13,6 +13,7 @@ from nodepool.config.model import Config
 from nodepool.driver.provider import Provider
 from nodepool.status import causes, cluster, known
 from nodepool.status.explain import expected_wait, places, rates
+from nodepool.status.image_details import image_details
 from nodepool.status.once import Facade
 from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.records import LARGEST, READY, Node, NodeRequest
@@ -24,11 +25,13 @@ Waits = tuple[tuple[str, ...], tuple[str, ...]]
 NOTHING: Waits = ((), ())
 MOST_CHOICES = 200
 """Values of a key from which users can choose."""
-#: Key -> type of its numbers: UNIX time, seconds, bytes, bytes per second, share of 1, and used/limit of resources.
+#: Key -> type of its numbers: UNIX time in the past or (``due``) the future, seconds, bytes, bytes per second, share of 1,
+#: and used/limit of resources.
 TYPES = {
-    **dict.fromkeys(("since", "created", "age", "build_request_age", "next_try", "error_time", "started"), "time"),
-    **dict.fromkeys(("elapsed", "expected", "launch", "wait"), "seconds"),
-    **dict.fromkeys(("bytes_sent", "bytes_total"), "bytes"),
+    **dict.fromkeys(("since", "created", "age", "build_request_age", "error_time", "started"), "time"),
+    **dict.fromkeys(("next_try", "next_build"), "due"),
+    **dict.fromkeys(("elapsed", "rebuild_age", "expected", "launch", "wait"), "seconds"),
+    **dict.fromkeys(("bytes_sent", "bytes_total", "size"), "bytes"),
     **dict.fromkeys(("limits", "used"), "uses"),
     "rate": "rate",
     "progress": "share",
@@ -307,7 +310,7 @@ def images(nodepool: Source) -> Rows:
             "uploads": dict(uploads.get(row["image"], {})),
             "problem": next((text for text in problems if text.startswith(f"image {row['image']}:")), None),
         }
-        for row in status.image_status(zk).rows
+        for row in image_details(zk)
     ]
 
 
@@ -329,9 +332,9 @@ TABLES = {
         "wait": "Wait", "pools": "Pools", "problems": "Problems",
     }),
     "images": Table(images, {
-        "image": "Image", "paused": "Paused", "build_request": "Build request", "builds": "Builds", "uploads": "Uploads",
-        "problem": "Problem",
-    }),
+        "image": "Image", "state": "State", "phase": "Phase", "progress": "Progress", "labels": "Labels", "age": "Age",
+        "next_build": "Next build", "size": "Size", "formats": "Formats", "uploads": "Uploads", "problem": "Problem",
+    }, ("state", "labels")),
     "builds": Table(_of_zk(lambda zk: status.dib_image_list(zk, detail=True)), {
         "id": "Build", "image": "Image", "builder": "Builder", "formats": "Formats", "state": "State", "age": "Age",
         "phase": "Phase", "progress": "Progress", "elapsed": "Elapsed", "expected": "Expected", "reason": "Reason",

@@ -27,6 +27,13 @@ export function since(seconds) {
   return made;
 }
 
+// A time in the future.
+export function until(seconds) {
+  if (!isMoment(seconds)) return String(seconds);
+  const left = seconds - Date.now() / 1000;
+  return el("time", { datetime: new Date(seconds * 1000).toISOString(), title: moment(seconds) }, left > 0 ? `in ${age(left)}` : "due");
+}
+
 export function link(kind, name) {
   const id = kind === "node" || kind === "request";
   return el("a", { href: `/ui/${kind}/${encodeURIComponent(name)}`, class: id ? "id" : null }, String(name));

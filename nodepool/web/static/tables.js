@@ -2,20 +2,20 @@
 
 import { buttons, may } from "./actions.js";
 import { API, ask } from "./api.js";
-import { counts, el, fill, links, rich, since, state } from "./dom.js";
+import { counts, el, fill, links, rich, since, state, until } from "./dom.js";
 import { bytes, duration, number, uses } from "./format.js";
 
 // Column of a table -> the kind of thing that it names.
 const LINKS = {
   nodes: { id: "node", labels: "label", provider: "provider", request: "request" },
   requests: { id: "request", labels: "label", nodes: "node" },
-  labels: { label: "label" }, images: { image: "image" }, builds: { image: "image" }, uploads: { image: "image", provider: "provider" },
+  labels: { label: "label" }, images: { image: "image", labels: "label" }, builds: { image: "image" }, uploads: { image: "image", provider: "provider" },
   providers: { provider: "provider" }, pools: { provider: "provider", labels: "label" },
   problems: { provider: "provider", label: "label" }, hosts: { provider: "provider", nodes: "node" },
 };
 // Type of a column, as the server declares it -> how its values are shown.
 const SHOWN = {
-  time: (value) => since(value), seconds: duration, bytes, rate: (value) => `${bytes(value)}/s`, share: (value) => `${number(100 * value, 0)} %`,
+  time: (value) => since(value), due: (value) => until(value), seconds: duration, bytes, rate: (value) => `${bytes(value)}/s`, share: (value) => `${number(100 * value, 0)} %`,
 };
 // Columns with sentences, which name other things.
 const TEXTS = new Set(["reason", "problem", "suggestion"]);
@@ -36,7 +36,7 @@ function cell(table, { key, type }, value) {
 
 // How a cell looks: a narrow screen scrolls rather than squeezes long texts.
 function shape({ type }, value) {
-  if (typeof value === "number" && type !== "time") return "number";
+  if (typeof value === "number" && type !== "time" && type !== "due") return "number";
   return typeof value === "string" && value.length > 30 ? "long" : null;
 }
 

@@ -11,6 +11,7 @@ import pytest
 from nodepool import metrics
 from nodepool.status.explain import explain
 from nodepool.web.server import WebApp
+from nodepool.zk import reports
 from nodepool.zk import zookeeper as zk_module
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.progress import BuildProgress, ProgressStore, UploadFailure, UploadProgress
@@ -198,6 +199,63 @@ def test_log_of_a_failed_build(get, zk, other, upload):
     assert "    | no space <left>" in text.splitlines()
     for path in ("/dib-image-list", "/image-progress", "/api/v1/builds"):
         assert "no space" not in json.dumps(get(path))
+
+
+def report_images(other, images):
+    """Write the report of a launcher that has these images."""
+    empty = {"config": {}, "providers": {}, "not_running": {}, "labels": {}, "lately": {}, "tenants": {}}
+    content = {"hostname": "l1", "details": [], "waiting": [], **empty, "images": images}
+    reports.write(other.kazoo_client, reports.path("l1-1"), content)
+
+
+@pytest.mark.spec("issue: configured images, paused and never built ones, too; next build, age, labels")
+def test_images_that_were_never_built_are_listed_with_their_labels(get, zk, other, upload):
+    used = {"labels": ["noble"], "providers": ["p", "q"]}
+    report_images(other, {
+        IMAGE: {"paused": False, "rebuild_age": 3600, **used}, "never": {"paused": False, "labels": [], "providers": []},
+        "frozen": {"paused": True, "rebuild_age": "x", **used},
+    })  # fmt: skip
+    wait_for(lambda: zk.readReports(), what="the report in the mirror")
+    rows = {row["image"]: row for row in get("/api/v1/images")["rows"]}
+    assert {name: row["state"] for name, row in rows.items()} == {IMAGE: "ready", "never": "never built", "frozen": "paused"}
+    assert rows[IMAGE]["next_build"] == rows[IMAGE]["age"] + 3600 and rows[IMAGE]["labels"] == ["noble"]
+    assert rows["frozen"]["next_build"] is None and rows["frozen"]["rebuild_age"] is None
+    facts = get(f"/api/v1/explain/image/{IMAGE}")["facts"]
+    assert facts["age"].endswith(" of 1 h (rebuild-age)") and facts["next build"].startswith("in 59 min")
+    assert facts["upload to p"].startswith("ready for") and facts["upload to q"] == "none yet"
+    facts = get("/api/v1/explain/image/frozen")["facts"]
+    assert (facts["state"], facts["next build"], facts["upload to p"]) == ("paused", "none while it is paused", "none yet")
+    assert get("/api/v1/explain/image/never")["facts"]["labels"] == "none: no label of a running launcher uses it"
+
+
+@pytest.mark.spec("issue: progress while building: phase, since when, share of the usual time")
+def test_progress_of_a_build_is_part_of_the_explanation(get, zk, other, upload):
+    report_images(other, {IMAGE: {"paused": False, "rebuild_age": 3600, "labels": ["noble"], "providers": ["p"]}})
+    running = BuildProgress(IMAGE, "b" * 32, "nb01", phase="install", started=time.time() - 30, expected=60.0)
+    other.progress.write_build(running)
+    other.progress.write_build(BuildProgress(IMAGE, upload[0], "nb01", state="ready", ended=1.0, sizes={"raw": 5 << 30}))
+    wait_for(lambda: len(zk.progress_tree.builds) == 2 and zk.readReports(), what="the mirror")
+    (row,) = get("/api/v1/images")["rows"]
+    assert (row["state"], row["phase"], row["size"]) == ("building", "install", 5 << 30) and 0.4 < row["progress"] < 0.8
+    facts = get(f"/api/v1/explain/image/{IMAGE}")["facts"]
+    assert facts["building"].startswith("phase install on nb01 for 3") and facts["building"].endswith(" of the usual 1 min")
+    assert facts["size"] == "5.0 GiB" and "next build" not in facts
+
+
+@pytest.mark.spec("issue: no logs of old failed builds after a success")
+def test_logs_of_failed_builds_are_shown_until_a_build_succeeds(get, zk, other, upload):
+    for number, name in enumerate("ab"):
+        other.progress.write_build(BuildProgress(
+            IMAGE, name * 32, "nb01", state="failed", started=10.0 * number + 1, ended=10.0 * number + 5, tail=[f"log of {name}"]
+        ))  # fmt: skip
+    wait_for(lambda: len(zk.progress_tree.builds) == 2, what="the mirror")
+    assert get("/api/v1/images")["rows"][0]["state"] == "failed"
+    # The newest one only.
+    assert list(get(f"/api/v1/explain/image/{IMAGE}")["logs"].values()) == ["log of b"]
+    other.progress.write_build(BuildProgress(IMAGE, upload[0], "nb01", state="ready", started=100.0, ended=200.0, tail=["fine"]))
+    wait_for(lambda: len(zk.progress_tree.builds) == 3, what="the success in the mirror")
+    wait_for(lambda: get(f"/api/v1/explain/image/{IMAGE}")["logs"] == {}, what="no log")
+    assert get("/api/v1/images")["rows"][0]["state"] == "ready"
 
 
 def test_the_mirror_costs_nothing_while_nothing_changes(get, zk, other, upload):
