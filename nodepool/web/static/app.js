@@ -3,8 +3,10 @@
 import { signs } from "./actions.js";
 import { listen } from "./api.js";
 import { configPage } from "./config.js";
-import { age, el, fill } from "./dom.js";
+import { fill } from "./dom.js";
+import { passes, problem } from "./empty.js";
 import { eventsPage } from "./events.js";
+import { age } from "./format.js";
 import { leasesPage } from "./leases.js";
 import { findPage, menu, searchBox, titleOf } from "./navigation.js";
 import { overview } from "./overview.js";
@@ -19,6 +21,8 @@ const CONCERNS = {
 };
 
 const main = document.getElementById("main");
+const RETRY = 3000; // milliseconds
+const unknown = () => Object.assign(new Error(`There is no page ${location.pathname}`), { status: 404 });
 let stop = () => {};
 let stale = () => {};
 // What a page gets: its place, how it registers its end, and what shows an error.
@@ -28,8 +32,21 @@ function tick() {
   for (const each of main.querySelectorAll("[data-since]")) each.textContent = age(Date.now() / 1000 - each.dataset.since);
 }
 
+function place() {
+  const [page, ...rest] = location.pathname.replace(/^\/ui\/?/, "").split("/");
+  return { page, name: rest.join("/") && decodeURIComponent(rest.join("/")) };
+}
+
+// Shows what is wrong; the page is loaded again if that passes.
 function fail(error) {
-  fill(main, el("h1", {}, "Not available"), el("p", { class: "bad", role: "alert" }, error.message));
+  const { page, name } = place();
+  stop();
+  stop = () => {};
+  stale = () => {};
+  fill(main, problem(error, page, name));
+  if (!passes(error)) return;
+  const timer = setTimeout(show, RETRY);
+  stop = () => clearTimeout(timer);
 }
 
 async function show() {
@@ -38,22 +55,21 @@ async function show() {
   // What changes while the page is being built is fetched afterwards.
   let missed = null;
   stale = (changes) => { missed = { ...missed, ...changes }; };
-  const [page, ...rest] = location.pathname.replace(/^\/ui\/?/, "").split("/");
-  const name = rest.join("/") && decodeURIComponent(rest.join("/"));
+  const { page, name } = place();
   const title = titleOf(page);
   menu(page);
   document.title = `${name ? `${page} ${name}` : title || page} - Nodepool`;
   try {
     let load;
     if (KINDS.includes(page) && name) load = await thingPage(view, page, name);
-    else if (name) throw new Error("404: there is no such page");
+    else if (name) throw unknown();
     else if (page === "") load = await overview(view);
     else if (page === "find") load = await findPage(view);
     else if (page === "events") load = await eventsPage(view);
     else if (page === "leases") load = await leasesPage(view);
     else if (page === "config") load = await configPage(view);
     else if (title) load = await tablePage(view, page, title);
-    else throw new Error("404: there is no such page");
+    else throw unknown();
     const concerns = CONCERNS[page];
     stale = (changes) => { if (!concerns || concerns.some((each) => changes[each])) load().catch(fail); };
     if (missed) stale(missed);

@@ -2,6 +2,7 @@
 
 import { ask, listen } from "./api.js";
 import { el, fill, link, precisely } from "./dom.js";
+import { nothing } from "./empty.js";
 import { filters } from "./tables.js";
 
 const MOST_EVENTS = 500;
@@ -11,13 +12,15 @@ export async function eventsPage({ main, onStop }) {
   const list = el("ol", { class: "history", "aria-label": "Events", "aria-live": "off" });
   const types = Object.keys((await ask("")).event_types);
   const strange = given.getAll("type").flatMap((each) => each.split(",")).filter((each) => !types.includes(each));
-  if (strange.length) throw new Error(`there is no type ${strange.join(", ")}; there are ${types.join(", ")}`);
+  if (strange.length) throw Object.assign(new Error(`There is no event type ${strange.join(", ")}. Types: ${types.join(", ")}`), { status: 400 });
   const chosen = el("span", { class: "tools" });
+  const empty = el("p", {}, nothing("events", false, null));
   let last = 0, stop = () => {};
   function add(message) {
     const event = JSON.parse(message.data);
     const { number, time, type: kind, noted: _noted, ...fields } = event;
     last = number;
+    empty.hidden = true;
     const name = ["node", "request", "image"].find((key) => kind.startsWith(key) && fields[key]);
     list.prepend(el("li", {}, el("time", {}, precisely(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
       ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? value.join(", ") : value}`).join("; ")}`));
@@ -27,6 +30,7 @@ export async function eventsPage({ main, onStop }) {
     stop();
     last = 0;
     list.replaceChildren();
+    empty.hidden = false;
     chosen.replaceChildren(...filters(given, ["type"], changed));
     stop = listen(() => { const query = new URLSearchParams(given); query.set("since", last); return `events?${query}`; },
       Object.fromEntries(types.map((type) => [type, add])));
@@ -43,6 +47,6 @@ export async function eventsPage({ main, onStop }) {
   begin();
   onStop(() => stop());
   fill(main, el("h1", {}, "Events"), el("p", { class: "dim" }, "As they happen; the newest is first."),
-    el("div", { class: "tools" }, el("label", {}, "Type ", box), chosen), list);
+    el("div", { class: "tools" }, el("label", {}, "Type ", box), chosen), empty, list);
   return async () => {};
 }

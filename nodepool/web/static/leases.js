@@ -3,6 +3,7 @@
 import { PURPOSE, TIME, buttons, isMine, may, question, tell } from "./actions.js";
 import { call } from "./api.js";
 import { command, el, fill, link, links, rich, since } from "./dom.js";
+import { nothing } from "./empty.js";
 import { age } from "./format.js";
 
 const NEW = [
@@ -35,7 +36,7 @@ export async function leasesPage({ main }) {
   const body = el("tbody", {}), tools = el("div", { class: "tools" });
   async function load() {
     const found = (await call("GET", "leases")).leases;
-    fill(body, found.length ? found.map((lease) => row(lease, load)) : el("tr", {}, el("td", { colspan: titles.length, class: "dim" }, "none")));
+    fill(body, found.length ? found.map((lease) => row(lease, load)) : el("tr", {}, el("td", { colspan: titles.length }, nothing("leases", false, null))));
     fill(tools, may("borrow") ? el("button", { type: "button", onclick: ask }, "Lease nodes") : command("nodepool lease LABEL --for 4h"));
   }
   function ask() {

@@ -3,6 +3,7 @@
 import { buttons, may } from "./actions.js";
 import { API, ask } from "./api.js";
 import { counts, el, fill, links, rich, since, state, until } from "./dom.js";
+import { nothing } from "./empty.js";
 import { bytes, duration, number, uses } from "./format.js";
 
 // Column of a table -> the kind of thing that it names.
@@ -159,6 +160,12 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     }), groupable.length ? chooser("choose-group", "Group by", [["", "nothing"], ...groupable.map((key) => [key, titleOf(all, key)])], given.get("group") || "",
       (value) => choose("group", value)) : null);
   }
+  const hides = () => [...given.keys()].some((key) => key !== "sort" && key !== "group");
+  function clear() {
+    for (const key of [...given.keys()]) given.delete(key);
+    search.value = "";
+    changed();
+  }
   const actions = () => (may("operate") && ROWS[name]) || null;
   // The rows of a group follow a row with its name and size; one without a name has no value.
   function rowsOf(found, load) {
@@ -201,7 +208,7 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     header();
     if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
     if (actions()) head.append(el("td", {}));
-    fill(body, found.rows.length ? rowsOf(found, load) : el("tr", {}, el("td", { colspan: columns.length, class: "dim" }, "none")));
+    fill(body, found.rows.length ? rowsOf(found, load) : el("tr", {}, el("td", { colspan: columns.length }, nothing(name, hides(), clear))));
     groupLinks(found);
     const offset = Number(given.get("offset") || 0);
     caption.textContent = found.total > LINES ? `${number(offset + 1)} to ${number(offset + found.rows.length)} of ${number(found.total)}` : number(found.total);

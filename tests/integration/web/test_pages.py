@@ -81,7 +81,7 @@ def test_events_page_can_be_filtered(site: Site) -> None:
         seen.page.get_by_role("button", name=f"request: {served}").click()
         wait_for(lambda: lines.count() >= 5, what="those of all")
         seen.open("/ui/events?type=nonsense")
-        seen.sees("there is no type nonsense; there are ")
+        seen.sees("There is no event type nonsense. Types: ")
         assert [each for each in seen.errors if "502" not in each] == []
         seen.errors.clear()
 
@@ -123,14 +123,45 @@ def test_find_and_unknown(site: Site) -> None:
     with browser(site.address) as seen:
         seen.open("/ui/nodes")
         seen.page.get_by_label("Find").fill("no such thing")
-        seen.page.locator("tbody").get_by_text("none", exact=True).wait_for()
+        seen.page.locator("tbody").get_by_text("Nothing matches the filters.").wait_for()
         assert "q=no+such+thing" in seen.page.url
+        seen.page.get_by_role("button", name="Clear filters").click()
+        wait_for(lambda: seen.page.locator("tbody tr").count() == 2, what="all nodes")
+        assert seen.page.url.endswith("/ui/nodes")
         seen.open("/ui/node/0000009999")
         seen.sees("node 0000009999 is not known")
-        seen.open("/ui/nowhere")
-        seen.sees("there is no such page")
+        seen.page.get_by_role("link", name="Search for 0000009999").wait_for()
+        seen.open("/ui/node")
+        seen.sees("There is no page /ui/node")
+        seen.page.locator("main").get_by_role("link", name="Nodes").click()
+        seen.page.get_by_role("heading", name="Nodes").wait_for()
         # What the server refuses is an error in the console of the browser, and nothing else is.
         assert all("404" in each for each in seen.errors)
+        seen.errors.clear()
+
+
+@pytest.mark.spec("issue: empty states that teach: what would appear here, when, and the command")
+def test_empty_tables_say_what_would_appear_there(site: Site) -> None:
+    with browser(site.address) as seen:
+        for path, text in (
+            ("requests", "nodepool request create LABEL"), ("images", "whether built or not"),
+            ("builds", "nodepool image-build IMAGE"),
+            ("hosts", "driver nodemanager"), ("tenants", "tenant-resource-limits"), ("problems", "until they work again"),
+        ):  # fmt: skip
+            seen.open(f"/ui/{path}")
+            seen.page.locator("main").get_by_text(text).first.wait_for()
+            assert seen.accessible() == [], path
+
+
+@pytest.mark.spec("issue: error states that teach")
+def test_page_loads_again_when_the_launcher_answers_again(site: Site) -> None:
+    with browser(site.address) as seen:
+        seen.page.route("**/api/v1/nodes?*", lambda route: route.abort(), times=1)
+        seen.open("/ui/nodes")
+        seen.sees("The launcher does not answer.")
+        assert seen.accessible() == []
+        seen.page.get_by_role("heading", name="Nodes").wait_for()
+        assert [each for each in seen.errors if "ERR_FAILED" not in each] == []
         seen.errors.clear()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -13,6 +14,13 @@ from tests import REPOSITORY
 
 STATIC = REPOSITORY / "nodepool" / "web" / "static"
 SCRIPTS = pathlib.Path(__file__).parent / "scripts"
+
+
+def test_pages_of_the_manual_that_are_named_exist() -> None:
+    text = (STATIC / "empty.js").read_text()
+    named = re.findall(r'\.", "([a-z/-]+)"\]', text)
+    assert len(named) > 10
+    assert [page for page in named if not (REPOSITORY / "doc" / f"{page}.rst").exists()] == []
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.test.js")))
