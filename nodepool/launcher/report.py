@@ -315,7 +315,7 @@ def _entries(config: Config) -> Iterator[tuple[str, str, Any]]:
 
 
 def _images(config: Config) -> dict[str, dict[str, Any]]:
-    """Return disk images: whether they are paused here, their rebuild-age, labels and providers."""
+    """Return disk images with their rebuild-age, labels and providers, and if they are paused."""
     found: dict[str, dict[str, Any]] = {}
     for name, configured in config.diskimages.items():
         age = configured.rebuild_age

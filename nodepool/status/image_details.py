@@ -1,4 +1,4 @@
-"""Disk images: state, age, next build, progress, labels and uploads, for explanations and pages."""
+"""Disk images with state, age, next build, progress, labels and uploads."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ def _file(name: str, content_type: str) -> Response:
 
 @functools.cache
 def _page() -> Response:
-    """Return the page, which names all modules: they are fetched together, not one level after the other."""
+    """Return the page, which names all modules, so that browsers fetch them together."""
     page = _file("index.html", "text/html; charset=UTF-8")
     modules = [name for name in sorted(FILES) if name.endswith(".js") and name not in SCRIPTS]
     links = "\n".join(f'<link rel="modulepreload" href="{STATIC}{name}">' for name in modules)

@@ -15,16 +15,16 @@ from tests import REPOSITORY
 #: Goals: core 17,500; pages 2,500; package 45,500; features since then have their own: leases 2,000 (200 more are for agents
 #: and programs without SSH), programs in the node manager 450.
 BUDGETS = {
-    "core": 19_510,
+    "core": 19_680,
     "driver openstack": 1_840,
     "driver aws": 1_700,
     "driver kubernetes": 1_290,
     "driver nodemanager": 2_000,
     "node manager": 11_200,
-    "pages": 2_700,
+    "pages": 2_960,
     "leases": 2_235,
     "adapters": 2_050,
-    "package": 54_750,
+    "package": 55_150,
 }
 #: Slack that a limit may have before it must be lowered.
 SLACK = 100
