@@ -156,7 +156,7 @@ def test_limit_of_a_tenant_names_the_option(desk: Desk, operator: Any) -> None:
     desk.bench.submit("fake-label", tenant_name="acme")
     one = operator()
     one.opens_cause("Limit of tenant acme: 1 of 1 instances in use")
-    one.reads("`max-servers` of tenant acme in `tenant-resource-limits`", "1 acme")
+    one.reads("max-servers of tenant acme in tenant-resource-limits", "1 acme")
 
 
 def test_held_nodes_that_fill_a_pool_are_named_and_can_be_deleted(desk: Desk, operator: Any) -> None:
