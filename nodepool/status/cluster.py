@@ -273,12 +273,13 @@ def waiting_by_cause(zk: Facade) -> Counter[str]:
 
 
 def _add(rows: dict[str, dict[str, Any]], cause: known.Cause, requests: list[NodeRequest], groups: list[dict[str, Any]]) -> None:
-    row = rows.get(cause.blocker or cause.text)
+    key = cause.blocker or cause.text
+    row = rows.get(key)
     if row is None:
-        row = rows[cause.blocker or cause.text] = {
-            "cause": cause.headline or cause.text, "count": 0, "label_counts": Counter(), "tenants": Counter(), "ids": [],
-            "oldest": LARGEST, "reason": cause.text, "suggestion": cause.remedy, "code": cause.code, "codes": [], "states": set(),
-            "problem": causes.needs_help(cause),
+        row = rows[key] = {
+            "key": key, "cause": cause.headline or cause.text, "count": 0, "label_counts": Counter(), "tenants": Counter(),
+            "ids": [], "oldest": LARGEST, "reason": cause.text, "suggestion": cause.remedy, "code": cause.code, "codes": [],
+            "states": set(), "problem": causes.needs_help(cause),
         }  # fmt: skip
     row["count"] += len(requests)
     row["codes"] = sorted({*row["codes"], *(one["code"] for group in groups for one in group["reasons"])})

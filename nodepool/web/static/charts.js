@@ -3,7 +3,6 @@
 import { ask } from "./api.js";
 import { el, fill } from "./dom.js";
 import { duration, moment, number } from "./format.js";
-import { openedIn, reopen } from "./health.js";
 
 const HOURS = [1, 4, 24], EVERY = 60000, HEIGHT = 220;
 const STATES = { ready: "--ready", building: "--building", "in-use": "--in-use", used: "--in-use", hold: "--focus", deleting: "--deleting", failed: "--failed", aborted: "--failed" };
@@ -117,7 +116,7 @@ export function chartsOf(place) {
   async function show() {
     const uPlot = await uplot();
     if (ended || !found) return;
-    const opened = openedIn(grid);
+    const opened = new Set([...grid.querySelectorAll("details[open]")].map((each) => each.getAttribute("data-key")));
     for (const plot of plots) plot.destroy();
     plots = [];
     const to = found.time.at(-1) + 300, from = to - hours * 3600, first = found.time.findIndex((time) => time >= from);
@@ -133,7 +132,7 @@ export function chartsOf(place) {
       plots.push(draw(uPlot, holders[index], kind, times, from, to));
       holders[index].after(table(kind, times));
     });
-    reopen(grid, opened);
+    for (const each of grid.querySelectorAll("details")) each.open = opened.has(each.getAttribute("data-key"));
   }
   async function load() {
     found = await ask("trends");

@@ -2,6 +2,7 @@
 
 import { counts, el, link, links, rich, since } from "./dom.js";
 import { number } from "./format.js";
+import { list } from "./refresh.js";
 
 const SIGNS = { green: "\u2713", amber: "!", red: "\u2715" };
 // Requests of one cause that are linked one by one.
@@ -20,18 +21,9 @@ export function healthLine(health) {
     health.more ? el("p", {}, el("a", { href: "/ui/problems" }, `${health.more} more`)) : null);
 }
 
-// What a reader has opened stays open when the page is updated.
-export function openedIn(place) {
-  return new Set([...place.querySelectorAll("details[open]")].map((each) => each.dataset.key));
-}
-
-export function reopen(place, opened) {
-  for (const each of place.querySelectorAll("details")) each.open = opened.has(each.dataset.key);
-}
-
 function causeRow(row) {
   const rest = row.count - row.ids.length;
-  return el("details", { class: `cause${row.problem ? " problem" : ""}`, "data-key": `cause ${row.code} ${row.cause}` },
+  return el("details", { class: `cause${row.problem ? " problem" : ""}` },
     el("summary", {}, el("strong", { class: "number" }, number(row.count)), " ", row.count === 1 ? "request" : "requests", ": ", row.cause,
       el("span", { class: "dim" }, " longest ", since(row.oldest))),
     row.reason === row.cause ? null : el("p", {}, rich(row.reason)),
@@ -42,7 +34,15 @@ function causeRow(row) {
       el("dt", {}, "Requests"), el("dd", {}, links("request", row.ids.slice(0, MOST)), rest > 0 ? [" and ", el("a", { href: "/ui/requests?state=requested,pending" }, `${rest} more`)] : null)));
 }
 
-export function waiting(rows) {
-  return el("section", {}, el("h2", {}, "Waiting requests by cause"),
-    rows.length ? rows.map(causeRow) : el("p", { class: "dim" }, "No request is waiting. Requests of Zuul, of leases and for min-ready appear here with their cause."));
+// The waiting requests; show() gets the rows.
+export function waiting() {
+  const rows = list((row) => row.key, causeRow);
+  const nothing = el("p", { class: "dim" }, "No request is waiting. Requests of Zuul, of leases and for min-ready appear here with their cause.");
+  return {
+    place: el("section", {}, el("h2", {}, "Waiting requests by cause"), nothing, rows.place),
+    show(found) {
+      nothing.toggleAttribute("hidden", found.length > 0);
+      rows.show(found);
+    },
+  };
 }

@@ -5,7 +5,8 @@ import { merged, poolCard, providerCard } from "./cards.js";
 import { chartsOf } from "./charts.js";
 import { counts, el, fill, link } from "./dom.js";
 import { number } from "./format.js";
-import { healthLine, openedIn, reopen, waiting } from "./health.js";
+import { healthLine, waiting } from "./health.js";
+import { part } from "./refresh.js";
 import { smallTable } from "./tables.js";
 
 function empty(text, command, rest) {
@@ -39,34 +40,48 @@ function labelBars(rows) {
     el("tbody", {}, rows.map((row) => labelRow(row, longest)))));
 }
 
+const PROBLEMS = { provider: "Provider", label: "Label", problem: "Problem" };
+const DAEMONS = { kind: "Kind", host: "Host", state: "State", version: "Version", running: "Running", config: "Configuration" };
+
+function figures({ nodes, requests, launches: { ready, failed } }) {
+  const total = (value) => Object.values(value).reduce((sum, each) => sum + each, 0);
+  return [
+    figure("Nodes", total(nodes), counts(nodes), "/ui/nodes"),
+    figure("Requests waiting", (requests.requested || 0) + (requests.pending || 0), counts(requests), "/ui/requests?state=requested,pending"),
+    figure("Launch success rate", ready + failed ? `${Math.round(100 * ready / (ready + failed))} %` : "-", `${ready} of ${ready + failed} in the last hour`),
+  ];
+}
+
+function providers(rows) {
+  return rows.length ? el("div", { class: "cards many" }, merged(rows).map(providerCard)) :
+    empty("No provider. Providers appear here when a launcher with a section providers in its configuration runs; see ", "nodepool config-validate", ".");
+}
+
+function pools(rows) {
+  return rows.length ? el("div", { class: "cards many" }, rows.map(poolCard)) :
+    empty("No pool. Pools appear here when a launcher has registered them; ", "/ready", " of the launcher says what it waits for.");
+}
+
 export async function overview({ main, onStop }) {
-  const top = el("div", {}), charts = el("section", {}), bottom = el("div", {});
-  fill(main, el("h1", {}, "Overview"), top, charts, bottom);
+  const health = part(), numbers = part("div", { class: "cards" }), causes = waiting(), charts = el("section", {});
+  const [provided, pooled, labeled, problems, daemons] = [part(), part(), part(), part(), part()];
   async function load() {
     const found = await ask("overview");
-    const total = (value) => Object.values(value).reduce((sum, each) => sum + each, 0);
-    const open = (found.requests.requested || 0) + (found.requests.pending || 0);
-    const { ready, failed } = found.launches;
-    const opened = openedIn(top);
-    fill(top,
-      healthLine(found.health),
-      el("div", { class: "cards" },
-        figure("Nodes", total(found.nodes), counts(found.nodes), "/ui/nodes"),
-        figure("Requests waiting", open, counts(found.requests), "/ui/requests?state=requested,pending"),
-        figure("Launch success rate", ready + failed ? `${Math.round(100 * ready / (ready + failed))} %` : "-", `${ready} of ${ready + failed} in the last hour`)),
-      waiting(found.waiting));
-    fill(bottom,
-      el("h2", {}, "Providers"),
-      found.providers.length ? el("div", { class: "cards many" }, merged(found.providers).map(providerCard)) : empty("No provider. Providers appear here when a launcher with a section providers in its configuration runs; see ", "nodepool config-validate", "."),
-      el("h2", {}, "Pools"),
-      found.pools.length ? el("div", { class: "cards many" }, found.pools.map(poolCard)) : empty("No pool. Pools appear here when a launcher has registered them; ", "/ready", " of the launcher says what it waits for."),
-      el("h2", {}, el("a", { href: "/ui/labels" }, "Labels")),
-      labelBars(found.labels),
-      smallTable("Problems", { provider: "Provider", label: "Label", problem: "Problem" }, found.problems, "problems"),
-      smallTable("Launchers and builders", { kind: "Kind", host: "Host", state: "State", version: "Version", running: "Running", config: "Configuration" }, found.daemons, "daemons"));
-    reopen(top, opened);
+    health.show(found.health, healthLine);
+    numbers.show({ nodes: found.nodes, requests: found.requests, launches: found.launches }, figures);
+    // The page counts the time itself.
+    causes.show(found.waiting.map((row) => ({ ...row, since: null })));
+    // Without the numbers of calls, which change all the time and are not shown.
+    provided.show(found.providers.map((row) => ({ ...row, calls: null })), providers);
+    pooled.show(found.pools, pools);
+    labeled.show(found.labels, labelBars);
+    problems.show(found.problems, (rows) => smallTable("Problems", PROBLEMS, rows, "problems"));
+    daemons.show(found.daemons, (rows) => smallTable("Launchers and builders", DAEMONS, rows, "daemons"));
   }
   await load();
+  fill(main, el("h1", {}, "Overview"), health.place, numbers.place, causes.place, charts,
+    el("h2", {}, "Providers"), provided.place, el("h2", {}, "Pools"), pooled.place,
+    el("h2", {}, el("a", { href: "/ui/labels" }, "Labels")), labeled.place, problems.place, daemons.place);
   // The charts are less urgent than the first view.
   onStop(chartsOf(charts));
   return load;

@@ -197,3 +197,24 @@ def test_trends_are_sampled_by_the_launcher(site: Site, monkeypatch: pytest.Monk
         return {key: {name: values[-1] for name, values in found[key].items()} for key in ("nodes", "waiting")}
 
     wait_for(lambda: last() == {"nodes": {"ready": 2}, "waiting": {"Quota of fake-provider": 1}}, 30, "nodes and causes")
+
+
+def test_what_a_reader_clicks_on_stays_while_other_things_change(site: Site) -> None:
+    for _number in range(2):
+        site.bench.fulfilled("fake-label")
+    first = site.bench.submit("fake-label")
+    site.bench.wait_request(first, "pending")
+    with browser(site.address) as seen:
+        seen.open("/ui/")
+        summary = seen.page.locator("details.cause > summary").filter(has_text="Quota of fake-provider")
+        summary.focus()
+        seen.page.keyboard.press("Enter")
+        seen.page.evaluate("document.querySelector('details.cause').mark = 1")
+        site.bench.submit("nosuch-label")
+        seen.page.locator(".card").filter(has_text="1 failed").wait_for()
+        assert seen.page.evaluate("document.querySelector('details.cause[open]').mark") == 1
+        assert seen.page.evaluate("document.activeElement.tagName") == "SUMMARY"
+        # Its own data change: it is another one now, in the same state.
+        site.bench.submit("fake-label", tenant_name="acme")
+        seen.page.locator("details.cause[open]").filter(has_text="1 acme").wait_for()
+        assert seen.page.evaluate("document.activeElement.tagName") == "SUMMARY"
