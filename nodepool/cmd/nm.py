@@ -178,7 +178,9 @@ def list_slivers(client: Client, args: argparse.Namespace) -> None:
                 "error": sliver["error"] or "",
                 # Who delivered its record; "driver" means launchers and this program.
                 "source": "API call" if sliver["source"] == "driver" and args.format == "table" else sliver["source"],
-                "expires": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sliver["expiry"])) if sliver["expiry"] else "never",
+                "expires": time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(sliver["expiry"]))
+                if sliver["expiry"]
+                else "never",
             }
         )
     print(status.output(status.Results(rows, LIST_COLUMNS), args.format))

@@ -187,7 +187,7 @@ def show_events(context: Context) -> None:
 
     def show(event: Event) -> None:
         if matches(event, wanted):
-            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+            moment = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(event["time"]))
             print(json.dumps(event) if args.json else printable(f"{moment}  {describe(event)}"), flush=True)
 
     if not args.follow:

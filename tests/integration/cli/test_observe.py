@@ -14,6 +14,7 @@ import sys
 import termios
 import textwrap
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -174,6 +175,7 @@ def test_history_shows_the_whole_life_of_a_deleted_object(shell: Shell, bench: L
     assert [event["type"] for event in asked if event["type"].startswith("request")] == [
         "request-submitted", "request-changed", "request-changed", "request-removed",
     ]  # fmt: skip
+    assert re.match(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {time.strftime('%Z')}  ", shell("events", "--node", node.id))
     lines = [json.loads(line) for line in shell("events", "--json", "--node", node.id, "--type", "node-changed").splitlines()]
     assert [line["state"] for line in lines] == ["building", "ready", "in-use", "used", "deleting"]
 
