@@ -65,3 +65,10 @@ def test_narrow_table_keeps_columns_with_sentences(width: int) -> None:
     rows = [dict.fromkeys(columns, "one or another word " * 4)]
     text = output(Results(rows, columns), "table", width=width)
     assert "Problem" in text and "Suggestion" in text
+
+
+def test_wrapped_names_and_commands_stay_whole() -> None:
+    text = output(
+        Results([{"reason": "see `nodepool image-unpause debian-12` and retry it"}], {"reason": "Reason"}), "table", width=25
+    )
+    assert "image-unpause" in text and "debian-12" in text and len(text.splitlines()) > 5
