@@ -20,7 +20,7 @@ from nodepool.status.image_details import facts_of as image_facts
 from nodepool.status.images import build_request_state
 from nodepool.status.known import Cause
 from nodepool.status.once import Facade, Once
-from nodepool.status.results import format_duration
+from nodepool.status.results import format_duration, use_text
 from nodepool.status.timeline import steps_of
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.history import HistoryReader
@@ -459,9 +459,7 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
             found.facts.append(("last failed call", f"{age} ago, {calls['error']}"))
         limits, used = entry.get("limits") or {}, entry.get("used") or {}
         for resource, limit in sorted(limits.items()):
-            found.facts.append(
-                (f"limit of {resource}", f"{known.use_text(resource, used.get(resource, 0), limit)} used by our nodes")
-            )
+            found.facts.append((f"limit of {resource}", f"{use_text(resource, used.get(resource, 0), limit)} used by our nodes"))
     for pool in sorted(pools, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"takes requests, priority {pool.priority:g}"
         found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))

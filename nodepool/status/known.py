@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from nodepool.base.problems import DELETION, image_problems
 from nodepool.status.once import Facade, Once
-from nodepool.status.results import format_bytes, format_duration
+from nodepool.status.results import format_duration
 from nodepool.zk import declines
 from nodepool.zk.records import DELETING, FULFILLED, HOLD, LARGEST, READY, USED, Node, NodeRequest
 
@@ -102,16 +102,6 @@ def place_of(zk: Facade, launcher_id: str) -> str:
 
 def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-#: Resource -> bytes of one unit.
-_SIZES = {"ram": 1 << 20, "disk": 1 << 30, "volume-gb": 1 << 30}
-
-
-def use_text(resource: str, used: float, limit: float) -> str:
-    """Return the use of a limit, such as ``160.0 GiB of 976.6 GiB`` of ``ram``."""
-    size = _SIZES.get(resource)
-    return f"{used:.9g} of {limit:.9g}" if size is None else f"{format_bytes(used * size)} of {format_bytes(limit * size)}"
 
 
 def seconds_text(seconds: float) -> str:

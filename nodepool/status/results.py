@@ -80,18 +80,23 @@ def format_bytes(number: float) -> str:
     return f"{number:.{1 if unit else 0}f} {UNITS[unit]}"
 
 
+def use_text(resource: str, used: float, limit: float) -> str:
+    """Return the use of a limit in the unit of the limit, such as ``160 of 977 GiB``."""
+    size = RESOURCES.get(resource, ("", 0))[1]
+    unit = format_bytes(limit * size).partition(" ")[2] if size else ""
+    amounts = [number * (size or 1) / (1 << 10 * UNITS.index(unit or "B")) for number in (used, limit)]
+    texts = [f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}" for amount in amounts]
+    return f"{texts[0]} of {texts[1]} {unit}".rstrip()
+
+
 def format_use(text: str) -> str:
     """Return a text such as ``ram 512/4096`` as people read it: ``RAM 0.5 of 4 GiB``."""
-    return _USE.sub(_of_limit, text)
 
+    def limit(found: re.Match[str]) -> str:
+        name, _size = RESOURCES.get(found[1], (found[1], 0))
+        return f"{name} {use_text(found[1], float(found[2]), float(found[3]))}"
 
-def _of_limit(found: re.Match[str]) -> str:
-    name, size = RESOURCES.get(found[1], (found[1], 1))
-    used, limit = float(found[2]) * size, float(found[3]) * size
-    unit = format_bytes(limit).partition(" ")[2] if size > 1 else "B"
-    amounts = [number / (1 << 10 * UNITS.index(unit)) for number in (used, limit)]
-    texts = [f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}" for amount in amounts]
-    return f"{name} {texts[0]} of {texts[1]}{f' {unit}' if size > 1 else ''}"
+    return _USE.sub(limit, text)
 
 
 def to_int_or_none(value: float | None) -> int | None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from nodepool.status.cluster import calls_of
 from nodepool.status.explain import Explanation, expected_wait, places, rates
-from nodepool.status.known import seconds_text, use_text
+from nodepool.status.known import seconds_text
+from nodepool.status.results import use_text
 from nodepool.zk.records import NodeRequest
 
 LABELS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3)
@@ -79,10 +80,10 @@ def test_fields_begin_no_lines_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("resource", "used", "limit", "text"),
     [
-        ("ram", 163840, 1000000, "160.0 GiB of 976.6 GiB"),
-        ("disk", 70.9233, 100, "70.9 GiB of 100.0 GiB"),
+        ("ram", 163840, 1000000, "160 of 977 GiB"),
+        ("disk", 70.9233, 100, "70.9 of 100 GiB"),
         ("cores", 0.1, 1.9, "0.1 of 1.9"),
-        ("instances", 2, 1000000, "2 of 1000000"),
+        ("instances", 2, 1000000, "2 of 1,000,000"),
     ],
 )
 def test_use_of_a_limit_has_units(resource: str, used: float, limit: float, text: str) -> None:
