@@ -114,7 +114,8 @@ LATE = " (deleted ones appear in the history after up to 5 s)"
 
 
 def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03}"
+    moment = time.localtime(seconds)
+    return time.strftime("%Y-%m-%d %H:%M:%S", moment) + f".{int(seconds % 1 * 1000):03} {moment.tm_zone}"
 
 
 def explain(

@@ -44,10 +44,10 @@ def register(subparsers: Subparsers) -> None:
         show_status,
         "show problems, waiting requests with their cause, daemons, and providers with their limits",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--watch", action="store_true", help="refresh after each change")
     parser = add_command(subparsers, "top", show_status, "the same as `status --watch`")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(watch=True)
     parser = add_command(
         subparsers, "explain", explain_it, "explain the state of a request, label, node, image, provider, fleet, host or tenant"
@@ -55,7 +55,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("kind", metavar="KIND", nargs="?", choices=ALL_KINDS, help="default: found by the id or name; "
                         + ", ".join(ALL_KINDS))  # fmt: skip
     parser.add_argument("name", metavar="NAME", help="id of a node (leading zeros are optional) or request, or a name")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parse = parser.parse_known_args
 
     def options_first(args: Sequence[str], namespace: argparse.Namespace | None) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -75,6 +76,15 @@ def test_calls_show_rate_and_last_error(given: dict[str, Any], expected: tuple[o
 def test_fields_begin_no_lines_of_their_own() -> None:
     found = Explanation("node", "1", "ready", facts=[("comment", "x\nnode 2: forged\x1b[2J")])
     assert found.text() == "node 1: ready\n  comment: x\\nnode 2: forged\\x1b[2J"
+
+
+def test_moments_of_the_history_have_milliseconds_and_a_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XYZ-2")
+    time.tzset()
+    found = Explanation("node", "1", "ready", history=[{"type": "node-removed", "time": 86400.25, "node": "1"}])
+    assert "    1970-01-02 02:00:00.250 XYZ  " in found.text()
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.mark.parametrize(
