@@ -1,24 +1,36 @@
-// The page of the configuration.
+// The page of the configuration: as the files have it, by provider.
 
 import { ask } from "./api.js";
-import { el, fill, moment } from "./dom.js";
+import { el, fill, rich } from "./dom.js";
+import { moment } from "./format.js";
+import { yaml } from "./yaml.js";
 
-function loaded(config) {
-  const { name, hostname, pid, file, secure, error, stale_since: stale, warnings, not_running: left, ...inForce } = config;
+const SECTIONS = { labels: "Labels", diskimages: "Disk images", "tenant-resource-limits": "Limits of tenants" };
+
+function part(launcher, title, value, open) {
+  return el("details", { open, "data-part": `${launcher} ${title}` }, el("summary", {}, title), el("pre", { tabindex: "0" }, yaml(value)));
+}
+
+function loaded(config, number) {
+  const { name, pid, file, secure, error, stale_since: stale, warnings, not_running: left, providers } = config;
   const files = [file, secure].filter((each) => each).join(" and ");
   return el("section", {}, el("h2", {}, `Launcher ${name}`), el("p", { class: "dim" }, files ? `From ${files}, process ${pid}.` : `Process ${pid}.`),
-    error ? el("p", { class: "bad", role: "alert" }, stale === null ? error : `Since ${moment(stale)} the file cannot be used: ${error}`) : null,
-    (warnings || []).map((text) => el("p", {}, `Warning: ${text}`)),
-    Object.entries(left || {}).map(([name, why]) => el("p", { class: "bad" }, `Provider ${name} does not run: ${why}`)),
-    el("details", { open: true }, el("summary", {}, "In force"), el("pre", { tabindex: "0" }, JSON.stringify(inForce, null, 2))));
+    error ? el("p", { class: "bad", role: "alert" }, stale === null ? error : `The file has not been usable since ${moment(stale)}, so the previous configuration is in force: ${error}`) : null,
+    (warnings || []).map((text) => el("p", {}, "Warning: ", rich(text))),
+    Object.entries(left || {}).map(([provider, why]) => el("p", { class: "bad" }, `Provider ${provider} does not run: ${why}`)),
+    Object.entries(providers || {}).map(([provider, value]) => part(name, `Provider ${provider}`, value, number === 0)),
+    Object.entries(SECTIONS).filter(([key]) => Object.keys(config[key] || {}).length).map(([key, title]) => part(name, title, config[key], false)));
 }
 
 export async function configPage({ main }) {
   const place = el("div", {});
   async function load() {
+    const opened = new Map([...place.querySelectorAll("details")].map((each) => [each.dataset.part, each.open]));
     fill(place, (await ask("config")).launchers.map(loaded));
+    for (const each of place.querySelectorAll("details")) each.open = opened.get(each.dataset.part) ?? each.open;
   }
   await load();
-  fill(main, el("h1", {}, "Configuration"), el("p", {}, "As the launchers have it in force. What may be a secret is left out."), place);
+  fill(main, el("h1", {}, "Configuration"),
+    el("p", {}, rich("The configuration in force. Values that may be secrets are shown as (redacted). After a change, check the files with `nodepool config-validate`")), place);
   return load;
 }

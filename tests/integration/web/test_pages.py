@@ -186,7 +186,12 @@ def test_choose_bars_and_configuration(site: Site) -> None:
         assert bar.locator("rect.ready").count() == 1
         seen.open("/ui/config")
         seen.sees("must not contain '/'")
-        seen.sees('"fake-provider"')
+        part = seen.page.locator("details").filter(has_text="Provider fake-provider")
+        assert "name: fake-provider\n" in str(part.locator("pre").text_content())
+        assert seen.accessible() == []
+        part.locator("summary").click()
+        assert not part.locator("pre").is_visible()
+        shoot(seen, "config")
 
 
 @pytest.mark.spec("issue: requests with the reason each one waits, live")
