@@ -24,12 +24,13 @@ const main = document.getElementById("main");
 const RETRY = 3000; // milliseconds
 const unknown = () => Object.assign(new Error(`There is no page ${location.pathname}`), { status: 404 });
 let stop = () => {};
+/** @type {(changes: Record<string, any>) => void} */
 let stale = () => {};
 // What a page gets: its place, how it registers its end, and what shows an error.
 const view = { main, onStop: (function_) => { stop = function_; }, failed: fail };
 
 function tick() {
-  for (const each of main.querySelectorAll("[data-since]")) each.textContent = age(Date.now() / 1000 - each.dataset.since);
+  for (const each of /** @type {NodeListOf<HTMLElement>} */ (main.querySelectorAll("[data-since]"))) each.textContent = age(Date.now() / 1000 - Number(each.dataset.since));
 }
 
 function place() {
@@ -98,7 +99,7 @@ function go(address) {
   show().then(() => main.focus());
 }
 document.addEventListener("click", (event) => {
-  const anchor = event.target.closest?.("a[href^='/ui/']");
+  const anchor = /** @type {Element} */ (event.target).closest?.("a[href^='/ui/']");
   if (!anchor || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   event.preventDefault();
   go(anchor.getAttribute("href"));

@@ -4,6 +4,7 @@ import { age, isMoment, moment } from "./format.js";
 
 export { age, moment, precisely } from "./format.js";
 
+/** @param {string} name @param {Record<string, any>} [attributes] @param {any[]} children @returns {any} the element */
 export function el(name, attributes, ...children) {
   const made = document.createElementNS(SVG.has(name) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", name);
   for (const [key, value] of Object.entries(attributes || {})) {

@@ -32,7 +32,7 @@ export async function eventsPage({ main, onStop }) {
     list.replaceChildren();
     empty.hidden = false;
     chosen.replaceChildren(...filters(given, ["type"], changed));
-    stop = listen(() => { const query = new URLSearchParams(given); query.set("since", last); return `events?${query}`; },
+    stop = listen(() => { const query = new URLSearchParams(given); query.set("since", String(last)); return `events?${query}`; },
       Object.fromEntries(types.map((type) => [type, add])));
   }
   function changed() {

@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { el, fill, link, links } from "./dom.js";
 
+/** @type {[string, [string, string][]][]} */
 export const GROUPS = [
   ["Now", [["", "Overview"], ["problems", "Problems"], ["events", "Events"]]],
   ["Work", [["requests", "Requests"], ["leases", "Leases"], ["nodes", "Nodes"], ["labels", "Labels"]]],
@@ -42,11 +43,11 @@ export function searchBox(go) {
     if (text) go(/^\d{10}$/.test(text) ? `/ui/node/${text}` : /^\d{3}-\d{10}$/.test(text) ? `/ui/request/${text}` : `/ui/find?q=${encodeURIComponent(text)}`);
   });
   const narrow = matchMedia("(max-width: 600px)");
-  const fold = () => { document.getElementById("menu").open = !narrow.matches; };
+  const fold = () => { /** @type {HTMLDetailsElement} */ (document.getElementById("menu")).open = !narrow.matches; };
   narrow.addEventListener("change", fold);
   fold();
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea, dialog")) return;
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || /** @type {Element} */ (event.target).closest?.("input, select, textarea, dialog")) return;
     event.preventDefault();
     box.focus();
     box.select();
@@ -67,7 +68,7 @@ function answers(table, text, found) {
 export async function findPage({ main }) {
   const text = new URLSearchParams(location.search).get("q") || "";
   const tables = Object.keys(FOUND);
-  const found = await Promise.all(tables.map((table) => ask(`${table}?${new URLSearchParams({ q: text, limit: 200 })}`)));
+  const found = await Promise.all(tables.map((table) => ask(`${table}?${new URLSearchParams({ q: text, limit: "200" })}`)));
   const exact = tables.flatMap((table, index) => {
     const [key, kind] = FOUND[table];
     return kind && found[index].rows.some((row) => row[key] === text) ? [el("li", {}, `${kind} `, link(kind, text))] : [];

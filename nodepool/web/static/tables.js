@@ -22,6 +22,7 @@ const SHOWN = {
 const TEXTS = new Set(["reason", "problem", "suggestion"]);
 const LINES = 100;
 
+/** @param {string} table @param {{ key: string, type?: string }} column @param {any} value */
 function cell(table, { key, type }, value) {
   if (value === null || value === undefined || value === "") return [""];
   const kind = (LINKS[table] || {})[key];
@@ -36,6 +37,7 @@ function cell(table, { key, type }, value) {
 }
 
 // How a cell looks: a narrow screen scrolls rather than squeezes long texts.
+/** @param {{ key: string, type?: string }} column @param {any} value */
 function shape({ type }, value) {
   if (typeof value === "number" && type !== "time" && type !== "due") return "number";
   return typeof value === "string" && value.length > 30 ? "long" : null;
@@ -97,7 +99,7 @@ function columnChooser(name, changed) {
         else localStorage.setItem(columnsKey(name), JSON.stringify(keys));
         changed();
       },
-    }), ` ${title}`)), el("button", { type: "button", onclick: () => { localStorage.removeItem(columnsKey(name)); document.activeElement.blur(); changed(); } }, "Reset")];
+    }), ` ${title}`)), el("button", { type: "button", onclick: () => { localStorage.removeItem(columnsKey(name)); /** @type {HTMLElement} */ (document.activeElement).blur(); changed(); } }, "Reset")];
   }
   return { made, draw };
 }
@@ -204,7 +206,7 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     order = found.order[0] || "";
     choices(found, all);
     chosenOnes.draw(all, columns.map(({ key }) => key), standard);
-    const focused = document.activeElement?.closest("thead th")?.cellIndex;
+    const focused = /** @type {HTMLTableCellElement | null} */ (document.activeElement?.closest("thead th"))?.cellIndex;
     header();
     if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
     if (actions()) head.append(el("td", {}));
