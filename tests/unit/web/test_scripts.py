@@ -1,4 +1,4 @@
-"""Unit tests of the scripts of the pages, in the Node.js that Playwright contains."""
+"""The scripts of the pages: unit tests in the Node.js that Playwright contains, and types."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from playwright._impl._driver import compute_driver_executable  # the only place
 from tests import REPOSITORY
 
 STATIC = REPOSITORY / "nodepool" / "web" / "static"
+#: Installed by tools/run-tests (tests/javascript).
+TSC = REPOSITORY / "tests" / "javascript" / "node_modules" / ".bin" / "tsc"
+OPTIONS = (
+    "--noEmit", "--checkJs", "--allowJs", "--strict", "false", "--target", "es2022", "--module", "es2022",
+    "--lib", "es2023,dom,dom.iterable",
+)  # fmt: skip
 SCRIPTS = pathlib.Path(__file__).parent / "scripts"
 
 
@@ -33,4 +39,15 @@ def test_script_passes_its_unit_tests(script: str, tmp_path: pathlib.Path) -> No
     ended = subprocess.run(
         [node, "--test", f"tests/{script}"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.skipif(not TSC.exists(), reason="needs TypeScript: npm ci --prefix tests/javascript")
+def test_scripts_have_no_type_errors(tmp_path: pathlib.Path) -> None:
+    shutil.copytree(STATIC, tmp_path, dirs_exist_ok=True)
+    # Not ours.
+    (tmp_path / "uplot.js").unlink()
+    (tmp_path / "uplot.d.ts").write_text("declare const uPlot: any; export default uPlot;")
+    files = sorted(path.name for path in tmp_path.glob("*.js"))
+    ended = subprocess.run([TSC, *OPTIONS, *files], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
