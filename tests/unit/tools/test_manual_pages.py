@@ -42,6 +42,11 @@ def test_sections_of_programs_are_current(program: str) -> None:
     assert program not in DAEMONS or ".SH SIGNALS\n" in page
 
 
+@pytest.mark.parametrize("program", sorted(DAEMONS))
+def test_unit_of_systemd_names_the_page(program: str) -> None:
+    assert f"\nDocumentation=man:{program}(8)\n" in (REPOSITORY / "etc" / "systemd" / f"{program}.service").read_text()
+
+
 @pytest.mark.parametrize("name", PAGES.FILES)
 def test_pages_of_files_are_current(name: str) -> None:
     version = PACKAGE.setup()["metadata"]["version"]
