@@ -266,7 +266,7 @@ def _with_hosts(zk: Facade, cause: Cause, providers: Collection[str], labels: Co
     text = "; ".join(dict.fromkeys(down))
     remedy = "repair the host, or remove it from the configuration"
     usable = any(set(labels) & set(node.type) for node in zk.readNodes(with_contenders=False) if node.provider in providers)
-    return Cause(f"{cause.text}; {text}" if usable else text, remedy, "host-down", headline=text)
+    return Cause(f"{cause.text}; {text}" if usable else text, remedy, "host-down", f"host-down {text}", text)
 
 
 def _of_backing(zk: Facade, node: Node, clock: Clock, depth: int) -> Cause | None:

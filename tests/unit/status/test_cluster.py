@@ -6,6 +6,7 @@ import time
 from collections import Counter
 
 from nodepool.reasons import Code, Reason, because
+from nodepool.zk.records import Node
 from tests.support.mirror import NOW, Mirror
 
 
@@ -76,8 +77,13 @@ def test_dead_host_is_the_cause_of_requests_for_its_provider() -> None:
     mirror.problems.append({"provider": "east", "label": None, "problem": "host rack1: connection refused", "help": None})
     free = {name: published(because(Code.NO_FREE_NODE, labels=name).at("east-main")) for name in ("label-0", "label-1")}
     mirror.report(*(([request], [free[f"label-{number}"]]) for number, request in enumerate(requests)))
+    # Another host of the provider can be used: its node is in use.
+    node = Node("0000000001")
+    node.state, node.provider, node.pool, node.type = "in-use", "east", "main", ["label-0", "label-1"]
+    mirror.nodes.append(node)
     (row,) = mirror.rows()
     assert (row["cause"], row["count"], row["problem"]) == ("host rack1: connection refused", 2, True)
+    assert "no free node of label-" in row["reason"]
 
 
 def test_requests_that_a_large_report_does_not_list_count_under_its_reason() -> None:
