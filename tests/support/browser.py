@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,10 +49,14 @@ class Browser:
         """Wait until it is there."""
         self.page.get_by_text(text).first.wait_for()
 
-    def accessible(self) -> list[str]:
-        """What axe finds serious."""
+    def accessible(self, impacts: Collection[str] = SERIOUS) -> list[str]:
+        """What axe finds serious.
+
+        :param impacts: those that count; none: all.
+        """
         found = Axe().run(self.page).response["violations"]
-        return [f"{each['id']}: {each['help']}: {each['nodes'][0]['html'][:200]}" for each in found if each["impact"] in SERIOUS]
+        shown = [each for each in found if not impacts or each["impact"] in impacts]
+        return [f"{each['id']}: {each['help']}: {each['nodes'][0]['html'][:200]}" for each in shown]
 
 
 @contextmanager
