@@ -25,7 +25,7 @@ PROVIDER_COLUMNS = {
     "provider": "Provider", "launcher": "Launcher", "driver": "Driver", "nodes": "Nodes", "limits": "Used of Limits",
     "launching": "Launching", "problems": "Problems",
 }  # fmt: skip
-POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", "labels": "Labels", "paused": "Full",
+POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", "labels": "Labels", "full": "Full",
                 "nodes": "Nodes", "max_servers": "Max Servers", "priority": "Priority"}  # fmt: skip
 HOST_COLUMNS = {"host": "Host", "provider": "Provider", "launcher": "Launcher", "state": "State", "used": "Used",
                 "nodes": "Slivers (Nodes)", "problem": "Problem"}  # fmt: skip
@@ -169,7 +169,8 @@ def pools(zk: Facade) -> Results:
         for pool in zk.getRegisteredPools()
     ]
     for row in rows:
-        row["full"] = full.get((row["launcher"], f"{row['provider']}-{row['pool']}")) if row["paused"] else None
+        pool_name = f"{row['provider']}-{row['pool']}"
+        row["full"] = full.get((row["launcher"], pool_name), "waiting for capacity") if row["paused"] else None
     return Results(sorted(rows, key=lambda row: (row["provider"], row["pool"])), POOL_COLUMNS)
 
 

@@ -13,7 +13,7 @@ import { overview } from "./overview.js";
 import { tablePage } from "./tables.js";
 import { thingPage } from "./thing.js";
 
-const KINDS = ["request", "label", "node", "image", "provider"];
+const KINDS = ["request", "label", "node", "image", "provider", "fleet"];
 // What in the cluster, when it changes, changes a page.
 const CONCERNS = {
   nodes: ["node"], requests: ["request", "node", "report"], labels: ["node", "request", "component", "report"], leases: ["node", "request"], images: ["image"], builds: ["image"],
@@ -22,6 +22,8 @@ const CONCERNS = {
 
 const main = document.getElementById("main");
 const RETRY = 3000; // milliseconds
+// Milliseconds: texts of explanations contain ages.
+const AGES = 20000;
 const unknown = () => Object.assign(new Error(`There is no page ${location.pathname}`), { status: 404 });
 let stop = () => {};
 /** @type {(changes: Record<string, any>) => void} */
@@ -71,6 +73,11 @@ async function show() {
     else if (page === "config") load = await configPage(view);
     else if (title) load = await tablePage(view, page, title);
     else throw unknown();
+    if (KINDS.includes(page)) {
+      const end = stop;
+      const timer = setInterval(() => { if (!document.hidden) load().catch(fail); }, AGES);
+      stop = () => { clearInterval(timer); end(); };
+    }
     const concerns = CONCERNS[page];
     stale = (changes) => { if (!concerns || concerns.some((each) => changes[each])) load().catch(fail); };
     if (missed) stale(missed);

@@ -68,7 +68,7 @@ export function providerCard(row) {
 }
 
 export function poolCard(row) {
-  const state = row.paused ? el("p", { class: "full" }, row.full || "Waiting for quota") : el("p", {}, "Accepts requests");
+  const state = row.paused ? el("p", { class: "full" }, row.full) : el("p", {}, "Accepts requests");
   const nodes = typeof row.max_servers === "number" ? meter(["nodes", row.nodes, row.max_servers]) : el("p", {}, `${plural(row.nodes, "node")}, no limit of the pool`);
   return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider), ` ${row.pool}`), state,
     nodes, el("p", { class: "dim" }, `launcher ${row.launcher}`));
