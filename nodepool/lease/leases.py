@@ -55,6 +55,10 @@ def key_path(owner: str, key: str) -> str:
     return f"{KEYS}/{digest.hexdigest()[:32]}"
 
 
+def _of(lease_id: str, nodes: Sequence[Node]) -> list[Node]:
+    return [node for node in nodes if node.state == HOLD and _may_have(node, lease_id) and id_of(node) == lease_id]
+
+
 def _may_have(node: Node, lease_id: str) -> bool:
     """Return False if the id of the node's lease is another one, without reading its terms."""
     return node.allocated_to == lease_id or f"node-{node.id}" == lease_id
@@ -273,9 +277,13 @@ class Leases:
         if lease is None:
             return False
         if lease.state is not LeaseState.HELD:
-            with suppress(NoNodeError):
+            try:
                 self._zk.kazoo_client.delete(paths.request(lease_id))
-            return True
+                return True
+            except NoNodeError:
+                lease = self.get(lease_id)  # it has been handed over meanwhile, unless it was canceled
+                if lease is None:
+                    return True
         failures: list[LeaseError] = []
 
         def change(node: Node) -> None:
@@ -306,12 +314,12 @@ class Leases:
             if request is not None and terms is not None and request.requestor == REQUESTOR:
                 return of_request(request, terms)
             # One transaction turns a request into nodes: it may have happened between the two reads.
-            found = self._held_nodes(lease_id)
+            changed = {node.id: node for node in _of(lease_id, self._zk.readChangingNodes())}
+            found = list({**{node.id: node for node in self._held_nodes(lease_id)}, **changed}.values())
         return of_nodes(lease_id, found) if found else None
 
     def _held_nodes(self, lease_id: str) -> list[Node]:
-        found = [node for node in self._zk.readNodes() if node.state == HOLD and _may_have(node, lease_id)]
-        return [node for node in found if id_of(node) == lease_id]
+        return _of(lease_id, self._zk.readNodes())
 
     def all(self) -> list[Lease]:
         """Return all leases, and all other held nodes, by id."""

@@ -63,6 +63,11 @@ class NodeMethods(FacadeBase):
                 locked[path].lock_contenders = {n for n in names if paths.contender_number(n) is not None}
         return nodes
 
+    def readChangingNodes(self) -> list[Node]:
+        """Read the nodes whose last change the mirror does not show yet; none without a mirror."""
+        ids = [] if self.node_tree is None else [path.rpartition("/")[2] for path in self.node_tree.changing()]
+        return [node for node in map(self.getNode, ids) if node is not None]
+
     def countNodes(self) -> NodeCounts:
         """Return the numbers of nodes; from the mirror, else by reading all; write nothing."""
         if self.node_tree is not None and self.node_tree.synced.is_set():

@@ -140,6 +140,14 @@ class Tree(Generic[R]):
                 self._own_creates = 0
                 self._deferred.clear()
 
+    def changing(self) -> list[str]:
+        """Return paths of records that have changed and are not read yet.
+
+        Changes that are older than the answer to a read of this client are here, or are shown.
+        """
+        with self.lock:
+            return list({*list(self.reading), *list(self._own), *list(self._deferred)})
+
     # -- synchronizing
 
     def _synchronise(self) -> None:

@@ -81,6 +81,28 @@ def test_canceled_request_frees_its_nodes(bench: LauncherBench, leases: Leases) 
     assert leases.all() == []
 
 
+def test_lease_that_is_handed_over_while_it_is_returned_frees_its_nodes(bench: LauncherBench, leases: Leases) -> None:
+    bench.start(config(provider()))
+    lease_id = ready(bench, leases)
+    as_read = leases.get(lease_id)
+    lease = leases.hand_over(lease_id, 3600)
+    assert leases.give_back(lease_id, as_read)
+    bench.wait_gone(*[node.id or "" for node in lease.nodes])
+
+
+def test_lease_is_found_before_the_mirror_has_read_its_nodes(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()))
+    others = Leases(ZooKeeper(bench.chroot.connect(), enable_cache=False))
+    lease_id = ready(bench, others, "fake-label", "fake-label")
+    tree = pool.zk.node_tree
+    wait_for(lambda: not tree.changing(), what="a mirror that has read everything")
+    # The answers do not come.
+    monkeypatch.setattr(tree, "_read", lambda path, *_args: tree.reading.update({path: 1}))
+    others.hand_over(lease_id, 3600)
+    found = Leases(pool.zk).get(lease_id)
+    assert found is not None and (found.state, len(found.nodes)) == (LeaseState.HELD, 2)
+
+
 def test_renewed_lease_ends_later_and_never_earlier(bench: LauncherBench, leases: Leases) -> None:
     lease = held(bench, leases, "fake-label", "fake-label", seconds=600)
     before = [bench.zuul.node(node.id or "")["state_time"] for node in lease.nodes]
