@@ -18,6 +18,8 @@ LEASE_TARGETS: dict[str, tuple[float, bool]] = {
     "1000 leases held: CPU %": (0.5, True),
     "1000 leases held: more ZooKeeper operations per minute": (2, True),
 }
+#: Leases per second while Zuul asks for ready nodes.
+RATE = 150.0
 BODY = {"labels": ["small"], "for": 600, "wait": 30}
 
 
@@ -29,15 +31,21 @@ class Borrower(threading.Thread):
         self.pool = Pool(f"unix://{path}")
         self.stopping = stop
         self.count = 0
+        #: Leases per second; None: as many as possible.
+        self.rate: float | None = None
         self.error = ""
 
     def run(self) -> None:
+        due = 0.0
         try:
             while not self.stopping.is_set():
                 lease = self.pool.call("POST", "/leases", BODY)
                 assert lease["state"] == "held", lease
                 self.pool.call("DELETE", f"/leases/{lease['id']}")
                 self.count += 1
+                if self.rate is not None:
+                    due = max(due + 1 / self.rate, time.monotonic() - 1 / self.rate)
+                    self.stopping.wait(max(0.0, due - time.monotonic()))
         except Exception as error:
             self.error = str(error)
 
@@ -56,7 +64,7 @@ def _latencies(bench: Bench, samples: int) -> list[float]:
 
 
 def leases(bench: Bench, borrowers: int = 8, seconds: float = 10.0, samples: int = 30) -> Figures:
-    """Grant and return leases, alone and while Zuul asks for ready nodes; the launcher has one core."""
+    """Grant and return as many leases as possible, then `RATE` while Zuul asks for ready nodes; the launcher has one core."""
     path = str(bench.work / "api.sock")
     bench.environment["NODEPOOL_BENCHMARK_SOCKET"] = path
     bench.start(instant(labels=["small", "idle"]))
@@ -72,7 +80,12 @@ def leases(bench: Bench, borrowers: int = 8, seconds: float = 10.0, samples: int
     time.sleep(seconds)
     elapsed = time.monotonic() - began
     done, used = sum(thread.count for thread in threads) - before, bench.launcher.cpu() - cpu
+    for thread in threads:
+        thread.rate = RATE / borrowers
+    time.sleep(1)
+    before, began = sum(thread.count for thread in threads), time.monotonic()
     beside = _latencies(bench, samples)
+    rate = (sum(thread.count for thread in threads) - before) / (time.monotonic() - began)
     stop.set()
     for thread in threads:
         thread.join(60)
@@ -83,6 +96,7 @@ def leases(bench: Bench, borrowers: int = 8, seconds: float = 10.0, samples: int
         "leases granted and returned per s": done / elapsed,
         "leases: CPU ms each, in the launcher": used / done * 1000,
         "leases: cores of the launcher": used / elapsed,
+        "leases alongside per s": rate,
         "ready node alone: median ms": median(alone),
         "ready node alongside leases: median ms": median(beside),
         "ready node alongside leases: ratio of medians": median(beside) / median(alone),

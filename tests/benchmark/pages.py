@@ -41,12 +41,15 @@ CHANGED = """() => { globalThis.changed = new Promise((resolve) => {
 }); }"""
 
 
-def first_view(address: str) -> float:
-    """Milliseconds until the largest text is painted, with an empty cache."""
-    with browser(address) as seen:
-        seen.open("/ui/")
-        seen.page.get_by_role("heading", name="Providers").wait_for()
-        return float(seen.page.evaluate(PAINT))
+def first_view(seen: Browser) -> float:
+    """Milliseconds until the largest text is painted in a browser that runs, with an empty cache."""
+    running = seen.page.context.browser
+    assert running is not None
+    with running.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{seen.address}/ui/")
+        page.get_by_role("heading", name="Providers").wait_for()
+        return float(page.evaluate(PAINT))
 
 
 def change(bench: Bench, seen: Browser) -> float:
@@ -74,7 +77,9 @@ def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, floa
     zuul.create_nodes(args.nodes)
     zuul.submit_many([["stuck"]] * args.waiting)
     time.sleep(8)
-    views = [first_view(address) for _ in range(args.views)]
+    with browser(address) as seen:
+        seen.open("/ui/")
+        views = [first_view(seen) for _ in range(args.views)]
     log(f"first views: {' '.join(f'{each:.0f}' for each in views)} ms")
     answers = []
     for _ in range(args.views):
