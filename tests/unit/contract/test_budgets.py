@@ -22,7 +22,7 @@ BUDGETS = {
     "driver nodemanager": 2_000,
     "node manager": 11_200,
     "pages": 2_960,
-    "leases": 2_235,
+    "leases": 2_240,
     "adapters": 2_050,
     "package": 55_150,
 }
