@@ -212,6 +212,7 @@ def _request(zk: Facade, name: str, clock: Clock) -> Explanation:
     for title, value in (("requestor", request.requestor), ("tenant", request.tenant_name), ("nodes", ", ".join(request.nodes))):
         if value:
             found.facts.append((title, str(value)))
+    found.facts += node_facts.data_of(request.requestor_data, "requestor data")
     pools = zk.getRegisteredPools()
     found.problems = _problems(zk, label=request.node_types)
     if request.state == FULFILLED:

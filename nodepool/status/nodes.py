@@ -55,16 +55,16 @@ def moment(seconds: float, now: float) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S %Z', time.localtime(seconds))} ({distance})"
 
 
-def data_of(data: object) -> Iterator[tuple[str, object]]:
+def data_of(data: object, title: str = "user data") -> Iterator[tuple[str, str]]:
     """Yield the data of the requestor, such as Zuul's build, without the terms of a lease."""
     if not isinstance(data, dict):
         if data:
-            yield "user data", json.dumps(data, default=str)[:LONGEST]
+            yield title, json.dumps(data, default=str)[:LONGEST]
         return
     for key, value in list(data.items())[:MOST_DATA]:
         if key != KEY:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
-            yield f"user data {str(key)[:40].replace('_', ' ')}", text[:LONGEST]
+            yield f"{title} {str(key)[:40].replace('_', ' ')}", text[:LONGEST]
 
 
 def _login(node: Node) -> Iterator[tuple[str, object]]:

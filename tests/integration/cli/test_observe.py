@@ -68,6 +68,13 @@ def test_explain_a_waiting_request(shell: Shell, bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("issue: explain request: failed ones tell why; other kinds; what is unknown is an error")
+def test_explain_names_the_job_of_a_request(shell: Shell, bench: LauncherBench) -> None:
+    request = bench.submit("nowhere")
+    bench.wait_request(request, "failed")
+    text = shell("explain", request)
+    assert "requestor data job name: j\n" in text and "requestor data pipeline name: check\n" in text
+
+
 def test_explain_covers_all_types_of_objects(shell: Shell, bench: LauncherBench) -> None:
     request_id = bench.submit("nosuch")
     bench.wait_request(request_id, "failed")
