@@ -10,6 +10,7 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.base.problems import one_line
 from nodepool.base.schema import ListOf
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.exceptions import FOREIGN
@@ -117,3 +118,21 @@ def shown(config: Config) -> dict[str, Any]:
     # YAML types that JSON does not have, such as dates, become text.
     found: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return found
+
+
+def differences(old: object, new: object, place: str = "") -> Iterator[str]:
+    """Yield ``PATH: BEFORE -> AFTER`` for each value that differs.
+
+    :param old: result of :func:`shown`, or a part of it.
+    """
+    if isinstance(old, list) and isinstance(new, list) and all(isinstance(i, dict) and "name" in i for i in (*old, *new)):
+        old, new = ({f"[{item['name']}]": item for item in items} for items in (old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from differences(old.get(key), new.get(key), f"{place}{'.' if place and key[:1] != '[' else ''}{key}")
+    elif old != new:
+        yield f"{place}: {_value(old)} -> {_value(new)}"
+
+
+def _value(value: object) -> str:
+    return "not set" if value is None else one_line(value)[:80]

@@ -15,7 +15,7 @@ from kazoo.exceptions import KazooException
 from nodepool.base import hostnames
 from nodepool.base.problems import one_line
 from nodepool.config.model import Config, Label, ProviderConfig, disk_image
-from nodepool.config.shown import shown
+from nodepool.config.shown import differences, shown
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.requests.tenants import tenant_usage
@@ -63,6 +63,8 @@ class Reporter:
         self._published: dict[str, Any] | None = None
         #: The configuration that was published last, and the session in which it was.
         self._published_config: tuple[Any, Any] = (None, None)
+        #: The configuration that was shown last, since when (UNIX seconds), and how it differs from the one before.
+        self._in_force: tuple[dict[str, Any], float, list[str]] | None = None
         self._due = -math.inf
         #: Something may have changed since the last report was written.
         self._postponed = False
@@ -174,7 +176,12 @@ class Reporter:
 
     def config(self) -> dict[str, Any]:
         """Return the configuration in force here, without possible secrets."""
-        return {"hostname": hostnames.short(), "pid": os.getpid(), **shown(self._state.config)}
+        content, known = shown(self._state.config), self._in_force
+        if known is None or known[0] != content:
+            changes = [] if known is None else list(differences(known[0], content))[:MOST_WARNINGS]
+            known = self._in_force = (content, self._state.clock.time(), changes)
+        place = {"hostname": hostnames.short(), "pid": os.getpid()}
+        return {**place, "in_force_since": known[1], "changes": known[2], **content}
 
     def config_files(self) -> dict[str, Any]:
         """Return the paths of the files and their errors."""

@@ -10,10 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nodepool.base.problems import one_line
 from nodepool.config.live.changes import changes
 from nodepool.config.model import Config
-from nodepool.config.shown import shown
+from nodepool.config.shown import differences, shown
 from nodepool.status.once import Facade
 from nodepool.status.results import Results
 from nodepool.zk.records import DELETED, DELETING, FAILED, PENDING, READY, REQUESTED
@@ -49,23 +48,9 @@ def _options(old: Config, new: Config) -> Iterator[Line]:
     before, after = shown(old), shown(new)
     for section, kind in (("labels", "label"), ("diskimages", "diskimage"), ("providers", "provider")):
         for name in sorted(before[section].keys() & after[section].keys()):
-            if found := list(_differences(before[section][name], after[section][name])):
+            if found := list(differences(before[section][name], after[section][name])):
                 more = f"; and {len(found) - MOST_OPTIONS} more" if len(found) > MOST_OPTIONS else ""
                 yield "changes", f"{kind} {name}", "; ".join(found[:MOST_OPTIONS]) + more
-
-
-def _differences(old: object, new: object, place: str = "") -> Iterator[str]:
-    if isinstance(old, list) and isinstance(new, list) and all(isinstance(i, dict) and "name" in i for i in (*old, *new)):
-        old, new = ({f"[{item['name']}]": item for item in items} for items in (old, new))
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            yield from _differences(old.get(key), new.get(key), f"{place}{'.' if place and key[:1] != '[' else ''}{key}")
-    elif old != new:
-        yield f"{place}: {_value(old)} -> {_value(new)}"
-
-
-def _value(value: object) -> str:
-    return "not set" if value is None else one_line(value)[:80]
 
 
 def _some(ids: list[str]) -> str:

@@ -12,9 +12,10 @@ function part(launcher, title, value, open) {
 }
 
 function loaded(config, number) {
-  const { name, pid, file, secure, error, stale_since: stale, warnings, not_running: left, providers } = config;
+  const { name, pid, file, secure, error, stale_since: stale, warnings, not_running: left, providers, in_force_since: since, changes } = config;
   const files = [file, secure].filter((each) => each).join(" and ");
-  return el("section", {}, el("h2", {}, `Launcher ${name}`), el("p", { class: "dim" }, files ? `From ${files}, process ${pid}.` : `Process ${pid}.`),
+  return el("section", {}, el("h2", {}, `Launcher ${name}`), el("p", { class: "dim" }, files ? `From ${files}, process ${pid}` : `Process ${pid}`, since ? `, in force since ${moment(since)}.` : "."),
+    Array.isArray(changes) && changes.length ? el("details", { "data-part": `${name} changes` }, el("summary", {}, "Changes to the previous configuration"), el("ul", {}, changes.map((each) => el("li", {}, String(each))))) : null,
     error ? el("p", { class: "bad", role: "alert" }, stale === null ? error : `The file has not been usable since ${moment(stale)}, so the previous configuration is in force: ${error}`) : null,
     (warnings || []).map((text) => el("p", {}, "Warning: ", rich(text))),
     Object.entries(left || {}).map(([provider, why]) => el("p", { class: "bad" }, `Provider ${provider} does not run: ${why}`)),

@@ -9,6 +9,7 @@ import io
 import json
 import socket
 import threading
+import time
 import urllib.parse
 from typing import Any
 
@@ -114,6 +115,17 @@ def test_configuration_is_shown_without_secrets(site: Site) -> None:
     assert found["error"] is None and found["labels"]["fake-label"] == {"min-ready": 0}
     (warning,) = found["warnings"]
     assert warning.startswith(f"{found['file']}:") and "must not contain '/'" in warning
+
+
+@pytest.mark.spec("issue 32: the configuration page shows since when it is in force, and what has changed")
+def test_change_of_the_configuration_is_shown(site: Site) -> None:
+    (first,) = get(site, "/api/v1/config")["launchers"]
+    assert first["changes"] == [] and first["in_force_since"] <= time.time()
+    site.bench.config(config(provider(labels=["fake-label", HOSTILE], pool={"max-servers": 7})))
+    wait_for(lambda: get(site, "/api/v1/config")["launchers"][0]["changes"], what="the change")
+    (found,) = get(site, "/api/v1/config")["launchers"]
+    assert found["changes"] == ["providers.fake-provider.pools[main].max-servers: not set -> 7"]
+    assert found["in_force_since"] > first["in_force_since"]
 
 
 @pytest.mark.spec("issue: every page works from any launcher for the whole cluster: the configuration, too")

@@ -189,6 +189,7 @@ def test_choose_bars_and_configuration(site: Site) -> None:
         bar = seen.page.get_by_role("img", name="fake-label: 1 ready")
         assert bar.locator("rect.ready").count() == 1
         seen.open("/ui/config")
+        seen.sees(", in force since ")
         seen.sees("must not contain '/'")
         part = seen.page.locator("details").filter(has_text="Provider fake-provider")
         assert "name: fake-provider\n" in str(part.locator("pre").text_content())
