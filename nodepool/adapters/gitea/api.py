@@ -11,7 +11,8 @@ from typing import Protocol
 
 import requests
 
-from nodepool.adapters.runners.forge import ForgeError, reason_of
+from nodepool.adapters.runners.calls import reason_of
+from nodepool.adapters.runners.forge import ForgeError
 
 #: Seconds to connect, and between two parts of an answer.
 TIMEOUT = (10.0, 30.0)

@@ -18,7 +18,8 @@ import jwt
 import requests
 import requests.adapters
 
-from nodepool.adapters.runners.forge import ForgeError, is_untrusted, reason_of
+from nodepool.adapters.runners.calls import is_untrusted, reason_of
+from nodepool.adapters.runners.forge import ForgeError
 from nodepool.adapters.runners.program import ConfigError
 
 log = logging.getLogger("nodepool.adapters.github")

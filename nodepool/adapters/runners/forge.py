@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from urllib3.exceptions import MaxRetryError
-
 
 class ForgeError(Exception):
     """The forge refuses a call, or does not answer."""
@@ -69,16 +67,3 @@ class Kind:
     def mark(self) -> str:
         """Return what the notes of its leases contain."""
         return f"{self.home} {self.name}"
-
-
-def is_untrusted(error: Exception) -> bool:
-    """Return whether the certificate of a forge was refused: a later call fails, too."""
-    return "CERTIFICATE_VERIFY_FAILED" in str(error)
-
-
-def reason_of(error: Exception) -> str:
-    """Return why a forge does not answer, without the URL that the library repeats."""
-    reason = error.args[0] if error.args else type(error).__name__
-    if isinstance(reason, MaxRetryError):
-        reason = reason.reason
-    return f"{reason}; if the certificate is right, set ca-file to that of its authority" if is_untrusted(error) else str(reason)

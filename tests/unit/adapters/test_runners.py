@@ -243,7 +243,9 @@ def test_stop_does_not_wait_for_a_launcher_that_is_away(fleet: Fleet, monkeypatc
     blocked.set()
 
 
-@pytest.mark.parametrize(("name", "module"), [("github", "jwt"), ("gitea", "requests")])
+@pytest.mark.parametrize(
+    ("name", "module"), [("github", "jwt"), ("gitea", "requests"), ("github", "urllib3"), ("gitea", "urllib3")]
+)
 def test_missing_package_is_named_with_its_extra(name: str, module: str) -> None:
     script = f"import sys; sys.modules[{module!r}] = None; import nodepool.adapters.{name}.program as p; p.main(['check'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
