@@ -928,7 +928,7 @@ MUTATIONS: dict[str, Mutation] = {
         _HOSTS,
         "                first = self._asked < 0\n                self._probing = False\n",
         "                first = self._asked < 0\n",
-        82,
+        "tests/integration/nodemanager/daemon/test_hosts.py::test_deletion_on_a_host_that_is_away",
     ),
     "stop-keeps-threads-of-hosts": Mutation(
         _HOSTS,
