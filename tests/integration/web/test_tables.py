@@ -48,8 +48,8 @@ def test_chosen_columns_are_remembered(site: Site) -> None:
 
 @pytest.mark.spec("issue: sticky headers")
 def test_header_of_a_long_table_stays_in_sight(site: Site) -> None:
-    for _ in range(40):
-        site.bench.submit("no-such-label")
+    for request in [site.bench.submit("no-such-label") for _ in range(40)]:
+        site.bench.wait_request(request, "failed")  # rows that change would be drawn again
     with browser(site.address, viewport={"width": 1280, "height": 500}) as seen:
         seen.open("/ui/requests")
         wait_for(lambda: seen.page.locator("tbody tr").count() == 40, what="all rows")
