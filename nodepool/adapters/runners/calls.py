@@ -1,4 +1,7 @@
-"""Failed calls of forges. The library is that of an extra, which the programs name if it is missing."""
+"""Why calls of forges fail.
+
+Imported only with the extra of a forge: it needs urllib3.
+"""
 
 from __future__ import annotations
 
