@@ -12,20 +12,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import pathlib
-import shutil
-import socket
 import sys
-import tempfile
 import time
 from statistics import median
-from typing import Any
 
 from nodepool.web.v1 import FILES
 from tests import REPOSITORY
-from tests.benchmark.harness import Bench, Server, log
-from tests.benchmark.run import load_tool
-from tests.benchmark.web import get
+from tests.benchmark.harness import Bench, log
+from tests.benchmark.web import get, run
 from tests.support.browser import Browser, browser
 
 PAINT = """() => new Promise((resolve) => new PerformanceObserver((list) => {
@@ -104,21 +98,7 @@ def main() -> int:
     parser.add_argument("--waiting", type=int, default=2000)
     parser.add_argument("--views", type=int, default=7)
     args = parser.parse_args()
-    work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-bench-"))
-    tool: Any = load_tool()
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = int(free.getsockname()[1])
-        bench = Bench(Server(tool, work / "zk"), sys.executable, work, "ours")
-        try:
-            for name, value in measure(bench, port, args).items():
-                print(f"{name:40} {value:.3f}")
-        finally:
-            bench.close()
-    finally:
-        tool.stop(work / "zk")
-        shutil.rmtree(work, ignore_errors=True)
-    return 0
+    return run(measure, args)
 
 
 if __name__ == "__main__":

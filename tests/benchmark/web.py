@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -220,16 +221,8 @@ def rounds(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--other", help="python of the release to compare with")
-    parser.add_argument("--nodes", type=int, default=10_000)
-    parser.add_argument("--waiting", type=int, default=2000)
-    parser.add_argument("--rate", type=float, default=50)
-    parser.add_argument("--seconds", type=float, default=12)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--watchers", type=int, default=200)
-    args = parser.parse_args()
+def run(measure: Callable[[Bench, int, argparse.Namespace], dict[str, float]], args: argparse.Namespace) -> int:
+    """Print what `measure` finds with a launcher whose web server has this port."""
     work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-bench-"))
     tool: Any = load_tool()
     try:
@@ -245,6 +238,19 @@ def main() -> int:
         tool.stop(work / "zk")
         shutil.rmtree(work, ignore_errors=True)
     return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--other", help="python of the release to compare with")
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--waiting", type=int, default=2000)
+    parser.add_argument("--rate", type=float, default=50)
+    parser.add_argument("--seconds", type=float, default=12)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--watchers", type=int, default=200)
+    args = parser.parse_args()
+    return run(measure, args)
 
 
 if __name__ == "__main__":

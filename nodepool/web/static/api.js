@@ -1,7 +1,7 @@
 // Questions to the API of the launcher, and its events.
 
 export const API = "/api/v1";
-const AGAIN = 3000; // milliseconds, as the server tells browsers (retry)
+const AGAIN = 3000; // milliseconds, the retry interval that the server sends to browsers
 export const TOKEN = "nodepool-token"; // of the session storage
 
 // The JSON, or text, of an answer.

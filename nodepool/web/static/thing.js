@@ -15,7 +15,7 @@ const RELATED = {
   image: [["Builds", "builds?image"], ["Uploads", "uploads?image"]],
 };
 const COMMANDS = new Set(["log in"]);
-// Their requests are not over: time goes on after the last step.
+// Requests in these states are open: the time since the last step is shown.
 const OPEN = new Set(["requested", "accepted", "launch started", "nodes ready", "in use"]);
 
 // What names other things leads to them.
