@@ -40,6 +40,11 @@ def _is_free(node: Node) -> bool:
     return node._state == READY and node.allocated_to is None and node.unfit() is None
 
 
+def _uses(node: Node) -> tuple[Any, ...]:
+    """Return what counts towards limits."""
+    return node.provider, node.pool, node.tenant, node._type, node.resources
+
+
 def count_nodes(nodes: Iterable[Node]) -> NodeCounts:
     """Count nodes without a mirror."""
     found = NodeCounts(Counter(), defaultdict(Counter), defaultdict(Counter), Counter())
@@ -186,11 +191,12 @@ class NodeTree(Tree[Node]):
                 else:
                     node.lock_contenders = self.contenders.get(node_id) or set()
                 self.nodes[node_id] = node
+            moved = old is None or node is None or _uses(old) != _uses(node)
             if old is not None:
-                self._count(old, -1)
+                self._count(old, -1, moved)
             self._note_unfit(node_id, node)
             if node is not None:
-                self._count(node, 1)
+                self._count(node, 1, moved)
                 if node.promise is not None:
                     # In the same step, so that nobody sees the resources counted twice or not at all.
                     self.reservations.release(node.promise)
@@ -206,7 +212,11 @@ class NodeTree(Tree[Node]):
             self.unfit[node_id] = reason
             self.log.error("Node %s is not assigned to requests: %s", node_id, reason)
 
-    def _count(self, node: Node, sign: int) -> None:
+    def _count(self, node: Node, sign: int, moved: bool) -> None:
+        """Add the node to the indexes, or remove it.
+
+        :param moved: what counts towards limits has changed, too.
+        """
         state = node._state or ""
         provider = node.provider
         self.state_count[state] += sign
@@ -224,14 +234,16 @@ class NodeTree(Tree[Node]):
         if provider is None:
             return
         self.provider_state_count[provider][state] += sign
-        self.pool_count[provider, node.pool] += sign
-        put(self.by_provider, provider, node_id, sign > 0)
         pool = (provider, node.pool)
         if state == DELETING:
             if sign > 0:
                 self.deleting[pool][node_id] = node.state_time or 0
             else:
                 self.deleting[pool].pop(node_id, None)
+        if not moved:
+            return
+        self.pool_count[pool] += sign
+        put(self.by_provider, provider, node_id, sign > 0)
         tenant = node.tenant
         resources = node.resources
         if resources and isinstance(resources, dict):
