@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
 import os
 import threading
@@ -50,6 +51,9 @@ from nodepool.zk.zookeeper import ZooKeeper
 STOP_TIMEOUT = 9.0
 #: Seconds to wait for a complete mirror before work starts.
 SYNC_TIMEOUT = 60.0
+#: New objects between two garbage collections. Records are many and contain no cycles: 700, the default, costs a tenth
+#: of the processor time.
+COLLECT_AFTER = 20_000
 
 
 def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
@@ -402,6 +406,7 @@ class NodePool(threading.Thread):
 
     def run(self) -> None:
         self._begun = True
+        gc.set_threshold(max(COLLECT_AFTER, gc.get_threshold()[0]))
         self.config_state.watch(self._wake.set)
         while not self.stopped.is_set():
             try:
