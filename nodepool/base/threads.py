@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
+from nodepool.base.timers import Timers, TimerThread
+
 T = TypeVar("T")
 log = logging.getLogger("nodepool.threads")
 
@@ -74,10 +76,15 @@ class Threads:
         self._started = 0
         #: Whether a further thread has started that takes no job before the oldest one has waited.
         self._growing = False
+        self._timer_thread = TimerThread()
 
     def lane(self, name: str, limit: int) -> Lane:
         """Return an executor with at most ``limit`` threads, which have its name while they work."""
         return Lane(self, name, limit)
+
+    def timers(self, name: str) -> Timers:
+        """Return timers that can be stopped without stopping those of others."""
+        return Timers(name, self._timer_thread)
 
     def add(self, lane: Lane, future: Future[Any], job: Callable[[], Any]) -> None:
         with self.lock:

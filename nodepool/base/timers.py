@@ -1,4 +1,4 @@
-"""A thread that calls short functions at given times, shared by all waits of one provider."""
+"""A thread that calls short functions at given times, shared by all waits of a process."""
 
 from __future__ import annotations
 
@@ -28,64 +28,76 @@ class Timer:
 
 
 class Timers:
-    """Calls functions after ``seconds``. They must be short: submit longer work elsewhere.
+    """Calls short functions of one provider after ``seconds``; submit longer work elsewhere.
 
-    The thread starts with the first timer and ends with :meth:`stop`.
+    Created by :meth:`nodepool.base.threads.Threads.timers`.
     """
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, thread: TimerThread, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.clock = clock
-        self._condition = threading.Condition()
-        self._heap: list[tuple[float, int, Timer]] = []
-        self._count = itertools.count()
-        self._thread: threading.Thread | None = None
-        self._stopped = False
+        self.stopped = False
+        self._thread = thread
 
     def after(self, seconds: float, function: Callable[[], None]) -> Timer:
         """Schedule a call; ignored after :meth:`stop`."""
         timer = Timer(self.clock() + max(0.0, seconds), function)
-        with self._condition:
-            if self._stopped:
-                return timer
-            heapq.heappush(self._heap, (timer.when, next(self._count), timer))
-            if self._heap[0][2] is timer:
-                self._condition.notify()
-            if self._thread is None:
-                # Not named "Thread-": test benches wait until threads with that prefix have ended.
-                self._thread = threading.Thread(target=self._run, name=f"Thread-timers-{self.name}", daemon=True)
-                self._thread.start()
+        self._thread.add(self, timer)
         return timer
 
     def stop(self) -> None:
-        """Cancel all timers and end the thread, without waiting for a running call."""
-        with self._condition:
-            self._stopped = True
-            self._heap.clear()
-            self._condition.notify()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(1.0)
+        """Cancel all timers, without waiting for a running call."""
+        self.stopped = True
+        self._thread.remove(self)
 
-    def _next(self) -> Timer | None:
+
+class TimerThread:
+    """The thread of a process: from the first timer until the last :meth:`Timers.stop`."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._heap: list[tuple[float, int, Timer, Timers]] = []
+        self._count = itertools.count()
+        self._users: set[Timers] = set()
+        self._thread: threading.Thread | None = None
+
+    def add(self, user: Timers, timer: Timer) -> None:
         with self._condition:
-            while not self._stopped:
-                if not self._heap:
-                    self._condition.wait()
-                    continue
-                left = self._heap[0][0] - self.clock()
-                if left > 0:
+            if user.stopped:
+                return
+            self._users.add(user)
+            heapq.heappush(self._heap, (timer.when, next(self._count), timer, user))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="Thread-timers", daemon=True)
+                self._thread.start()
+            elif self._heap[0][2] is timer:
+                self._condition.notify()
+
+    def remove(self, user: Timers) -> None:
+        with self._condition:
+            self._users.discard(user)
+            self._heap = [entry for entry in self._heap if entry[3] is not user]
+            heapq.heapify(self._heap)
+            self._condition.notify()
+
+    def _next(self) -> tuple[Timer, Timers] | None:
+        with self._condition:
+            while self._users:
+                left = self._heap[0][0] - time.monotonic() if self._heap else None
+                if left is None or left > 0:
                     self._condition.wait(left)
-                    continue
-                return heapq.heappop(self._heap)[2]
+                else:
+                    return heapq.heappop(self._heap)[2:]
+            self._thread = None
             return None
 
     def _run(self) -> None:
-        while (timer := self._next()) is not None:
+        while (due := self._next()) is not None:
+            timer, user = due
             function = timer.function
-            if function is None:
+            if function is None or user.stopped:
                 continue
             try:
                 function()
             except FOREIGN:
-                log.exception("Error in a timer of %s:", self.name)
+                log.exception("Error in a timer of %s:", user.name)

@@ -5,7 +5,6 @@ This package imports no cloud library: a driver provides its calls and a classif
 
 from __future__ import annotations
 
-from nodepool.base.timers import Timers
 from nodepool.cloud.calls import CloudCalls, LastError
 from nodepool.cloud.deletions import DeleteBatches
 from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of, translate
@@ -24,7 +23,6 @@ __all__ = [
     "Observation",
     "Poller",
     "Subscription",
-    "Timers",
     "bounded",
     "message_of",
     "translate",

@@ -92,6 +92,7 @@ class CloudCalls:
         self._lock = threading.Lock()
         limits = {"read": 1, **(THREADS if threads is None else threads)}
         pool = shared_threads.shared()
+        self.timers = pool.timers(name)
         self._lanes = {lane: pool.lane(f"Thread-{name}-{lane}", limit) for lane, limit in limits.items()}
         self._under_way = 0
         self._answered = float("-inf")
@@ -251,8 +252,9 @@ class CloudCalls:
         return lines
 
     def stop(self) -> None:
-        """End all waits and discard queued calls; running calls end by their own time-outs."""
+        """End all waits and timers, discard queued calls; running ones end by their time-outs."""
         self._stopped.set()
+        self.timers.stop()
         for rate in self.rates.values():
             rate.stop()
         for lane in self._lanes.values():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from nodepool.base.timers import Timer, Timers
+from nodepool.base.timers import Timer, Timers, TimerThread
 from nodepool.cloud.errors import ErrorKind
 
 
@@ -37,7 +37,7 @@ class HandTimers(Timers):
     """Timers that fire while the test moves the clock."""
 
     def __init__(self, clock: HandClock) -> None:
-        super().__init__("test", clock)
+        super().__init__("test", TimerThread(), clock)
         self.hand = clock
         self._planned: list[tuple[float, int, Timer]] = []
         self._number = itertools.count()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Poller, Timers
+from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Poller
 from nodepool.cloud.calls import DEADLINE
 from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.driver import statemachine
@@ -96,9 +96,8 @@ class AwsAdapter(statemachine.Adapter):
             threads={"read": 10, "write": max(min(int(4 * rate), 8), 1), "delete": 4},
             log=self.log,
         )
-        self.timers = Timers(name)
         self.deletes = DeleteBatches(
-            name, classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log
+            name, classify, lambda function: self.calls.run(function, lane="delete"), self.calls.timers, log=self.log
         )
         self.deletes.add_kind("instance", self._terminate, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
         self.deletes.add_kind("host", self._release, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
@@ -108,7 +107,7 @@ class AwsAdapter(statemachine.Adapter):
             f"instances of {provider_config.name}",
             self.cloud.some_instances,
             self.calls.run,
-            self.timers,
+            self.calls.timers,
             batch=WATCH_BATCH,
             floor=self.LOOK_FLOOR,
             narrow=True,
@@ -118,7 +117,7 @@ class AwsAdapter(statemachine.Adapter):
             f"hosts of {provider_config.name}",
             self.cloud.some_hosts,
             self.calls.run,
-            self.timers,
+            self.calls.timers,
             batch=DELETE_BATCH,
             floor=self.LOOK_FLOOR,
             log=self.log,
@@ -155,7 +154,6 @@ class AwsAdapter(statemachine.Adapter):
         self._stopping.set()
         self.templates.stop()
         self.deletes.stop()
-        self.timers.stop()
         self.calls.stop()
         self._clients.close()
 

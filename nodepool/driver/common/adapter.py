@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CallsStopped, Classifier, CloudCalls, ErrorKind, Poller, Timers
+from nodepool.cloud import AdaptiveRate, CallsStopped, Classifier, CloudCalls, ErrorKind, Poller
 from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.cloud.sold_out import REFUSALS, SoldOut
@@ -95,7 +95,6 @@ class MachineAdapter(Adapter):
             log=self.log,
             retry_after=retry_after,
         )
-        self.timers = Timers(name)
         self.memo = AnswerCache()
         self.gone = RecentlyGone()
         self.sold_out: SoldOut[Offer] = SoldOut()
@@ -103,7 +102,7 @@ class MachineAdapter(Adapter):
             f"machines of {provider_config.name}",
             self.look,
             self.calls.run,
-            self.timers,
+            self.calls.timers,
             batch=BATCH,
             floor=self.LOOK_FLOOR,
             narrow=True,
@@ -115,7 +114,6 @@ class MachineAdapter(Adapter):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.timers.stop()
         self.calls.stop()
 
     def warn_once(self, key: str, text: str, *args: object) -> None:

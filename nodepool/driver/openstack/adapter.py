@@ -13,7 +13,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Poller, Timers
+from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Poller
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.api.client import CloudApi
@@ -86,12 +86,11 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             retry_after=errors.retry_after,
             overload=errors.is_overload,
         )
-        self.timers = Timers(name)
         self._client = self._getClient()
         self._api = self._getApi()
         self._initLookups()
         self.deletes = DeleteBatches(
-            name, errors.classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log
+            name, errors.classify, lambda function: self.calls.run(function, lane="delete"), self.calls.timers, log=self.log
         )
         self.deletes.add_kind("server", self._deleteServers, batch=1, parallel=LANE_THREADS["delete"])
         floor, ceiling = self.LOOKS
@@ -99,7 +98,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             f"servers of {provider_config.name}",
             self._someServers,
             self.calls.run,
-            self.timers,
+            self.calls.timers,
             batch=WATCH_BATCH,
             floor=floor,
             ceiling=ceiling,
@@ -109,7 +108,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             f"floating IPs of {provider_config.name}",
             self._someFloatingIps,
             functools.partial(self.calls.run, lane="network"),
-            self.timers,
+            self.calls.timers,
             batch=1,
             floor=floor,
             ceiling=ceiling,
@@ -141,7 +140,6 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
 
     def stop(self) -> None:
         self.deletes.stop()
-        self.timers.stop()
         self.calls.stop()
         self._api.close()
 
