@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -12,23 +11,25 @@ import pytest
 from tests import REPOSITORY
 
 #: Area -> the most statements that it may have. When an area shrinks by 100, lower its limit; none may be raised.
-#: Goals: core 17,500; pages 2,500; package 45,500; features since then have their own: leases 2,000 (200 more are for agents
-#: and programs without SSH), programs in the node manager 450.
+#: Goals: core 17,500; pages 2,500 and 460 for charts, causes and details; package 45,500 and what features since then have
+#: in leases, adapters, tools, charts and programs of the node manager (450).
 BUDGETS = {
-    "core": 19_680,
+    "core": 19_100,
     "driver openstack": 1_840,
     "driver aws": 1_700,
     "driver kubernetes": 1_290,
     "driver nodemanager": 2_000,
     "node manager": 11_200,
     "pages": 2_960,
-    "leases": 2_240,
+    "leases": 2_720,
     "adapters": 2_050,
+    "tools": 2_900,
     "package": 55_150,
 }
 #: Slack that a limit may have before it must be lowered.
 SLACK = 100
-#: Files and folders of each area, below ``nodepool``. The framework of drivers is what is in no driver's folder.
+#: Files and folders of each area, below ``nodepool``; the longest one decides about a file. The framework of drivers is what
+#: is in no driver's folder.
 FRAMEWORK = ("backing", "common", "quota", "request", "statemachine", "toolkit")
 AREAS = {
     "core": (
@@ -41,9 +42,12 @@ AREAS = {
     "driver nodemanager": ("driver/nodemanager",),
     "node manager": ("nodemanager",),
     "pages": ("status", "web", "webapp.py"),
-    "leases": ("access", "client.py", "lease", "mcp.py", "web/actions"),
+    "leases": (
+        "access", "client.py", "cmd/audit.py", "cmd/commands/agents.py", "cmd/commands/lease.py", "cmd/commands/login.py",
+        "cmd/commands/token.py", "config/access.py", "lease", "mcp.py", "web/actions",
+    ),
     "adapters": ("adapters",),
-    "package": ("",),
+    "tools": ("cmd/commands/dev.py", "cmd/commands/simulate.py", "dev", "simulation", "whatif", "zkserver"),
 }  # fmt: skip
 
 
@@ -62,13 +66,10 @@ def _of_files() -> dict[str, int]:
     return {str(path.relative_to(root)): statements(path.read_text()) for path in root.rglob("*.py")}
 
 
-def areas_of(path: str) -> Iterator[str]:
-    """Areas that a file below ``nodepool`` belongs to."""
-    for area, parts in AREAS.items():
-        if area == "pages" and path.startswith("web/actions/"):
-            continue
-        if any(part in ("", path) or path.startswith(f"{part}/") for part in parts):
-            yield area
+def areas_of(path: str) -> set[str]:
+    """Return the areas that a file below ``nodepool`` belongs to."""
+    parts = {part: area for area, parts in AREAS.items() for part in parts if path == part or path.startswith(f"{part}/")}
+    return {"package"} | ({parts[max(parts, key=len)]} if parts else set())
 
 
 @pytest.mark.parametrize(("text", "number"), [
@@ -92,9 +93,12 @@ def test_statements_are_counted(text: str, number: int) -> None:
     ("webapp.py", {"pages", "package"}),
     ("web/v1.py", {"pages", "package"}),
     ("web/actions/routes.py", {"leases", "package"}),
+    ("cmd/commands/nodes.py", {"core", "package"}),
+    ("cmd/commands/lease.py", {"leases", "package"}),
+    ("base/timers.py", {"package"}),
 ])  # fmt: skip
 def test_files_belong_to_areas(path: str, areas: set[str]) -> None:
-    assert set(areas_of(path)) == areas
+    assert areas_of(path) == areas
     assert path in _of_files()
 
 
