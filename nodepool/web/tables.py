@@ -350,6 +350,6 @@ TABLES = {
     "hosts": Table(_of_zk(cluster.hosts), cluster.HOST_COLUMNS, ("provider", "state")),
     "tenants": Table(_of_zk(cluster.tenants), cluster.TENANT_COLUMNS),
     "daemons": Table(_of_zk(cluster.daemons), cluster.DAEMON_COLUMNS),
-    "waiting": Table(_of_zk(cluster.by_cause), cluster.WAITING_COLUMNS),
+    "waiting": Table(_of_zk(cluster.by_cause), cluster.WAITING_COLUMNS, (), ("-problem", "-count")),
     "problems": Table(_of_zk(status.problem_list), status.PROBLEM_COLUMNS, ("provider", "label")),
 }  # fmt: skip

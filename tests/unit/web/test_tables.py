@@ -53,3 +53,11 @@ def test_columns_have_the_type_of_their_numbers(name: str) -> None:
     expected = [("bytes_sent", "Bytes sent"), ("build_id", "Build id")]
     assert [(each["key"], each["title"]) for each in more] == [pair for pair in expected if pair[0] not in table.columns]
     assert table.more([]) == []
+
+
+def test_causes_that_end_only_with_help_come_first_and_then_the_largest() -> None:
+    rows = [
+        {"key": key, "problem": problem, "count": count}
+        for key, problem, count in (("a", False, 1), ("b", False, 5), ("c", True, 2))
+    ]
+    assert [row["key"] for row in ordered(rows, TABLES["waiting"].order)] == ["c", "b", "a"]
