@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 import urllib.parse
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,10 +60,13 @@ class Browser:
 
 
 @contextmanager
-def browser(address: str, **options: Any) -> Iterator[Browser]:
-    """:param options: of Playwright's new_page, such as color_scheme and viewport."""
+def browser(address: str, arguments: Sequence[str] = (), **options: Any) -> Iterator[Browser]:
+    """:param arguments: of Chromium.
+
+    :param options: of Playwright's new_page, such as color_scheme and viewport.
+    """
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox", *arguments])
         try:
             found = Browser(chromium.new_page(**options), address)
             yield found
