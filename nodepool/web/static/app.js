@@ -3,7 +3,7 @@
 import { signs } from "./actions.js";
 import { listen } from "./api.js";
 import { configPage } from "./config.js";
-import { fill } from "./dom.js";
+import { byId, fill } from "./dom.js";
 import { passes, problem } from "./empty.js";
 import { eventsPage } from "./events.js";
 import { age } from "./format.js";
@@ -15,20 +15,22 @@ import { thingPage } from "./thing.js";
 
 const KINDS = ["request", "label", "node", "image", "provider", "fleet"];
 // What in the cluster, when it changes, changes a page.
+/** @type {{ [page: string]: string[] }} */
 const CONCERNS = {
   nodes: ["node"], requests: ["request", "node", "report"], labels: ["node", "request", "component", "report"], leases: ["node", "request"], images: ["image"], builds: ["image"],
   uploads: ["image"], pools: ["component", "node", "report"], daemons: ["component", "report"], events: [], find: [], config: ["component", "report"],
 };
 
-const main = document.getElementById("main");
+const main = byId("main");
 const RETRY = 3000; // milliseconds
 // Milliseconds: texts of explanations contain ages.
 const AGES = 20000;
 const unknown = () => Object.assign(new Error(`There is no page ${location.pathname}`), { status: 404 });
 let stop = () => {};
-/** @type {(changes: Record<string, any>) => void} */
+/** @type {(changes: Changes) => void} */
 let stale = () => {};
 // What a page gets: its place, how it registers its end, and what shows an error.
+/** @type {View} */
 const view = { main, onStop: (function_) => { stop = function_; }, failed: fail };
 
 function tick() {
@@ -41,6 +43,7 @@ function place() {
 }
 
 // Shows what is wrong; the page is loaded again if that passes.
+/** @param {any} error */
 function fail(error) {
   const { page, name } = place();
   stop();
@@ -56,6 +59,7 @@ async function show() {
   stop();
   stop = () => {};
   // What changes while the page is being built is fetched afterwards.
+  /** @type {Changes | null} */
   let missed = null;
   stale = (changes) => { missed = { ...missed, ...changes }; };
   const { page, name } = place();
@@ -91,7 +95,7 @@ let unfollow = () => {};
 function follow() {
   unfollow();
   unfollow = () => {};
-  const sign = document.getElementById("live");
+  const sign = byId("live");
   if (document.hidden) return;
   unfollow = listen(() => "events?digest=1", {
     // What has changed before, while nobody told us of it, is asked for.
@@ -101,21 +105,23 @@ function follow() {
   });
 }
 
+/** @param {string} address */
 function go(address) {
   history.pushState(null, "", address);
   show().then(() => main.focus());
 }
 document.addEventListener("click", (event) => {
   const anchor = /** @type {Element} */ (event.target).closest?.("a[href^='/ui/']");
-  if (!anchor || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  const address = anchor?.getAttribute("href");
+  if (!address || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   event.preventDefault();
-  go(anchor.getAttribute("href"));
+  go(address);
 });
 searchBox(go);
 // "Skip to content" is no other page: what has the focus there must keep it.
 window.addEventListener("popstate", () => { if (!location.hash) show(); });
 document.addEventListener("visibilitychange", follow);
 setInterval(tick, 5000);
-await signs(document.getElementById("viewer"), () => show());
+await signs(byId("viewer"), () => show());
 show();
 follow();

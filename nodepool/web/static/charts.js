@@ -5,35 +5,43 @@ import { el, fill } from "./dom.js";
 import { duration, moment, number } from "./format.js";
 
 const HOURS = [1, 4, 24], EVERY = 60000, HEIGHT = 220;
+/** @type {{ [state: string]: string }} */
 const STATES = { ready: "--ready", building: "--building", "in-use": "--in-use", used: "--in-use", hold: "--focus", deleting: "--deleting", failed: "--failed", aborted: "--failed" };
 const COLORS = ["--building", "--in-use", "--deleting", "--ready", "--link", "--focus", "--failed", "--other"];
+/** @param {(value: number) => string} format @returns {Chart['format']} */
 const some = (format) => (value) => (value === null || value === undefined ? "--" : format(value));
-const WHOLE = some(number), DURATION = some(duration);
+const WHOLE = some((value) => number(value)), DURATION = some(duration);
 // Ticks of an axis of seconds, and how they are written: one unit is enough.
 const STEPS = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
+/** @param {number} seconds */
 function tickOf(seconds) {
   if (seconds < 60) return `${Math.round(seconds * 10) / 10} s`;
   return seconds < 7200 ? `${Math.round(seconds / 6) / 10} min` : `${Math.round(seconds / 360) / 10} h`;
 }
 
+/** @type {Promise<PlotLibrary> | null} */
 let library = null;
+/** @returns {Promise<PlotLibrary>} */
 function uplot() {
   library ||= new Promise((resolve, reject) => {
     document.head.append(el("link", { rel: "stylesheet", href: "/ui/static/uplot.css" }));
-    document.head.append(el("script", { src: "/ui/static/uplot.js", onload: () => resolve(globalThis.uPlot), onerror: () => reject(new Error("uplot.js cannot be loaded")) }));
+    document.head.append(el("script", { src: "/ui/static/uplot.js", onload: () => resolve(/** @type {any} */ (globalThis).uPlot), onerror: () => reject(new Error("uplot.js cannot be loaded")) }));
   });
   return library;
 }
 
+/** @param {string} name */
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+/** @param {number} seconds */
 function clock(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 }
 
 // What is drawn: title, series {name, values, color, dash}, and what is said if there is nothing.
+/** @param {Trends} found @returns {Chart[]} */
 function kinds(found) {
   const states = Object.keys(found.nodes).sort((one, other) => Object.keys(STATES).indexOf(one) - Object.keys(STATES).indexOf(other));
   const begun = found.sampled.indexOf(true);
@@ -51,12 +59,15 @@ function kinds(found) {
 }
 
 // Sums from below: the first series is the lowest.
+/** @param {Series[]} series */
 function stacked(series) {
+  /** @type {Values[]} */
   const sums = [];
   for (const { values } of series) sums.push(values.map((value, index) => (value === null ? null : value + (sums.at(-1)?.[index] || 0))));
   return sums;
 }
 
+/** @param {PlotLibrary} uPlot @param {HTMLElement} place @param {Chart} kind @param {number[]} times @param {number} from @param {number} to */
 function draw(uPlot, place, kind, times, from, to) {
   const { series, format } = kind;
   const raw = series.map((each) => each.values);
@@ -77,7 +88,7 @@ function draw(uPlot, place, kind, times, from, to) {
     ],
     series: [
       { label: "Time", value: (_plot, value) => (value === null ? "--" : moment(value)) },
-      ...order.map((number) => ({
+      ...order.map(/** @returns {PlotSeries} */ (number) => ({
         label: series[number].name, stroke: color(series[number].color), width: kind.stacked ? 1 : 2, dash: series[number].dash,
         fill: kind.stacked ? color(series[number].color) : undefined,
         paths: kind.bars ? uPlot.paths.bars({ size: [0.8, 40] }) : undefined,
@@ -88,20 +99,26 @@ function draw(uPlot, place, kind, times, from, to) {
   }, [times, ...drawn], place);
 }
 
+/** @param {Chart} kind @param {number[]} times */
 function table(kind, times) {
   const region = el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": kind.title });
   const made = /** @type {HTMLDetailsElement} */ (el("details", { "data-key": `table ${kind.title}`, ontoggle: () => {
     if (!made.open || region.firstChild) return;
-    const rows = times.map((time, index) => [time, kind.series.map((each) => each.values[index])]).filter(([, values]) => values.some((value) => value));
+    const rows = times.map((time, index) => ({ time, values: kind.series.map((each) => each.values[index]) })).filter(({ values }) => values.some((value) => value));
     fill(region, el("table", {}, el("thead", {}, el("tr", {}, ["From", ...kind.series.map((each) => each.name)].map((name) => el("th", { scope: "col" }, name)))),
-      el("tbody", {}, rows.map(([time, values]) => el("tr", {}, el("th", { scope: "row" }, moment(time)), values.map((value) => el("td", { class: "number" }, kind.format(value))))))));
+      el("tbody", {}, rows.map(({ time, values }) => el("tr", {}, el("th", { scope: "row" }, moment(time)), values.map((value) => el("td", { class: "number" }, kind.format(value))))))));
   } }, el("summary", {}, "As a table"), region));
   return made;
 }
 
 // Fills the place with charts; returns what ends them.
+/** @param {HTMLElement} place */
 export function chartsOf(place) {
-  let hours = 4, plots = [], found = null, ended = false;
+  let hours = 4, ended = false;
+  /** @type {Plot[]} */
+  let plots = [];
+  /** @type {Trends | null} */
+  let found = null;
   const grid = el("div", { class: "cards charts" }), error = el("p", { class: "bad", role: "alert" });
   const buttons = HOURS.map((each) => el("button", { type: "button", "aria-pressed": String(each === hours), onclick: () => {
     hours = each;
@@ -110,6 +127,7 @@ export function chartsOf(place) {
   } }, `${each} h`));
   fill(place, el("h2", {}, "Last hours"), el("div", { class: "tools", role: "group", "aria-label": "Time range" }, buttons), error, grid);
 
+  /** @param {Error} problem */
   function fail(problem) {
     error.textContent = problem.message;
   }
@@ -119,7 +137,7 @@ export function chartsOf(place) {
     const opened = new Set([...grid.querySelectorAll("details[open]")].map((each) => each.getAttribute("data-key")));
     for (const plot of plots) plot.destroy();
     plots = [];
-    const to = found.time.at(-1) + 300, from = to - hours * 3600, first = found.time.findIndex((time) => time >= from);
+    const to = found.time[found.time.length - 1] + 300, from = to - hours * 3600, first = found.time.findIndex((time) => time >= from);
     const times = found.time.slice(first);
     const shown = kinds(found).map((kind) => ({ ...kind, series: kind.series.map((each) => ({ ...each, values: each.values.slice(first) })) }));
     const holders = shown.map(() => el("div", { class: "plot" }));
@@ -142,7 +160,7 @@ export function chartsOf(place) {
   const again = () => { load().catch(fail); };
   const redraw = () => { show().catch(fail); };
   const scheme = matchMedia("(prefers-color-scheme: dark)");
-  let waiting = null;
+  let waiting = 0;
   const resized = () => { clearTimeout(waiting); waiting = setTimeout(redraw, 200); };
   const timer = setInterval(() => { if (!document.hidden) again(); }, EVERY);
   scheme.addEventListener("change", redraw);

@@ -5,12 +5,15 @@ import { el, fill, rich } from "./dom.js";
 import { moment } from "./format.js";
 import { yaml } from "./yaml.js";
 
-const SECTIONS = { labels: "Labels", diskimages: "Disk images", "tenant-resource-limits": "Limits of tenants" };
+/** @type {["labels" | "diskimages" | "tenant-resource-limits", string][]} */
+const SECTIONS = [["labels", "Labels"], ["diskimages", "Disk images"], ["tenant-resource-limits", "Limits of tenants"]];
 
+/** @param {string} launcher @param {string} title @param {Json} value @param {boolean} open */
 function part(launcher, title, value, open) {
   return el("details", { open, "data-part": `${launcher} ${title}` }, el("summary", {}, title), el("pre", { tabindex: "0" }, yaml(value)));
 }
 
+/** @param {LoadedConfig} config @param {number} number */
 function loaded(config, number) {
   const { name, pid, file, secure, error, stale_since: stale, warnings, not_running: left, providers, in_force_since: since, changes } = config;
   const files = [file, secure].filter((each) => each).join(" and ");
@@ -20,9 +23,10 @@ function loaded(config, number) {
     (warnings || []).map((text) => el("p", {}, "Warning: ", rich(text))),
     Object.entries(left || {}).map(([provider, why]) => el("p", { class: "bad" }, `Provider ${provider} does not run: ${why}`)),
     Object.entries(providers || {}).map(([provider, value]) => part(name, `Provider ${provider}`, value, number === 0)),
-    Object.entries(SECTIONS).filter(([key]) => Object.keys(config[key] || {}).length).map(([key, title]) => part(name, title, config[key], false)));
+    SECTIONS.map(([key, title]) => Object.keys(config[key] || {}).length ? part(name, title, config[key] || {}, false) : null));
 }
 
+/** @param {View} view */
 export async function configPage({ main }) {
   const place = el("div", {});
   async function load() {

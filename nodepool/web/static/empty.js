@@ -4,6 +4,7 @@ import { el, joined, rich } from "./dom.js";
 import { GROUPS } from "./navigation.js";
 
 // Table -> what appears there and when; the page of the manual that explains it.
+/** @type {{ [table: string]: [string, string] }} */
 const TEXTS = {
   nodes: ["No nodes. They appear when a request is served, or when a label has `min-ready`. Try `nodepool request create LABEL --wait`.", "operation/nodes"],
   requests: ["No requests. Zuul, a lease or `nodepool request create LABEL` submits them.", "operation/requests"],
@@ -22,6 +23,7 @@ const TEXTS = {
 };
 
 // The text for a table without rows; with a filter it says that rows may be hidden.
+/** @param {string} table @param {boolean} filtered @param {(() => void) | null} clear @returns {Child} */
 export function nothing(table, filtered, clear) {
   if (filtered) return el("span", { role: "status" }, "Nothing matches the filters. ", el("button", { type: "button", onclick: clear }, "Clear filters"));
   const [text, page] = TEXTS[table] || ["Nothing here."];
@@ -29,9 +31,11 @@ export function nothing(table, filtered, clear) {
 }
 
 // Temporary errors: the page loads again.
+/** @param {Failure} error */
 export const passes = (error) => !error.status || error.status >= 500;
 
 // What is wrong, and where to go from there.
+/** @param {Failure} error @param {string} page @param {string} name @returns {Child[]} */
 export function problem(error, page, name) {
   const said = el("p", { class: "bad", role: "alert" }, error.status ? rich(error.message) : "The launcher does not answer.");
   if (!error.status) return [el("h1", {}, "Not available"), said, el("p", {}, rich("This page loads again as soon as it answers. On its host: `systemctl status nodepool-launcher`"))];
@@ -46,6 +50,7 @@ export function problem(error, page, name) {
 }
 
 // Pages whose names are like that of a page that does not exist.
+/** @param {string} page */
 export function similar(page) {
   const names = GROUPS.flatMap(([, pages]) => pages).filter(([path]) => path);
   const start = page.slice(0, 3).toLowerCase();

@@ -7,6 +7,7 @@ import { filters } from "./tables.js";
 
 const MOST_EVENTS = 500;
 
+/** @param {View} view */
 export async function eventsPage({ main, onStop }) {
   const given = new URLSearchParams(location.search);
   const list = el("ol", { class: "history", "aria-label": "Events", "aria-live": "off" });
@@ -16,6 +17,7 @@ export async function eventsPage({ main, onStop }) {
   const chosen = el("span", { class: "tools" });
   const empty = el("p", {}, nothing("events", false, null));
   let last = 0, stop = () => {};
+  /** @param {MessageEvent<string>} message */
   function add(message) {
     const event = JSON.parse(message.data);
     const { number, time, type: kind, noted: _noted, ...fields } = event;
@@ -24,7 +26,7 @@ export async function eventsPage({ main, onStop }) {
     const name = ["node", "request", "image"].find((key) => kind.startsWith(key) && fields[key]);
     list.prepend(el("li", {}, el("time", {}, precisely(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
       ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? value.join(", ") : value}`).join("; ")}`));
-    while (list.children.length > MOST_EVENTS) list.lastChild.remove();
+    while (list.children.length > MOST_EVENTS) list.lastChild?.remove();
   }
   function begin() {
     stop();

@@ -1,8 +1,10 @@
 // Numbers, sizes, durations and moments as people read them. The API has the plain values.
 
+/** @type {[number, string][]} */
 const STEPS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 // Resource of a limit -> its name, and the bytes of one unit if it is a size.
+/** @type {{ [resource: string]: [string, number] }} */
 const RESOURCES = { ram: ["RAM", 2 ** 20], disk: ["disk", 2 ** 30], "volume-gb": ["volume size", 2 ** 30] };
 const USE = /^(\S+) ([\d.e+-]+)\/([\d.e+-]+)$/;
 
@@ -63,8 +65,8 @@ export function use(resource, used, limit) {
 // The limits of a table, "cores 1/4, ram 512/1e+06"; any other text stays as it is.
 /** @param {string} text */
 export function uses(text) {
-  const parts = text.split(", ").map((part) => USE.exec(part));
-  if (!parts.every((part) => part)) return text;
+  const parts = text.split(", ").flatMap((part) => { const found = USE.exec(part); return found ? [found] : []; });
+  if (parts.length < text.split(", ").length) return text;
   const shown = parts.filter(([, , used, limit]) => Number(used) || Number(limit));
   return (shown.length ? shown : parts).map(([, resource, used, limit]) => use(resource, Number(used), Number(limit))).join(", ");
 }

@@ -8,11 +8,13 @@ const SIGNS = { green: "\u2713", amber: "!", red: "\u2715" };
 // Requests of one cause that are linked one by one.
 const MOST = 50;
 
+/** @param {Level} level */
 function sign(level) {
   return el("span", { class: `sign ${level}`, "aria-hidden": "true" }, SIGNS[level]);
 }
 
 // Red and amber have a sign and a word, too: a color alone is no information.
+/** @param {Health} health */
 export function healthLine(health) {
   return el("section", { class: `health ${health.level}`, "aria-label": "Health" },
     el("p", {}, sign(health.level), el("strong", {}, health.word)),
@@ -21,6 +23,7 @@ export function healthLine(health) {
     health.more ? el("p", {}, el("a", { href: "/ui/problems" }, `${health.more} more`)) : null);
 }
 
+/** @param {CauseRow} row */
 function causeRow(row) {
   const rest = row.count - row.ids.length;
   return el("details", { class: `cause${row.problem ? " problem" : ""}` },
@@ -36,10 +39,11 @@ function causeRow(row) {
 
 // The waiting requests; show() gets the rows.
 export function waiting() {
-  const rows = list((row) => row.key, causeRow);
+  const rows = list((/** @type {CauseRow} */ row) => row.key, causeRow);
   const nothing = el("p", { class: "dim" }, "No request is waiting. Requests of Zuul, of leases and for min-ready appear here with their cause.");
   return {
     place: el("section", {}, el("h2", {}, "Waiting requests by cause"), nothing, rows.place),
+    /** @param {CauseRow[]} found */
     show(found) {
       nothing.toggleAttribute("hidden", found.length > 0);
       rows.show(found);

@@ -6,19 +6,21 @@ import { command, el, fill, link, links, rich, since } from "./dom.js";
 import { nothing } from "./empty.js";
 import { age } from "./format.js";
 
+/** @type {Field[]} */
 const NEW = [
   { key: "labels", title: "Labels", type: "text", required: true, placeholder: "one for each node, with blanks between", read: (text) => text.split(/\s+/).filter((each) => each) },
   { ...TIME, value: 4 }, PURPOSE,
 ];
 
+/** @param {Lease} lease */
 async function connect(lease) {
   const [config, known] = await Promise.all(["config", "known_hosts"].map((form) => call("GET", `leases/${encodeURIComponent(lease.id)}/ssh?format=${form}`)));
   question(`Connect to lease ${lease.id}`, [], "Done", async () => {});
-  const form = document.querySelector("dialog form");
-  form.querySelector("h2").after(el("p", {}, "Save these two files in one folder; then: ", command("ssh -F ssh_config n1")),
+  document.querySelector("dialog h2")?.after(el("p", {}, "Save these two files in one folder; then: ", command("ssh -F ssh_config n1")),
     el("h3", {}, "ssh_config"), el("pre", { tabindex: "0" }, config), el("h3", {}, "known_hosts"), el("pre", { tabindex: "0" }, known));
 }
 
+/** @param {Lease} lease @param {Load} load */
 function row(lease, load) {
   const mine = isMine(lease.owner) || may("operate");
   const left = lease.ends === null ? (lease.nodes.length ? "no end" : "") : age((Date.parse(lease.ends) - Date.now()) / 1000);
@@ -31,10 +33,12 @@ function row(lease, load) {
   ].map((value) => el("td", {}, value)));
 }
 
+/** @param {View} view */
 export async function leasesPage({ main }) {
   const titles = ["Lease", "State", "Owner", "Labels", "Nodes", "Age", "Ends in", "Purpose", ""];
   const body = el("tbody", {}), tools = el("div", { class: "tools" });
   async function load() {
+    /** @type {Lease[]} */
     const found = (await call("GET", "leases")).leases;
     fill(body, found.length ? found.map((lease) => row(lease, load)) : el("tr", {}, el("td", { colspan: titles.length }, nothing("leases", false, null))));
     fill(tools, may("borrow") ? el("button", { type: "button", onclick: ask }, "Lease nodes") : command("nodepool lease LABEL --for 4h"));

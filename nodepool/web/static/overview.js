@@ -9,16 +9,19 @@ import { healthLine, waiting } from "./health.js";
 import { part } from "./refresh.js";
 import { smallTable } from "./tables.js";
 
+/** @param {string} text @param {string} command @param {string} rest */
 function empty(text, command, rest) {
   return el("p", { class: "dim" }, text, el("code", {}, command), rest);
 }
 
+/** @param {string} title @param {number | string} value @param {string} detail @param {string} [href] */
 function figure(title, value, detail, href) {
   return el("div", { class: "card" }, el("h2", {}, href ? el("a", { href }, title) : title),
     el("div", { class: "big" }, typeof value === "number" ? number(value) : value), el("div", { class: "dim" }, detail));
 }
 
 // The longest bar is that of the label with the most nodes; what a piece stands for is said in the text.
+/** @param {Label} row @param {number} longest */
 function labelRow(row, longest) {
   const bar = el("svg", { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": `${row.label}: ${counts(row.states)}` });
   let x = 0;
@@ -32,6 +35,7 @@ function labelRow(row, longest) {
     el("td", {}, `${counts(row.states)}${wanted}`), el("td", { class: "number" }, String(row.waiting)));
 }
 
+/** @param {Label[]} rows */
 function labelBars(rows) {
   if (!rows.length) return empty("No label. Labels appear here when a pool of a running launcher offers them; see ", "nodepool label-list", ".");
   const longest = Math.max(1, ...rows.map((row) => Object.values(row.states).reduce((sum, each) => sum + each, 0)));
@@ -43,8 +47,9 @@ function labelBars(rows) {
 const PROBLEMS = { provider: "Provider", label: "Label", problem: "Problem" };
 const DAEMONS = { kind: "Kind", host: "Host", state: "State", version: "Version", running: "Running", config: "Configuration" };
 
+/** @param {Pick<Overview, 'nodes' | 'requests' | 'launches'>} numbers */
 function figures({ nodes, requests, launches: { ready, failed } }) {
-  const total = (value) => Object.values(value).reduce((sum, each) => sum + each, 0);
+  const total = (/** @type {Counts} */ value) => Object.values(value).reduce((sum, each) => sum + each, 0);
   return [
     figure("Nodes", total(nodes), counts(nodes), "/ui/nodes"),
     figure("Requests waiting", (requests.requested || 0) + (requests.pending || 0), counts(requests), "/ui/requests?state=requested,pending"),
@@ -52,20 +57,24 @@ function figures({ nodes, requests, launches: { ready, failed } }) {
   ];
 }
 
+/** @param {Provider[]} rows */
 function providers(rows) {
   return rows.length ? el("div", { class: "cards many" }, merged(rows).map(providerCard)) :
     empty("No provider. Providers appear here when a launcher with a section providers in its configuration runs; see ", "nodepool config-validate", ".");
 }
 
+/** @param {Pool[]} rows */
 function pools(rows) {
   return rows.length ? el("div", { class: "cards many" }, rows.map(poolCard)) :
     empty("No pool. Pools appear here when a launcher has registered them; ", "/ready", " of the launcher says what it waits for.");
 }
 
+/** @param {View} view */
 export async function overview({ main, onStop }) {
   const health = part(), numbers = part("div", { class: "cards" }), causes = waiting(), charts = el("section", {});
   const [provided, pooled, labeled, problems, daemons] = [part(), part(), part(), part(), part()];
   async function load() {
+    /** @type {Overview} */
     const found = await ask("overview");
     health.show(found.health, healthLine);
     numbers.show({ nodes: found.nodes, requests: found.requests, launches: found.launches }, figures);

@@ -7,6 +7,7 @@ import { nothing } from "./empty.js";
 import { bytes, duration, number, uses } from "./format.js";
 
 // Column of a table -> the kind of thing that it names.
+/** @type {{ [table: string]: { [column: string]: string } }} */
 const LINKS = {
   nodes: { id: "node", labels: "label", provider: "provider", request: "request" },
   requests: { id: "request", labels: "label", nodes: "node" },
@@ -15,6 +16,7 @@ const LINKS = {
   problems: { provider: "provider", label: "label" }, hosts: { provider: "provider", nodes: "node" },
 };
 // Type of a column, as the server declares it -> how its values are shown.
+/** @type {{ [type: string]: (value: number) => Child }} */
 const SHOWN = {
   time: (value) => since(value), due: (value) => until(value), seconds: duration, bytes, rate: (value) => `${bytes(value)}/s`, share: (value) => `${number(100 * value, 0)} %`,
 };
@@ -22,27 +24,28 @@ const SHOWN = {
 const TEXTS = new Set(["reason", "problem", "suggestion"]);
 const LINES = 100;
 
-/** @param {string} table @param {{ key: string, type?: string }} column @param {any} value */
+/** @param {string} table @param {Pick<Column, "key" | "type">} column @param {Json} value @returns {Child[]} */
 function cell(table, { key, type }, value) {
   if (value === null || value === undefined || value === "") return [""];
-  const kind = (LINKS[table] || {})[key];
-  if (kind) return links(kind, [value].flat());
-  if (typeof value === "number") return [(SHOWN[type] || number)(value)];
+  const kind = LINKS[table]?.[key];
+  if (kind) return links(kind, [value].flat().map(String));
+  if (typeof value === "number") return [(type && SHOWN[type] || number)(value)];
   if (type === "uses" && typeof value === "string") return [uses(value)];
   if (key === "state") return [state(String(value))];
   if (Array.isArray(value)) return [value.join(", ")];
-  if (typeof value === "object") return [Object.values(value).every((each) => typeof each === "number") ? counts(value) : JSON.stringify(value)];
+  if (typeof value === "object") return [Object.values(value).every((each) => typeof each === "number") ? counts(/** @type {Counts} */ (value)) : JSON.stringify(value)];
   if (typeof value === "boolean") return [value ? "yes" : "no"];
   return TEXTS.has(key) ? rich(String(value)) : [String(value)];
 }
 
 // How a cell looks: a narrow screen scrolls rather than squeezes long texts.
-/** @param {{ key: string, type?: string }} column @param {any} value */
+/** @param {Pick<Column, "key" | "type">} column @param {Json} value */
 function shape({ type }, value) {
   if (typeof value === "number" && type !== "time" && type !== "due") return "number";
   return typeof value === "string" && value.length > 30 ? "long" : null;
 }
 
+/** @param {string} title @param {{ [key: string]: string }} columns @param {Row[]} rows @param {string} table */
 export function smallTable(title, columns, rows, table) {
   return el("section", {}, el("h2", {}, title), rows.length ? el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
     el("table", {}, el("thead", {}, el("tr", {}, Object.values(columns).map((text) => el("th", { scope: "col" }, text)))),
@@ -51,6 +54,7 @@ export function smallTable(title, columns, rows, table) {
 }
 
 // A button for each filter of the address that has no box: it takes it away.
+/** @param {URLSearchParams} given @param {string[]} others @param {() => void} changed */
 export function filters(given, others, changed) {
   return [...given].filter(([key]) => !others.includes(key)).map(([key, value]) => el("button", {
     type: "button", onclick: () => { given.delete(key, value); changed(); },
@@ -58,24 +62,28 @@ export function filters(given, others, changed) {
 }
 
 // Table -> kind of its rows that can be acted on, the name of a row, and whether anything can be done with it.
+/** @type {{ [table: string]: { kind: string, name: (row: Row) => string, open: (row: Row) => boolean } }} */
 const ROWS = {
-  nodes: { kind: "node", name: (row) => row.id, open: (row) => row.state !== "deleting" },
-  requests: { kind: "request", name: (row) => row.id, open: (row) => row.state === "requested" || row.state === "pending" },
-  images: { kind: "image", name: (row) => row.image, open: () => true },
+  nodes: { kind: "node", name: (row) => String(row.id), open: (row) => row.state !== "deleting" },
+  requests: { kind: "request", name: (row) => String(row.id), open: (row) => row.state === "requested" || row.state === "pending" },
+  images: { kind: "image", name: (row) => String(row.image), open: () => true },
   uploads: { kind: "upload", name: uploadPath, open: (row) => row.state !== "deleting" },
 };
 
+/** @param {Row} row */
 function uploadPath(row) {
-  const [image, build, provider, upload] = [row.image, row.id, row.provider, row.upload_id].map(encodeURIComponent);
+  const [image, build, provider, upload] = [row.image, row.id, row.provider, row.upload_id].map((each) => encodeURIComponent(String(each)));
   return `${image}/builds/${build}/providers/${provider}/uploads/${upload}`;
 }
 
 // The columns that somebody has chosen for a table; null: those shown by default.
+/** @param {string} name */
 const columnsKey = (name) => `nodepool-columns-${name}`;
 
+/** @param {string} name @returns {string[] | null} */
 function chosenColumns(name) {
   try {
-    const keys = JSON.parse(localStorage.getItem(columnsKey(name)));
+    const keys = JSON.parse(localStorage.getItem(columnsKey(name)) || "null");
     return Array.isArray(keys) ? keys : null;
   } catch {
     return null;
@@ -83,14 +91,17 @@ function chosenColumns(name) {
 }
 
 // A box for each column; what is chosen is kept in this browser.
+/** @param {string} name @param {() => void} changed */
 function columnChooser(name, changed) {
   const boxes = el("div", { class: "tools" });
   const made = el("details", { class: "columns", ontoggle: () => show() }, el("summary", {}, "Columns"), boxes);
   let show = () => {};
+  /** @param {Column[]} all @param {string[]} shown @param {string[]} standard */
   function draw(all, shown, standard) {
     show = () => { if (!boxes.contains(document.activeElement)) fill(boxes, made.open ? boxesOf(all, shown, standard) : null); };
     show();
   }
+  /** @param {Column[]} all @param {string[]} shown @param {string[]} standard */
   function boxesOf(all, shown, standard) {
     return [all.map(({ key, title }) => el("label", {}, el("input", {
       type: "checkbox", checked: shown.includes(key), value: key, onchange: () => {
@@ -104,12 +115,15 @@ function columnChooser(name, changed) {
   return { made, draw };
 }
 
+/** @param {string} id @param {string} text @param {string[][]} values @param {string} value @param {(value: string) => void} chosen */
 function chooser(id, text, values, value, chosen) {
+  /** @type {HTMLSelectElement} */
   const box = el("select", { id, onchange: () => chosen(box.value) }, values.map(([each, title]) => el("option", { value: each }, title)));
   box.value = value;
   return el("span", {}, el("label", { for: id }, text), " ", box);
 }
 
+/** @param {View} view @param {string} name @param {string} title */
 export async function tablePage({ main, onStop, failed }, name, title) {
   const given = new URLSearchParams(location.search);
   const body = el("tbody", {}), head = el("tr", {}), caption = el("caption", {}), groups = el("p", { class: "groups" });
@@ -119,22 +133,27 @@ export async function tablePage({ main, onStop, failed }, name, title) {
   const after = el("button", { type: "button", onclick: () => turn(LINES) }, "Next");
   const json = el("a", {}, "JSON"), csv = el("a", {}, "CSV");
   const chosenOnes = columnChooser(name, () => load().catch(failed));
-  let columns = null, order = "";
+  /** @type {Column[]} */
+  let columns = [];
+  let order = "";
 
+  /** @param {{ [key: string]: string | number }} more */
   function address(more) {
     const query = new URLSearchParams(given);
-    for (const [key, value] of Object.entries(more)) query.set(key, value);
+    for (const [key, value] of Object.entries(more)) query.set(key, String(value));
     return `${name}?${query}`;
   }
   function changed() {
     history.replaceState(null, "", given.size ? `?${given}` : location.pathname);
     return load().catch(failed);
   }
+  /** @param {number} by */
   function turn(by) {
     given.set("offset", String(Math.max(0, Number(given.get("offset") || 0) + by)));
     changed();
   }
   // Sets what is shown, from its beginning; an empty value is no choice.
+  /** @param {string} key @param {string} value */
   function choose(key, value) {
     if (value) given.set(key, value); else given.delete(key);
     given.delete("offset");
@@ -150,12 +169,14 @@ export async function tablePage({ main, onStop, failed }, name, title) {
         el("button", { type: "button", onclick: () => choose("sort", sort === key ? `-${key}` : key) }, text, sorted ? (up ? " \u25b2" : " \u25bc") : ""));
     }));
   }
+  /** @param {Column[]} all @param {string} key */
   const titleOf = (all, key) => all.find((column) => column.key === key)?.title || key;
   // A box for each key with few values; one that is being used is left as it is.
+  /** @param {Table} found @param {Column[]} all */
   function choices(found, all) {
     if (choosers.contains(document.activeElement)) return;
     const keys = Object.keys(found.choices).filter((key) => found.choices[key].length > 1 || given.has(key));
-    const groupable = [...new Set([...keys, given.get("group")])].filter((key) => key);
+    const groupable = [...new Set([...keys, given.get("group") || ""])].filter((key) => key);
     fill(choosers, keys.map((key) => {
       const values = [...new Set([...found.choices[key], ...given.getAll(key)])];
       return chooser(`choose-${key}`, titleOf(all, key), [["", "all"], ...values.map((value) => [value, value])], given.get(key) || "", (value) => choose(key, value));
@@ -170,8 +191,10 @@ export async function tablePage({ main, onStop, failed }, name, title) {
   }
   const actions = () => (may("operate") && ROWS[name]) || null;
   // The rows of a group follow a row with its name and size; one without a name has no value.
+  /** @param {Table} found @param {Load} load */
   function rowsOf(found, load) {
     const group = given.get("group"), sizes = new Map(found.groups), acts = actions();
+    /** @type {string | null} */
     let last = null;
     return found.rows.flatMap((row) => {
       const made = el("tr", {}, columns.map((column) => el("td", { class: shape(column, row[column.key]) }, cell(name, column, row[column.key]))),
@@ -179,12 +202,14 @@ export async function tablePage({ main, onStop, failed }, name, title) {
       const of = group ? String([row[group] ?? ""].flat().join(", ")) : null;
       if (of === last) return [made];
       last = of;
-      return [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: columns.length + (acts ? 1 : 0) }, groupName(of), ` (${number(sizes.get(of) || 0)})`)), made];
+      return [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: columns.length + (acts ? 1 : 0) }, groupName(of), ` (${number(sizes.get(of || "") || 0)})`)), made];
     });
   }
+  /** @param {string | null} text */
   const groupName = (text) => text || `no ${given.get("group")}`;
+  /** @param {Table} found */
   function groupLinks(found) {
-    const key = given.get("group");
+    const key = given.get("group") || "";
     fill(groups, found.groups.map(([text, count]) => {
       const query = new URLSearchParams(given);
       for (const each of ["group", "offset"]) query.delete(each);
@@ -197,6 +222,7 @@ export async function tablePage({ main, onStop, failed }, name, title) {
   let latest = 0;
   async function load() {
     const asked = ++latest;
+    /** @type {Table} */
     const found = await ask(address({ limit: LINES }));
     if (asked !== latest) return; // a later question has been asked meanwhile
     const all = [...found.columns, ...found.more], standard = found.columns.map(({ key }) => key);
@@ -208,7 +234,7 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     chosenOnes.draw(all, columns.map(({ key }) => key), standard);
     const focused = /** @type {HTMLTableCellElement | null} */ (document.activeElement?.closest("thead th"))?.cellIndex;
     header();
-    if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
+    if (focused !== undefined) head.cells[focused]?.querySelector("button")?.focus();
     if (actions()) head.append(el("td", {}));
     fill(body, found.rows.length ? rowsOf(found, load) : el("tr", {}, el("td", { colspan: columns.length }, nothing(name, hides(), clear))));
     groupLinks(found);
@@ -221,7 +247,7 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     json.href = `${API}/${address({ limit: 20000 })}`;
     csv.href = `${API}/${address({ limit: 20000, format: "csv" })}`;
   }
-  let typed;
+  let typed = 0;
   search.addEventListener("input", () => {
     clearTimeout(typed);
     typed = setTimeout(() => choose("q", search.value), 250);

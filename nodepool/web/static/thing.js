@@ -7,8 +7,10 @@ import { age, duration, moment, precisely } from "./format.js";
 import { breadcrumb } from "./navigation.js";
 
 // Title of a fact -> the kind of thing that it names.
+/** @type {{ [title: string]: string }} */
 const FACTS = { request: "request", nodes: "node", labels: "label", "backing node": "node", "nodes on it": "node", provider: "provider", image: "image" };
 // Kind of thing -> tables with its rows.
+/** @type {{ [kind: string]: [string, string][] }} */
 const RELATED = {
   label: [["Nodes", "nodes?labels"], ["Waiting requests", "requests?state=requested,pending&labels"]],
   provider: [["Nodes", "nodes?provider"], ["Pools", "pools?provider"], ["Hosts", "hosts?provider"], ["Uploads", "uploads?provider"]],
@@ -19,6 +21,7 @@ const COMMANDS = new Set(["log in"]);
 const OPEN = new Set(["requested", "accepted", "launch started", "nodes ready", "in use"]);
 
 // What names other things leads to them.
+/** @param {string} title @param {string} value @returns {Child} */
 function fact(title, value) {
   if (COMMANDS.has(title)) return command(value);
   const kind = FACTS[title];
@@ -27,21 +30,24 @@ function fact(title, value) {
   return links(kind, value.split(", "));
 }
 
+/** @param {Step[]} steps */
 function timeline(steps) {
   if (!steps.length) return null;
-  const last = steps.at(-1);
+  const last = steps[steps.length - 1];
   return [el("h2", {}, "Timeline"), el("ol", { class: "steps", "aria-label": "Timeline" }, steps.map(({ step, time, took }) =>
     el("li", { class: step === "failed" || step === "canceled" ? "ended" : null }, el("strong", {}, step), took === null ? null : ` after ${duration(took)}`,
       el("time", { class: "dim", datetime: new Date(time * 1000).toISOString() }, moment(time)))),
     OPEN.has(last.step) ? el("li", { class: "now" }, el("strong", {}, "now"), " after ", since(last.time)) : null)];
 }
 
+/** @param {Explanation} found */
 function candidates(found) {
   if (!found.candidates.length) return null;
   return [el("h2", {}, "Candidate pools"), el("ul", {}, found.candidates.map((each) => el("li", {}, el("strong", {}, each.name), ": ", rich(each.verdict),
     each.age === null ? null : ` (for ${age(each.age)})`, each.help ? el("div", { class: "dim" }, "Suggestion: ", rich(each.help)) : null)))];
 }
 
+/** @param {string} kind @param {Explanation} found */
 function histories(kind, found) {
   if (kind !== "request" && kind !== "node") return null;
   return [el("h2", {}, "History"), found.history.length ? el("ol", { class: "history" }, found.history.map((event) =>
@@ -50,9 +56,11 @@ function histories(kind, found) {
     el("p", { class: "dim" }, "No event of the last day. Each step of a request and a launch appears here within 5 seconds.")];
 }
 
+/** @param {View} view @param {string} kind @param {string} name */
 export async function thingPage({ main }, kind, name) {
   const place = el("div", {});
   async function load() {
+    /** @type {Explanation} */
     const found = await ask(`explain/${kind}/${encodeURIComponent(name)}`);
     const opened = [...place.querySelectorAll("details")].map((each) => each.open);
     fill(place,
