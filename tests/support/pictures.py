@@ -1,6 +1,6 @@
 """Comparison of screenshots with their references.
 
-``NODEPOOL_REFERENCES=renew`` writes the references instead. What text looks like depends on the browser and the fonts: the tests
+``NODEPOOL_REFERENCES=renew`` replaces references that differ. Text depends on the browser and the fonts: the tests
 bring a font, and references count only for the version of the browser that made them.
 """
 
@@ -57,13 +57,14 @@ def compare(png: bytes, name: str, folder: pathlib.Path) -> str | None:
     """
     actual = Image.open(io.BytesIO(png)).convert("RGB")
     reference = FOLDER / f"{name}.webp"
+    if reference.exists():
+        share, mask = difference(actual, Image.open(reference).convert("RGB"))
+        if share <= SHARE:
+            return None
+    elif not renews():
+        return f"there is no {reference}; create it with: {RENEW}"
     if renews():
         actual.save(reference, lossless=True, method=6)
-        return None
-    if not reference.exists():
-        return f"there is no {reference}; create it with: {RENEW}"
-    share, mask = difference(actual, Image.open(reference).convert("RGB"))
-    if share <= SHARE:
         return None
     actual.save(folder / f"{name}.png")
     mask.save(folder / f"{name}-difference.png")

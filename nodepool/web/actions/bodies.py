@@ -137,6 +137,11 @@ class ImageChange(Struct):
     result: Literal["requested", "paused", "resumed"]
 
 
+class BuildChange(Struct):
+    build: str
+    state: str
+
+
 class UploadChange(Struct):
     upload: str
     state: str

@@ -7,23 +7,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
+from kazoo.exceptions import KazooException, NoNodeError
 
 from nodepool.access.identity import Role
 from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
 from nodepool.lease import Leases, Terms, record
 from nodepool.status.results import format_duration
-from nodepool.web.actions.bodies import ImageChange, LeaseView, NewHold, NodeChange, UploadChange
+from nodepool.web.actions.bodies import BuildChange, ImageChange, LeaseView, NewHold, NodeChange, UploadChange
 from nodepool.web.actions.leases import LeaseCalls, refusals
 from nodepool.web.actions.routes import Call, Refused, Reply, Route
 from nodepool.zk import paths
-from nodepool.zk.records import DELETING, HOLD, UPLOADING, Node
+from nodepool.zk.records import DELETING, HOLD, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds to wait for the lock of a node.
 LOCK = 5.0
-#: How often a record is read again if another client changes it at the same time.
-TRIES = 10
 
 
 class OperatorCalls:
@@ -49,6 +47,8 @@ class OperatorCalls:
                   target=image),
             Route("POST", "/images/{image}/resume", self.resume, "Build a paused image again", operate, {ok: ImageChange},
                   target=image),
+            Route("DELETE", "/images/{image}/builds/{build}", self.delete_build, "Delete a build with its uploads", operate,
+                  {accepted: BuildChange}, target="build {image}-{build}"),
             Route("DELETE", "/images/{image}/builds/{build}/providers/{provider}/uploads/{upload}", self.delete_upload,
                   "Delete an upload", operate, {accepted: UploadChange}, target="upload {image}-{build} {provider} {upload}"),
         ]  # fmt: skip
@@ -134,24 +134,21 @@ class OperatorCalls:
         self._zk().setImagePaused(name, False)
         return Reply(ImageChange(name, "resumed"))
 
+    def delete_build(self, call: Call) -> Reply:
+        return Reply(BuildChange(self._delete(call, "build"), DELETING), http.HTTPStatus.ACCEPTED)
+
     def delete_upload(self, call: Call) -> Reply:
-        zk = self._zk()
-        names = tuple(call.names[key] for key in ("image", "build", "provider", "upload"))
-        image, build, provider, number = names
-        for _ in range(TRIES):
-            upload = zk.getImageUpload(image, build, provider, number)
-            if upload is None:
-                break
-            if upload.state == UPLOADING:
-                raise Refused(http.HTTPStatus.CONFLICT, "unavailable", "The upload is in progress; it cannot be deleted now")
-            upload.state = DELETING
-            try:
-                zk.kazoo_client.set(paths.upload(*names), upload.serialize(), -1 if upload.stat is None else upload.stat.version)
-            except BadVersionError:
-                continue
-            except NoNodeError:
-                break
-            return Reply(UploadChange("/".join(names), DELETING), http.HTTPStatus.ACCEPTED)
-        else:
-            raise Refused(http.HTTPStatus.CONFLICT, "unavailable", "The upload keeps changing; try again")
-        raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"Upload {'/'.join(names)} does not exist")
+        return Reply(UploadChange(self._delete(call, "upload"), DELETING), http.HTTPStatus.ACCEPTED)
+
+    def _delete(self, call: Call, kind: str) -> str:
+        """Let builders delete a build or an upload; return its name.
+
+        :raises Refused: it does not exist (404), or a builder is working on it (409).
+        """
+        names = [call.names[key] for key in ("image", "build", "provider", "upload") if key in call.names]
+        name, found = "/".join(names), self._zk().markDeleting(*names)
+        if found is None:
+            raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"There is no {kind} {name}")
+        if found != DELETING:
+            raise Refused(http.HTTPStatus.CONFLICT, "unavailable", f"The {kind} {name} is {found}; try again later")
+        return name

@@ -23,6 +23,10 @@ const ACTIONS = {
     { title: "Pause", role: "operate", call: (name) => ["POST", `images/${name}/pause`], command: (name) => `nodepool image-pause ${name}` },
     { title: "Resume", role: "operate", call: (name) => ["POST", `images/${name}/resume`], command: (name) => `nodepool image-unpause ${name}` },
   ],
+  build: [{
+    title: "Delete", role: "operate", call: (name) => ["DELETE", `images/${name}`],
+    command: (name) => { const [image, , build] = name.split("/").map(decodeURIComponent); return `nodepool dib-image-delete ${image}-${build}`; },
+  }],
   upload: [{
     title: "Delete", role: "operate", call: (name) => ["DELETE", `images/${name}`],
     command: (name) => { const [image, , build, , provider, , upload] = name.split("/").map(decodeURIComponent); return `nodepool image-delete --image ${image} --build-id ${build} --provider ${provider} --upload-id ${upload}`; },
@@ -91,8 +95,9 @@ export function tell(text) {
 // Buttons for what may be done; otherwise the commands that do it.
 /** @param {string} kind @param {string} name @param {Load} done */
 export function buttons(kind, name, done) {
-  const path = kind === "upload" ? name : encodeURIComponent(name);
-  const shown = kind === "upload" ? name.split("/").filter((_part, index) => index % 2 === 0).map(decodeURIComponent).join(" ") : name;
+  const isPath = kind === "upload" || kind === "build";
+  const path = isPath ? name : encodeURIComponent(name);
+  const shown = isPath ? name.split("/").filter((_part, index) => index % 2 === 0).map(decodeURIComponent).join(" ") : name;
   return (ACTIONS[kind] || []).map((action) => {
     if (!may(action.role)) return command(action.command(name), `${action.title}: sign in, or use this command`);
     return el("button", { type: "button", onclick: () => question(`${action.title} ${kind} ${shown}?`, action.fields || [], action.title, async (values, force) => {

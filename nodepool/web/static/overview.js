@@ -44,8 +44,11 @@ function labelBars(rows) {
     el("tbody", {}, rows.map((row) => labelRow(row, longest)))));
 }
 
-const PROBLEMS = { provider: "Provider", label: "Label", problem: "Problem" };
-const DAEMONS = { kind: "Kind", host: "Host", state: "State", version: "Version", running: "Running", config: "Configuration" };
+const PROBLEMS = [{ key: "provider", title: "Provider" }, { key: "label", title: "Label" }, { key: "problem", title: "Problem" }];
+const DAEMONS = [
+  { key: "kind", title: "Kind" }, { key: "host", title: "Host" }, { key: "state", title: "State" }, { key: "version", title: "Version" },
+  { key: "running", title: "Running" }, { key: "config", title: "Configuration" },
+];
 
 /** @param {Pick<Overview, 'nodes' | 'requests' | 'launches'>} numbers */
 function figures({ nodes, requests, launches: { ready, failed } }) {

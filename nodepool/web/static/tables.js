@@ -45,11 +45,13 @@ function shape({ type }, value) {
   return typeof value === "string" && value.length > 30 ? "long" : null;
 }
 
-/** @param {string} title @param {{ [key: string]: string }} columns @param {Row[]} rows @param {string} table */
-export function smallTable(title, columns, rows, table) {
-  return el("section", {}, el("h2", {}, title), rows.length ? el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
-    el("table", {}, el("thead", {}, el("tr", {}, Object.values(columns).map((text) => el("th", { scope: "col" }, text)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, Object.keys(columns).map((key) => el("td", { class: shape({ key }, row[key]) }, cell(table, { key }, row[key])))))))) :
+// With `load`, which loads the page again, its rows can be acted on.
+/** @param {string} title @param {Pick<Column, "key" | "title" | "type">[]} columns @param {Row[]} rows @param {string} table @param {Load | null} [load] */
+export function smallTable(title, columns, rows, table, load = null) {
+  return el("section", {}, el("h2", {}, el("a", { href: `/ui/${table}` }, title)), rows.length ? el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
+    el("table", {}, el("thead", {}, el("tr", {}, columns.map((column) => el("th", { scope: "col" }, column.title)), load ? el("td", {}) : null)),
+      el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((column) => el("td", { class: shape(column, row[column.key]) }, cell(table, column, row[column.key]))),
+        load ? el("td", {}, actionsOf(table, row, load)) : null))))) :
     el("p", { class: "dim" }, "none"));
 }
 
@@ -67,13 +69,29 @@ const ROWS = {
   nodes: { kind: "node", name: (row) => String(row.id), open: (row) => row.state !== "deleting" },
   requests: { kind: "request", name: (row) => String(row.id), open: (row) => row.state === "requested" || row.state === "pending" },
   images: { kind: "image", name: (row) => String(row.image), open: () => true },
-  uploads: { kind: "upload", name: uploadPath, open: (row) => row.state !== "deleting" },
+  builds: { kind: "build", name: buildPath, open: (row) => row.state === "ready" || row.state === "paused" },
+  uploads: { kind: "upload", name: uploadPath, open: (row) => row.state === "ready" },
 };
+
+/** @param {Json} value */
+const quoted = (value) => encodeURIComponent(String(value));
+
+// The id of a build contains its image.
+/** @param {Row} row */
+function buildPath(row) {
+  return `${quoted(row.image)}/builds/${quoted(String(row.id).slice(String(row.image).length + 1))}`;
+}
 
 /** @param {Row} row */
 function uploadPath(row) {
-  const [image, build, provider, upload] = [row.image, row.id, row.provider, row.upload_id].map((each) => encodeURIComponent(String(each)));
-  return `${image}/builds/${build}/providers/${provider}/uploads/${upload}`;
+  return `${quoted(row.image)}/builds/${quoted(row.id)}/providers/${quoted(row.provider)}/uploads/${quoted(row.upload_id)}`;
+}
+
+// Buttons, or commands, for a row.
+/** @param {string} table @param {Row} row @param {Load} load */
+function actionsOf(table, row, load) {
+  const { kind, name, open } = ROWS[table];
+  return open(row) ? el("span", { class: "tools" }, buttons(kind, name(row), load)) : null;
 }
 
 // The columns that somebody has chosen for a table; null: those shown by default.
@@ -198,7 +216,7 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     let last = null;
     return found.rows.flatMap((row) => {
       const made = el("tr", {}, columns.map((column) => el("td", { class: shape(column, row[column.key]) }, cell(name, column, row[column.key]))),
-        acts ? el("td", {}, acts.open(row) ? el("span", { class: "tools" }, buttons(acts.kind, acts.name(row), load)) : null) : null);
+        acts ? el("td", {}, actionsOf(name, row, load)) : null);
       const of = group ? String([row[group] ?? ""].flat().join(", ")) : null;
       if (of === last) return [made];
       last = of;

@@ -5,6 +5,7 @@ import { API, ask } from "./api.js";
 import { command, el, fill, joined, links, rich, since } from "./dom.js";
 import { age, duration, moment, precisely } from "./format.js";
 import { breadcrumb } from "./navigation.js";
+import { smallTable } from "./tables.js";
 
 // Title of a fact -> the kind of thing that it names.
 /** @type {{ [title: string]: string }} */
@@ -14,8 +15,13 @@ const FACTS = { request: "request", nodes: "node", labels: "label", "backing nod
 const RELATED = {
   label: [["Nodes", "nodes?labels"], ["Waiting requests", "requests?state=requested,pending&labels"]],
   provider: [["Nodes", "nodes?provider"], ["Pools", "pools?provider"], ["Hosts", "hosts?provider"], ["Uploads", "uploads?provider"]],
-  image: [["Builds", "builds?image"], ["Uploads", "uploads?image"]],
 };
+// Tables of the page of an image, and their columns there.
+/** @type {[string, string, string[]][]} */
+const OF_IMAGE = [
+  ["Builds", "builds", ["id", "state", "builder", "formats", "age", "reason"]],
+  ["Uploads", "uploads", ["provider", "state", "external_name", "age", "reason"]],
+];
 const COMMANDS = new Set(["log in"]);
 // Requests in these states are open: the time since the last step is shown.
 const OPEN = new Set(["requested", "accepted", "launch started", "nodes ready", "in use"]);
@@ -62,6 +68,8 @@ export async function thingPage({ main }, kind, name) {
   async function load() {
     /** @type {Explanation} */
     const found = await ask(`explain/${kind}/${encodeURIComponent(name)}`);
+    /** @type {Table[]} */
+    const tables = await Promise.all(kind === "image" ? OF_IMAGE.map(([, table]) => ask(`${table}?image=${encodeURIComponent(name)}`)) : []);
     const opened = [...place.querySelectorAll("details")].map((each) => each.open);
     fill(place,
       el("p", { class: "answer" }, rich(found.answer)),
@@ -73,6 +81,10 @@ export async function thingPage({ main }, kind, name) {
       timeline(found.timeline),
       candidates(found),
       Object.entries(found.logs).map(([title, text]) => el("details", { open: true }, el("summary", {}, title), el("pre", { tabindex: "0" }, text))),
+      tables.map(({ columns, rows }, index) => {
+        const [title, table, keys] = OF_IMAGE[index];
+        return smallTable(title, columns.filter(({ key }) => keys.includes(key)), rows, table, load);
+      }),
       histories(kind, found),
       RELATED[kind] ? el("p", {}, joined(RELATED[kind].map(([title, query]) => el("a", { href: `/ui/${query}=${encodeURIComponent(name)}` }, `${title} of ${name}`)))) : null,
       el("p", {}, el("a", { href: `${API}/explain/${kind}/${encodeURIComponent(name)}` }, "JSON")));

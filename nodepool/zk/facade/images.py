@@ -8,17 +8,19 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 
 from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase, newest_first
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import ProgressData, ProgressStore
-from nodepool.zk.records import READY, ImageBuild, ImageBuildRequest, ImageUpload
+from nodepool.zk.records import BUILDING, DELETING, READY, UPLOADING, ImageBuild, ImageBuildRequest, ImageUpload
 
 #: Attempts to delete a record that other clients contend for.
 DELETE_ATTEMPTS = 10
+#: How often a record is read again if another client changes it at the same time.
+TRIES = 10
 
 
 class ImageMethods(FacadeBase):
@@ -93,6 +95,35 @@ class ImageMethods(FacadeBase):
             return not any(self.getImageUploadNumbers(image, build_id, provider) for provider in providers)
 
         return self._delete(paths.build(image, build_id), unused)
+
+    def markDeleting(self, image: str, build_id: str, *upload: str) -> str | None:
+        """Let builders delete a build, or an upload, unless a builder is working on it.
+
+        Only the version that was read is replaced; otherwise the record is read again, so that a builder that starts or
+        ends something at this moment is not overridden.
+
+        :param upload: provider and number.
+        :return: ``deleting``, the state that forbids it, the last state of a record that keeps changing, or None: there
+            is no such record.
+        """
+        names, state = (image, build_id, *upload), None
+        if not paths.are_names(*names):
+            return None
+        path, running = (paths.upload(*names), UPLOADING) if upload else (paths.build(*names), BUILDING)
+        for _ in range(TRIES):
+            record = self.getImageUpload(*names) if upload else self.getBuild(*names)
+            state = None if record is None else record.state
+            if record is None or state in (running, DELETING):
+                return state
+            record.state = DELETING
+            try:
+                self.kazoo_client.set(path, record.serialize(), -1 if record.stat is None else record.stat.version)
+            except BadVersionError:
+                continue
+            except NoNodeError:
+                return None
+            return DELETING
+        return state
 
     def _delete(self, path: str, allowed: Callable[[], bool] = lambda: True) -> bool:
         """Delete a record with everything below it; return False if it may not be deleted.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodepool.access.identity import Role
-from nodepool.zk.records import DELETING, HOLD, READY
+from nodepool.zk.records import BUILDING, DELETING, HOLD, READY, UPLOADING
 from tests.conftest import wait_for
 from tests.integration.lease.conftest import Api
 from tests.support.deadline import limit
@@ -292,6 +292,23 @@ def test_operators_build_pause_and_resume_images_and_delete_uploads(api: Api) ->
     assert api.call("DELETE", path, token=api.token()).status == 403
     assert api.call("DELETE", path, token=operator).status == 202
     assert zk.getImageUpload("fake-image", upload.build_id, "fake-provider", upload.id).state == DELETING
+    path = f"/images/fake-image/builds/{upload.build_id}"
+    assert api.call("DELETE", path, token=api.token()).status == 403
+    assert api.call("DELETE", path, token=operator).content == {"build": f"fake-image/{upload.build_id}", "state": DELETING}
+    assert zk.getBuild("fake-image", upload.build_id).state == DELETING
+    assert api.call("DELETE", f"{path}0", token=operator).content["code"] == "not-found"
+
+
+def test_build_or_upload_in_progress_is_not_deleted(api: Api) -> None:
+    zk, operator = api.bench.zk, api.token("carol", Role.OPERATE)
+    upload = api.bench.store_image("fake-image", "fake-provider", state=UPLOADING)
+    build = zk.getBuild("fake-image", upload.build_id)
+    build.state = BUILDING
+    zk.storeBuild("fake-image", build, upload.build_id)
+    path = f"/images/fake-image/builds/{upload.build_id}"
+    for each in (path, f"{path}/providers/fake-provider/uploads/{upload.id}"):
+        assert api.call("DELETE", each, token=operator).content["code"] == "unavailable"
+    assert zk.getBuild("fake-image", upload.build_id).state == BUILDING
 
 
 def test_failed_request_is_reported_with_its_reason_and_removed(api: Api) -> None:

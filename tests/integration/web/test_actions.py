@@ -12,7 +12,7 @@ from nodepool.lease import Leases
 from nodepool.web.actions.actions import Actions
 from nodepool.web.server import WebApp
 from nodepool.zk import paths
-from nodepool.zk.records import HOLD, ImageUpload
+from nodepool.zk.records import HOLD, ImageBuild, ImageUpload
 from tests.conftest import wait_for
 from tests.integration.web.conftest import Site
 from tests.support.browser import Browser, browser
@@ -124,14 +124,20 @@ def test_operator_cancels_a_request(site: Site) -> None:
         assert site.bench.zuul.request(waiting) is None
 
 
-def test_operator_builds_and_pauses_an_image_and_deletes_an_upload(site: Site) -> None:
+def test_operator_builds_and_pauses_an_image_and_deletes_a_build_and_an_upload(site: Site) -> None:
     zk = site.bench.zk
+    build = ImageBuild("noble")
+    build.state = "ready"
+    zk.storeBuild("noble", build, "0000000001")
     upload = ImageUpload("0000000001", "cloud 1", "noble", "0000000001")
     upload.state = "ready"
     path = paths.upload("noble", "0000000001", "cloud 1", "0000000001")
     zk.kazoo_client.create(path, upload.serialize(), makepath=True)
     with browser(site.address) as seen:
         seen.open("/ui/image/noble")
+        seen.sees("nodepool dib-image-delete noble-0000000001")
+        seen.sees("nodepool image-delete --image noble --build-id 0000000001 --provider cloud 1 --upload-id 0000000001")
+        assert seen.accessible() == []
         sign_in(seen, site, Role.OPERATE)
         for action, asked in (("Build", zk.hasBuildRequest), ("Pause", zk.getImagePaused)):
             press(seen, action)
@@ -142,10 +148,16 @@ def test_operator_builds_and_pauses_an_image_and_deletes_an_upload(site: Site) -
         agree(seen, "Resume image noble?", "Resume")
         seen.sees("Resume image noble: accepted")
         assert not zk.getImagePaused("noble")
-        seen.page.get_by_role("link", name="Uploads", exact=True).click()
+        seen.page.get_by_role("region", name="Builds").get_by_role("button", name="Delete").click()
+        agree(seen, "Delete build noble 0000000001?", "Delete")
+        seen.sees("Delete build noble 0000000001: accepted")
+        found = zk.getBuild("noble", "0000000001")
+        assert found is not None and found.state == "deleting"
+        seen.page.get_by_role("region", name="Builds").get_by_role("button", name="Delete").wait_for(state="detached")
+        seen.page.get_by_role("navigation").get_by_role("link", name="Uploads", exact=True).click()
         press(seen, "Delete")
         agree(seen, "Delete upload noble 0000000001 cloud 1 0000000001?", "Delete")
-        seen.sees("accepted")
+        seen.sees("Delete upload noble 0000000001 cloud 1 0000000001: accepted")
         found = zk.getImageUpload("noble", "0000000001", "cloud 1", "0000000001")
         assert found is not None and found.state == "deleting"
 

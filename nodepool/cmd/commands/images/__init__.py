@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from kazoo.exceptions import BadVersionError, NoNodeError
 
 from nodepool import status
 from nodepool.base.names import did_you_mean
@@ -19,10 +17,8 @@ from nodepool.process.program import seconds
 from nodepool.zk import paths
 from nodepool.zk.records import BUILDING, DELETING, UPLOADING
 
-#: How often a record is read again if another client changes it at the same time.
+#: How often a build request is submitted again if a builder removes it at the same time.
 TRIES = 10
-
-
 UPLOAD_FILTERS = {"state": "state", "provider": "provider", "image": "image", "id": "build"}
 BUILD_FILTERS = {"state": "state", "image": "image", "builder": "builder"}
 
@@ -165,52 +161,26 @@ def image_unpause(context: Context) -> None:
 # -- deleting
 
 
-def _mark_deleting(
-    context: Context, read: Callable[[], Any], path: str, running: str, row: dict[str, Any], missing: str, refused: str
-) -> None:
-    """Set a record to ``deleting`` unless it is missing or in the state ``running``.
-
-    Only the version that was read is replaced; otherwise the record is read again, so that a builder that starts or
-    ends something at this moment is not overridden.
-    """
-    for _ in range(TRIES):
-        record = read()
-        if record is None:
-            break
-        if record.state == running:
-            report(context, {**row, "result": "refused"}, refused)
-            context.refuse(f"{path}: {refused}", said=True)
-            return
-        if record.state == DELETING:
-            report(context, {**row, "result": DELETING})
-            return
-        record.state = DELETING
-        try:
-            context.kazoo.set(path, record.serialize(), version=record.stat.version)
-        except BadVersionError:
-            continue
-        except NoNodeError:
-            break
+def _mark_deleting(context: Context, names: Sequence[str], path: str, row: dict[str, Any], missing: str, refused: str) -> None:
+    """Set a record to ``deleting`` unless it is missing or a builder is working on it."""
+    found = context.zk.markDeleting(*names)
+    if found == DELETING:
         report(context, {**row, "result": DELETING})
         return
-    else:
+    if found not in (None, BUILDING, UPLOADING):
         raise CommandError(f"{path} keeps changing; try again")
-    report(context, {**row, "result": "not found"}, missing)
-    context.refuse(f"{path}: {missing}", said=True)
+    why = missing if found is None else refused
+    report(context, {**row, "result": "not found" if found is None else "refused"}, why)
+    context.refuse(f"{path}: {why}", said=True)
 
 
 def image_delete(context: Context) -> None:
-    args, zk = context.args, context.zk
+    args = context.args
     names = (args.image, args.build_id, args.provider, args.upload_id)
-
-    def read() -> Any:
-        return zk.getImageUpload(*names) if paths.are_names(*names) else None
-
     _mark_deleting(
         context,
-        read,
+        names,
         paths.upload(*names),
-        UPLOADING,
         {"image": args.image, "build": args.build_id, "provider": args.provider, "upload": args.upload_id},
         "Image upload not found",
         "Cannot delete because image upload in progress",
@@ -221,15 +191,10 @@ def dib_image_delete(context: Context) -> None:
     image, dash, build_id = context.args.id.rpartition("-")
     if not (image and dash and build_id):
         raise CommandError(f"{context.args.id} is not <image>-<build id>; use the ID column of dib-image-list")
-
-    def read() -> Any:
-        return context.zk.getBuild(image, build_id) if paths.are_names(image, build_id) else None
-
     _mark_deleting(
         context,
-        read,
+        (image, build_id),
         paths.build(image, build_id),
-        BUILDING,
         {"image": image, "build": build_id},
         "Build ID not found",
         "Cannot delete a build in progress",
