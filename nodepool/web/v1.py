@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import gzip
 import hashlib
 import http
 import importlib.resources
 import io
 import json
 import pathlib
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -41,6 +43,10 @@ LAST_HOUR = 12
 """Points of the charts that the launch success rate covers."""
 ROWS_AGE = 1.0
 """Seconds for which rows are cached."""
+LEAST_COMPRESSED = 1000
+"""Bytes of an answer that is compressed for clients that accept it."""
+_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
+_COMPRESSED = b"\x1f\x8b"
 _CONTENT_TYPES = {".css": "text/css; charset=UTF-8", ".svg": "image/svg+xml", ".js": "text/javascript; charset=UTF-8"}
 #: Name of a static file -> its content type.
 FILES = {
@@ -80,23 +86,25 @@ class Api:
 
         :raises HttpError: anything but 200 and 304.
         """
+        compress = _GZIP.search(str(environ.get("HTTP_ACCEPT_ENCODING", ""))) is not None
         if request.path.startswith(STATIC):
-            response = self._static(request.path.removeprefix(STATIC))
+            response = self._static(request.path.removeprefix(STATIC), compress)
         elif request.path == "/ui" or request.path.startswith(PAGES):
-            response = _page()
+            response = _page(compress)
         else:
-            response = self._shared(request)
+            response = self._shared(request, compress)
         tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
-        headers = (*access.HEADERS, ("ETag", tag), ("Cache-Control", "no-cache"))
+        packed = (("Content-Encoding", "gzip"),) if response.body.startswith(_COMPRESSED) else ()
+        headers = (*access.HEADERS, ("ETag", tag), ("Cache-Control", "no-cache"), ("Vary", "Accept-Encoding"), *packed)
         if environ.get("HTTP_IF_NONE_MATCH") == tag:
             return Response(b"", response.content_type, http.HTTPStatus.NOT_MODIFIED, headers, cors=False)
         return Response(response.body, response.content_type, headers=(*headers, *response.headers), cors=False)
 
     @staticmethod
-    def _static(name: str) -> Response:
+    def _static(name: str, compress: bool) -> Response:
         if name not in FILES:
             raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found")
-        return _file(name, FILES[name])
+        return _file(name, FILES[name], compress)
 
     # -- /api/v1
 
@@ -112,17 +120,21 @@ class Api:
         spent, self._spent = self._spent, 0.0
         return spent
 
-    def _shared(self, request: Request) -> Response:
-        """Return an answer shared for a second: notified pages all ask for the same."""
+    def _shared(self, request: Request, compress: bool) -> Response:
+        """Return an answer shared for a second: notified pages all ask for the same.
+
+        Nothing here is secret from a reader, so lengths of compressed answers reveal nothing. Answers with tokens (those
+        of ``web/actions``) must not be compressed: they contain text of others, too (BREACH).
+        """
         made: list[Response] = []
 
         def make() -> bytes:
             began = self._monotonic()
-            made.append(self._api(request))
+            made.append(_compressed(self._api(request), 1) if compress else self._api(request))
             self._spent += self._monotonic() - began
             return made[0].body
 
-        key = (request.path, tuple((name, tuple(values)) for name, values in sorted(request.lists.items())))
+        key = (request.path, compress, tuple((name, tuple(values)) for name, values in sorted(request.lists.items())))
         body = self._answer(self._answers, key, make)
         if made:
             return made[0]
@@ -277,19 +289,27 @@ def _launcher(content: Mapping[str, Any]) -> tuple[str, str]:
     return str(content["hostname"]), str(content.get("pid"))
 
 
+def _compressed(response: Response, level: int) -> Response:
+    if len(response.body) <= LEAST_COMPRESSED:
+        return response
+    # Without a time, equal answers have equal tags.
+    return dataclasses.replace(response, body=gzip.compress(response.body, level, mtime=0))
+
+
 @functools.cache
-def _file(name: str, content_type: str) -> Response:
+def _file(name: str, content_type: str, compress: bool = False) -> Response:
     body = importlib.resources.files("nodepool.web").joinpath("static", name).read_bytes()
-    return Response(body, content_type)
+    return _compressed(Response(body, content_type), 9) if compress else Response(body, content_type)
 
 
 @functools.cache
-def _page() -> Response:
+def _page(compress: bool) -> Response:
     """Return the page, which names all modules, so that browsers fetch them together."""
     page = _file("index.html", "text/html; charset=UTF-8")
     modules = [name for name in sorted(FILES) if name.endswith(".js") and name not in SCRIPTS]
     links = "\n".join(f'<link rel="modulepreload" href="{STATIC}{name}">' for name in modules)
-    return dataclasses.replace(page, body=page.body.replace(b"<!-- modules -->", links.encode()))
+    page = dataclasses.replace(page, body=page.body.replace(b"<!-- modules -->", links.encode()))
+    return _compressed(page, 9) if compress else page
 
 
 def _json(content: object) -> Response:

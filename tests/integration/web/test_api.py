@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import http.client
 import io
 import json
@@ -63,6 +64,21 @@ def test_tables_can_be_filtered_sorted_and_paged(site: Site) -> None:
     assert body.decode().splitlines()[0].startswith("id,labels,state,since,created,")
     rows = list(csv.DictReader(io.StringIO(body.decode())))
     assert status == 200 and headers["content-type"].startswith("text/csv") and [r["labels"] for r in rows] == [HOSTILE]
+
+
+def test_large_answers_are_compressed_for_clients_that_accept_it(site: Site) -> None:
+    site.bench.ready_node("fake-provider", "main", "fake-label", comment="kept")
+    wait_for(lambda: get(site, "/api/v1/nodes")["total"] == 1, what="the node")
+    for path in ("/api/v1/nodes", "/api/v1/nodes?format=csv&limit=20000", "/api/v1"):
+        _status, head, plain = ask(site, path)
+        _status, packed_head, packed = ask(site, path, Accept_Encoding="gzip, deflate, br")
+        assert "content-encoding" not in head and head["vary"] == packed_head["vary"] == "Accept-Encoding"
+        if len(plain) > 1000:
+            assert packed_head["content-encoding"] == "gzip" and gzip.decompress(packed) == plain
+            assert packed_head["content-type"] == head["content-type"] and packed_head["etag"] != head["etag"]
+        else:
+            assert packed == plain
+        assert ask(site, path, Accept_Encoding="gzip", If_None_Match=packed_head["etag"])[0] == 304
 
 
 @pytest.mark.spec("issue: malformed parameters, wrong methods, path traversal: clear 4xx")

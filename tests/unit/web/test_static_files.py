@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
-from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from nodepool.web.http import Request, Response
 from nodepool.web.v1 import FILES, Api
+from nodepool.web.v1 import STATIC as STATIC_PATH
 from tests import REPOSITORY
 
 STATIC = REPOSITORY / "nodepool/web/static"
@@ -27,8 +31,37 @@ def test_only_scripts_styles_and_pictures_are_served() -> None:
 
 
 def test_page_names_all_modules_so_that_they_are_fetched_together() -> None:
-    nodepool: Any = None
-    request: Any = SimpleNamespace(path="/ui/nodes")
-    page = Api(nodepool).answer(request, {}).body.decode()
+    page = answer("/ui/nodes").body.decode()
     named = re.findall(r'<link rel="modulepreload" href="/ui/static/([^"]+)">', page)
     assert set(named) == {name for name in FILES if name.endswith(".js")} - {"app.js", "uplot.js"}
+
+
+def answer(path: str, accepted: str | None = None, tag: str | None = None) -> Response:
+    nodepool: Any = None
+    environ = {"PATH_INFO": path, "HTTP_ACCEPT_ENCODING": accepted, "HTTP_IF_NONE_MATCH": tag}
+    environ = {key: value for key, value in environ.items() if value is not None}
+    return Api(nodepool).answer(Request.fromEnviron(environ), environ)
+
+
+@pytest.mark.parametrize("path", ["/ui/nodes", *(f"{STATIC_PATH}{name}" for name in sorted(FILES))])
+def test_pages_scripts_and_styles_are_compressed_for_clients_that_accept_it(path: str) -> None:
+    plain, packed = answer(path), answer(path, "deflate, gzip;q=0.8")
+    if len(plain.body) <= 1000:
+        assert packed == plain
+        return
+    assert gzip.decompress(packed.body) == plain.body and len(packed.body) < 0.8 * len(plain.body)
+    assert packed.content_type == plain.content_type
+    heads = [dict(each.headers) for each in (plain, packed)]
+    assert [head.get("Content-Encoding") for head in heads] == [None, "gzip"]
+    assert [head["Vary"] for head in heads] == ["Accept-Encoding"] * 2
+    assert heads[0]["ETag"] != heads[1]["ETag"]
+    assert [answer(path, "gzip", head["ETag"]).status for head in heads] == [200, 304]
+
+
+@pytest.mark.parametrize("accepted", ["", "gzip;q=0", "gzip; q=0.000, br", "identity", "xgzip", "br"])
+def test_clients_that_do_not_accept_it_get_nothing_compressed(accepted: str) -> None:
+    assert answer(f"{STATIC_PATH}app.js", accepted) == answer(f"{STATIC_PATH}app.js")
+
+
+def test_all_scripts_and_styles_are_at_most_150_kb() -> None:
+    assert sum(len(answer(f"{STATIC_PATH}{name}", "gzip").body) for name in FILES) <= 150_000
