@@ -6,13 +6,12 @@ import argparse
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodepool import status
-from nodepool.cmd.screen import screen
+from nodepool.cmd.screen import Changes, screen
 from nodepool.nodemanager.client.rpc import Client, RpcFault, Tls
 from nodepool.nodemanager.client.texts import clean
 from nodepool.process.program import absolute_path, arguments, run_console, seconds, whole_number
@@ -387,7 +386,7 @@ def show_top(client: Client, args: argparse.Namespace) -> None:
         time.sleep(pause)
         draw()
         return
-    never = threading.Event()
+    never = Changes()
     with screen() as shown:
         while shown.wait(never, pause, pause):
             shown.show(draw)

@@ -10,7 +10,6 @@ import select
 import signal
 import sys
 import termios
-import threading
 import time
 import tty
 from collections.abc import Callable, Iterator
@@ -34,8 +33,6 @@ LINES = {b"\x1b[A": -1, b"\x1bOA": -1, b"k": -1, b"\x1b[B": 1, b"\x1bOB": 1, b"j
 PAGES = {b"\x1b[5~": -1, b"b": -1, b"\x1b[6~": 1, b" ": 1}
 ENDS = {b"\x1b[H": -1, b"\x1bOH": -1, b"\x1b[1~": -1, b"g": -1, b"\x1b[F": 1, b"\x1bOF": 1, b"\x1b[4~": 1, b"G": 1}
 _KEY = re.compile(rb"\x1b[\[O]\d*[A-Z~]|.", re.DOTALL)
-POLL = 0.1
-"""Seconds after which a change is noticed while keys are awaited."""
 HINT = "arrows, Page Up/Down: scroll; q: quit"
 
 
@@ -46,6 +43,29 @@ class _Picture(io.StringIO):
         return True
 
 
+class Changes:
+    """A flag that other threads set, and that ``select`` can wait for."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def set(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # nobody has read the last 64 KiB: it is set
+            os.write(self._write, b"x")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._read, 65536):
+                pass
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
 class Lines:
     """Shows texts one below the other, with the time of day."""
 
@@ -53,10 +73,10 @@ class Lines:
         draw()
         print(time.strftime("%H:%M:%S"), flush=True)
 
-    def wait(self, changed: threading.Event, soonest: float, latest: float) -> bool:
+    def wait(self, changed: Changes, soonest: float, latest: float) -> bool:
         """Wait for a change within these limits (seconds); return False if the user quits."""
         time.sleep(soonest)
-        changed.wait(latest - soonest)
+        select.select([changed], [], [], latest - soonest)
         return True
 
 
@@ -86,12 +106,16 @@ class Screen(Lines):
         text.no_wrap, text.overflow = True, "crop"
         self._live.update(text, refresh=True)
 
-    def wait(self, changed: threading.Event, soonest: float, latest: float) -> bool:
+    def wait(self, changed: Changes, soonest: float, latest: float) -> bool:
         if self._keys is None:
             return super().wait(changed, soonest, latest)
         begin = time.monotonic()
-        while (passed := time.monotonic() - begin) < latest and not (changed.is_set() and passed >= soonest):
-            if not select.select([self._keys], [], [], POLL)[0]:
+        while (passed := time.monotonic() - begin) < latest:
+            awaited: list[int | Changes] = [self._keys] if passed < soonest else [self._keys, changed]
+            ready = select.select(awaited, [], [], (soonest if passed < soonest else latest) - passed)[0]
+            if changed in ready:
+                return True
+            if not ready:
                 continue
             keys = _KEY.findall(os.read(self._keys, 1024))
             if b"q" in keys or not keys:

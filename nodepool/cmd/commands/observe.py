@@ -16,7 +16,7 @@ from typing import Any
 from nodepool import status
 from nodepool.base.problems import one_line, printable
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_table, note
-from nodepool.cmd.screen import print_colored, screen
+from nodepool.cmd.screen import Changes, print_colored, screen
 from nodepool.status import cluster, find
 from nodepool.status.explain import Explanation, Unknown
 from nodepool.status.find import ALL_KINDS
@@ -82,7 +82,7 @@ def register(subparsers: Subparsers) -> None:
 
 def watch(context: Context, function: Callable[[Context], Any]) -> int:
     """Show the listing repeatedly until the user interrupts or quits."""
-    live, changed = context.live, threading.Event()
+    live, changed = context.live, Changes()
     feed = Feed()
     feed.attach(live)
     feed.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 import signal
 import sys
 import termios
@@ -16,11 +17,11 @@ from typing import Any
 import pytest
 
 from nodepool.cmd import screen as module
-from nodepool.cmd.screen import Screen, colored, print_colored, screen
+from nodepool.cmd.screen import Changes, Screen, colored, print_colored, screen
 from tests.support.deadline import limit
 
 TEXT = "\n".join(f"line {number}" for number in range(1, 31))
-NEVER = threading.Event()
+NEVER = Changes()
 
 
 class Picture:
@@ -100,11 +101,36 @@ def test_closed_terminal_ends(keyboard: Keyboard) -> None:
 
 
 def test_change_ends_the_wait_but_not_before_the_minimum(keyboard: Keyboard) -> None:
-    changed = threading.Event()
+    changed = Changes()
     changed.set()
     begin = time.monotonic()
     assert keyboard.screen.wait(changed, 0.3, 20)
     assert 0.3 <= time.monotonic() - begin < limit(10)
+    changed.clear()
+    assert keyboard.screen.wait(changed, 0, 0.01)
+    changed.close()
+
+
+def test_change_in_another_thread_ends_the_wait_without_polling(keyboard: Keyboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed, waits, wait = Changes(), [], select.select
+    monkeypatch.setattr(select, "select", lambda *arguments: (waits.append(arguments[3]), wait(*arguments))[1])
+    timer = threading.Timer(0.3, changed.set)
+    timer.start()
+    begin = time.monotonic()
+    assert keyboard.screen.wait(changed, 0.05, 60)
+    assert time.monotonic() - begin < limit(20)
+    assert len(waits) == 2, "until the minimum has passed, and until the change"
+    timer.join()
+    changed.close()
+
+
+def test_change_that_is_set_often_blocks_nobody() -> None:
+    changed = Changes()
+    for _ in range(70_000):
+        changed.set()
+    changed.clear()
+    assert select.select([changed], [], [], 0)[0] == []
+    changed.close()
 
 
 def styles(text: str) -> dict[str, str]:
