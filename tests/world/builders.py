@@ -407,7 +407,7 @@ class SimulatedBuildProcess:
         self._reason = self._reason or reason
         self._wake()
 
-    def wait(self, deadline_monotonic: float, stop: int | None = None) -> ProcessResult:
+    def wait(self, deadline_monotonic: float) -> ProcessResult:
         kernel, program = current(), self._program
         assert program is not None
         self._task = kernel.task
@@ -445,10 +445,10 @@ def _free_bytes(_path: str) -> int:
     return 0 if machine.is_full() else 2**40
 
 
-def _run_hook(args: Sequence[str], _environment: Any, _timeout: float, _log: Any) -> tuple[int, str, str]:
+def _run_hook(args: Sequence[str], _timeout: float) -> tuple[int, str]:
     kernel = current()
     kernel.sleep(kernel.random.uniform(0.0, 1.0))
-    return int(kernel.random.random() < machine.failing), "", ""
+    return int(kernel.random.random() < machine.failing), ""
 
 
 def replace_machine() -> None:

@@ -11,18 +11,20 @@ import select
 import shlex
 import signal
 import subprocess
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, BinaryIO
 
 from nodepool.builder.machine import processes
 
 log = logging.getLogger("nodepool.builder.process")
 
 BUILD_PROCESS_POLL_TIMEOUT = 30000
-"""Milliseconds; kept for external code that sets it. There is no polling: one wait covers output, end and time limit."""
+"""Milliseconds; kept for external code that sets it."""
+TICK = 0.2
+"""Longest time in seconds in which a termination, or the end of a command whose output stays open, is noticed."""
 GRACE = 8.0
 """Seconds between SIGTERM and SIGKILL."""
 DRAIN = 2.0
@@ -30,7 +32,7 @@ DRAIN = 2.0
 LAST_KILL = 10.0
 """Seconds in which killed processes must end."""
 MAX_LINE = 500
-HOOK_OUTPUT = 64 * 1024
+HOOK_LINES = 200
 _CHUNK = 65536
 _MIN_SECRET = 4
 _NO_SECRETS = frozenset({"true", "false", "none", "null"})
@@ -50,57 +52,39 @@ class ProcessResult:
 
 
 class Redactor:
-    """Replaces secret values in a stream of bytes, even across chunk boundaries."""
+    """Replaces secret values in a stream of bytes, even across chunk boundaries.
+
+    Of a value with several lines, each line is a secret.
+    """
 
     def __init__(self, values: Iterable[str]) -> None:
         words: set[bytes] = set()
-        for value in values:
-            for text in (value, *value.splitlines()):
-                if len(text) >= _MIN_SECRET and text.lower() not in _NO_SECRETS:
-                    # Unchanged, and as bash prints it in a trace (single quotes) or in "declare -p" (double quotes).
-                    quoted = shlex.quote(text)
-                    forms = (
-                        text,
-                        quoted[1:-1] if quoted != text else text,
-                        text.replace("'", "'\\''"),
-                        re.sub(r'([$`"\\])', r"\\\1", text),
-                    )
-                    words.update(form.encode() for form in forms)
-        self._words = sorted(words, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, self._words))) if words else None
+        for text in (line for value in values for line in value.splitlines()):
+            if len(text) >= _MIN_SECRET and text.lower() not in _NO_SECRETS:
+                # Unchanged, and as bash prints it in a trace (single quotes) or in "declare -p" (double quotes).
+                quoted = shlex.quote(text)
+                forms = (
+                    text,
+                    quoted[1:-1] if quoted != text else text,
+                    text.replace("'", "'\\''"),
+                    re.sub(r'([$`"\\])', r"\\\1", text),
+                )
+                words.update(form.encode() for form in forms)
+        self._longest = max(map(len, words), default=0)
+        self._pattern = re.compile(b"|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
         self._held = b""
 
-    def feed(self, data: bytes) -> bytes:
-        """Return the bytes that can be shown; hold back the start of a possible secret."""
+    def feed(self, data: bytes, last: bool = False) -> bytes:
+        """Return the bytes that can be shown; hold back what may be the start of a secret."""
         if self._pattern is None:
             return data
         data = self._held + data
-        cut = len(data) - self._beginning(data)
+        cut = len(data) if last else max(data.rfind(b"\n") + 1, len(data) - self._longest + 1)
         for match in self._pattern.finditer(data):
             if match.start() < cut < match.end():
                 cut = match.start()
         self._held = data[cut:]
         return self._pattern.sub(b"***", data[:cut])
-
-    def flush(self) -> bytes:
-        """Return the bytes held back."""
-        held, self._held = self._held, b""
-        return self._pattern.sub(b"***", held) if self._pattern else held
-
-    def _beginning(self, data: bytes) -> int:
-        """Return the length of the longest suffix with which a secret may start."""
-        longest = 0
-        for word in self._words:
-            end = data[-(len(word) - 1) :]
-            # Searching for two bytes leaves few positions to check, even for a key of several thousand bytes.
-            at = end.find(word[:2])
-            while at >= 0 and not word.startswith(end[at:]):
-                at = end.find(word[:2], at + 1)
-            if at >= 0:
-                longest = max(longest, len(end) - at)
-            elif end[-1:] == word[:1]:
-                longest = max(longest, 1)
-        return longest
 
 
 class LineSplitter:
@@ -111,26 +95,17 @@ class LineSplitter:
         self._partial = b""
         self._failed = False
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes, last: bool = False) -> None:
         lines = re.split(rb"[\r\n]", self._partial + data)
         # 4 bytes per character at most
-        self._partial = lines.pop()[: 4 * MAX_LINE]
-        for line in lines:
-            if line:
-                self._give(line)
-
-    def flush(self) -> None:
-        if self._partial:
-            self._give(self._partial)
-            self._partial = b""
-
-    def _give(self, line: bytes) -> None:
-        try:
-            self._on_line(line[: 4 * MAX_LINE].decode(errors="replace")[:MAX_LINE])
-        except Exception:  # reading continues: a full pipe would block the build
-            if not self._failed:
-                log.exception("Cannot evaluate the build's output; the build continues")
-            self._failed = True
+        self._partial = b"" if last else lines.pop()[: 4 * MAX_LINE]
+        for line in filter(None, lines):
+            try:
+                self._on_line(line[: 4 * MAX_LINE].decode(errors="replace")[:MAX_LINE])
+            except Exception:  # reading continues: a full pipe would block the build
+                if not self._failed:
+                    log.exception("Cannot evaluate the build's output; the build continues")
+                self._failed = True
 
 
 class BuildProcess:
@@ -156,9 +131,9 @@ class BuildProcess:
         self._log_file = log_file
         self._redactor = Redactor(secrets)
         self._lines = LineSplitter(on_line)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._wake_fd = -1
-        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes]
+        self._stdout: IO[bytes]
+        self._poll = select.poll()
         self._reason: str | None = None
         self._started_at = 0.0
         self._line_open = False
@@ -169,85 +144,86 @@ class BuildProcess:
 
         :raises OSError: it cannot be started.
         """
-        with self._lock:
-            self._wake_fd = os.eventfd(1 if self._reason else 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        try:
-            # Resolved at run time, because test benches replace it.
-            self._process = subprocess.Popen(
-                self.args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=self.environment,
-                start_new_session=True, close_fds=True, umask=0o022, bufsize=0,
-            )  # fmt: skip
-        except BaseException:
-            self._close()
-            raise
+        # Resolved at run time, because test benches replace it.
+        self._process = subprocess.Popen(
+            self.args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=self.environment,
+            start_new_session=True, close_fds=True, umask=0o022, bufsize=0,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self._stdout = self._process.stdout
+        self._poll.register(self._stdout, select.POLLIN)
         self._started_at = time.monotonic()
         self.pid = self._process.pid
         leader = processes.read_process(self.pid)
         self._origin = processes.Origin(self._origin.marker, self.pid, leader.start_time if leader else None)
-
-    def wake(self) -> None:
-        """Make :meth:`wait` check its conditions now; callable at any time from any thread."""
-        with self._lock:
-            if self._wake_fd >= 0:
-                os.eventfd_write(self._wake_fd, 1)
 
     def terminate(self, reason: str) -> None:
         """End the command and all its processes; :meth:`wait` returns soon after.
 
         Callable at any time from any thread.
         """
-        with self._lock:
-            self._reason = self._reason or reason
-        self.wake()
+        self._reason = self._reason or reason
 
-    def wait(self, deadline_monotonic: float, stop: int | None = None) -> ProcessResult:
-        """Copy the output until the command ends, is terminated or reaches its time limit.
-
-        *stop*: a descriptor that becomes readable when the build is to be terminated.
-        """
-        process = self._process
-        assert process is not None and process.stdout is not None, "start() comes first"
-        pidfd = os.pidfd_open(process.pid)
-        pump = _Pump({process.stdout.fileno(): self._output})
-        try:
-            timed_out = False
-            while not (ended := _ended(process)):
+    def wait(self, deadline_monotonic: float) -> ProcessResult:
+        """Copy the output until the command ends, is terminated or reaches its time limit."""
+        timed_out, reason = False, None
+        with self._stdout:
+            while not self._ended:
                 timed_out = time.monotonic() >= deadline_monotonic
-                if timed_out or self._reason is not None:
+                reason = None if timed_out else self._reason
+                if timed_out or reason is not None:
+                    self._signal_group(signal.SIGTERM)
+                    self._read_until_end(time.monotonic() + self.grace)
                     break
-                ready = pump.step(deadline_monotonic, (pidfd, self._wake_fd, *(() if stop is None else (stop,))))
-                if stop is not None and stop in ready:
-                    self.terminate("asked to stop")
-                if self._wake_fd in ready:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(self._wake_fd)
-            reason = None if timed_out or ended else self._reason
-            if not ended:
-                self._signal_group(signal.SIGTERM)
-                self._pump_until_end(process, pump, pidfd, time.monotonic() + self.grace)
-            self._finish(process, pump, pidfd)
-            returncode = process.poll()
+                self._read(deadline_monotonic)
+            self._finish()
+            returncode = self._process.poll()
             self._output(b"", last=True)
             self._write(self._last_line(timed_out, reason, returncode, deadline_monotonic))
-            return ProcessResult(returncode, timed_out, reason, time.monotonic() - self._started_at)
-        finally:
-            os.close(pidfd)
-            self._close()
+        return ProcessResult(returncode, timed_out, reason, time.monotonic() - self._started_at)
 
-    def _finish(self, process: subprocess.Popen[bytes], pump: _Pump, pidfd: int) -> None:
+    def _finish(self) -> None:
         """Read the last output and end the remaining processes of the command."""
-        if _ended(process):
+        ended = self._ended
+        if ended:
             # Normally the output ends with the command; a background child may keep the pipe open forever.
-            pump.until_closed(time.monotonic() + self.drain)
-        left = processes.end(self._origin, time.monotonic() + LAST_KILL, grace=0.0 if not _ended(process) else processes.GRACE)
-        self._pump_until_end(process, pump, pidfd, time.monotonic() + 1.0)
-        pump.until_closed(time.monotonic())
+            self._read_until_closed(time.monotonic() + self.drain)
+        left = processes.end(self._origin, time.monotonic() + LAST_KILL, grace=processes.GRACE if ended else 0.0)
+        self._read_until_end(time.monotonic() + 1.0)
+        self._read_until_closed(time.monotonic())
         if left:
             log.error("Processes %s of build %s do not end; inspect them with ps", left, self._origin.marker)
 
-    def _pump_until_end(self, process: subprocess.Popen[bytes], pump: _Pump, pidfd: int, until: float) -> None:
-        while not _ended(process) and time.monotonic() < until:
-            pump.step(until, (pidfd,))
+    @property
+    def _ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _read(self, until: float) -> bool:
+        """Wait for output, at most until this time or for a tick; return False if there is none."""
+        seconds = max(0.0, min(TICK, until - time.monotonic()))
+        if self._stdout.closed:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+            return False
+        if not self._poll.poll(seconds * 1000):
+            return False
+        data = os.read(self._stdout.fileno(), _CHUNK)
+        if not data:
+            self._stdout.close()
+        self._output(data)
+        return bool(data)
+
+    def _read_until_end(self, until: float) -> None:
+        while not self._ended and time.monotonic() < until:
+            self._read(until)
+
+    def _read_until_closed(self, until: float) -> None:
+        """Read until the pipe is closed or the time is reached, including data in the pipe."""
+        while not self._stdout.closed and time.monotonic() < until:
+            self._read(until)
+        for _ in range(16):  # a pipe holds 64 KiB to 1 MiB
+            if not self._read(0.0):
+                break
 
     def _signal_group(self, number: signal.Signals) -> None:
         assert self.pid is not None
@@ -260,15 +236,11 @@ class BuildProcess:
             processes.signal_all(processes.find(self._origin), number, time.monotonic())
 
     def _output(self, data: bytes, last: bool = False) -> None:
-        shown = self._redactor.feed(data)
-        if last:
-            shown += self._redactor.flush()
-        self._lines.feed(shown)
+        shown = self._redactor.feed(data, last)
+        self._lines.feed(shown, last)
         self._write(shown)
         if shown:
             self._line_open = not shown.endswith(b"\n")
-        if last:
-            self._lines.flush()
 
     def _write(self, data: bytes) -> None:
         while data and self.log_error is None:
@@ -290,117 +262,21 @@ class BuildProcess:
         newline = "\n" if self._line_open else ""
         return f"{newline}{text}\n".encode()
 
-    def _close(self) -> None:
-        with self._lock:
-            if self._wake_fd >= 0:
-                os.close(self._wake_fd)
-                self._wake_fd = -1
-        if self._process is not None and self._process.stdout is not None:
-            self._process.stdout.close()
 
+def run_hook(args: Sequence[str], timeout: float) -> tuple[int | None, str]:
+    """Run a program; return its status and the last lines of its output and errors.
 
-def _ended(process: subprocess.Popen[Any]) -> bool:
-    return process.poll() is not None
-
-
-class _Pump:
-    """Reads pipes as they fill, without blocking longer than requested."""
-
-    def __init__(self, sinks: dict[int, Callable[[bytes], None]]) -> None:
-        self._sinks = sinks
-        for fd in sinks:
-            os.set_blocking(fd, False)
-
-    def step(self, until: float, others: Sequence[int] = ()) -> set[int]:
-        """Wait for output, one of the other descriptors or the time; return readable others."""
-        poll = select.poll()
-        for fd in (*self._sinks, *others):
-            poll.register(fd, select.POLLIN)
-        # Rounded up, to avoid waking too early.
-        milliseconds = min(max(0, int((until - time.monotonic()) * 1000) + 1), 2**31 - 1)
-        ready = {fd for fd, _ in poll.poll(milliseconds)}
-        for fd in [fd for fd in self._sinks if fd in ready]:
-            self._read(fd)
-        return ready & set(others)
-
-    def until_closed(self, until: float) -> None:
-        """Read until all pipes are closed or the time is reached, including data in the pipes."""
-        while self._sinks and time.monotonic() < until:
-            self.step(until)
-        for fd in list(self._sinks):
-            for _ in range(16):  # a pipe holds 64 KiB to 1 MiB
-                if not self._read(fd):
-                    break
-
-    def _read(self, fd: int) -> bool:
-        try:
-            data = os.read(fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        if not data:
-            del self._sinks[fd]
-            return False
-        self._sinks[fd](data)
-        return True
-
-
-class _Tail:
-    """The last bytes of an output."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._data = b""
-        self._cut = False
-
-    def add(self, data: bytes) -> None:
-        self._data += data
-        if len(self._data) > self._limit:
-            self._data = self._data[-self._limit :]
-            self._cut = True
-
-    def text(self) -> str:
-        return ("[...]" if self._cut else "") + self._data.decode(errors="replace")
-
-
-def run_hook(
-    args: Sequence[str], environment: Mapping[str, str] | None, timeout: float, log: logging.Logger | logging.LoggerAdapter[Any]
-) -> tuple[int, str, str]:
-    """Run a program; return its status and both outputs (the last 64 KiB of each).
-
-    At the time limit (seconds) it is killed with all its processes: the status is -9, and the error output says so.
+    At the time limit (seconds) it is killed with all its processes: the status is -9, and the last line says so.
 
     :raises OSError: it cannot be started.
     """
-    marker = random_source.token_hex(16)
-    process = subprocess.Popen(
-        list(args), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        env={**(os.environ if environment is None else environment), processes.MARKER_VARIABLE: marker},
-    )  # fmt: skip
-    assert process.stdout is not None and process.stderr is not None
-    deadline = time.monotonic() + timeout
-    leader = processes.read_process(process.pid)
-    origin = processes.Origin(marker, process.pid, leader.start_time if leader else None)
-    out, err = _Tail(HOOK_OUTPUT), _Tail(HOOK_OUTPUT)
-    pidfd = os.pidfd_open(process.pid)
-    try:
-        pump = _Pump({process.stdout.fileno(): out.add, process.stderr.fileno(): err.add})
-        while not _ended(process) and time.monotonic() < deadline:
-            pump.step(deadline, (pidfd,))
-        timed_out = not _ended(process)
-        if not timed_out:
-            pump.until_closed(min(deadline, time.monotonic() + DRAIN))
-        left = processes.end(origin, time.monotonic() + LAST_KILL, grace=0.0)
-        pump.until_closed(time.monotonic())
-        try:
-            returncode = process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            returncode = -signal.SIGKILL
-        if left:
-            log.error("Processes %s of %s do not end; inspect them with ps", left, args[0])
-        if timed_out:
-            err.add(f"\nKilled: it took more than {timeout:g} seconds\n".encode())
-        return returncode, out.text(), err.text()
-    finally:
-        os.close(pidfd)
-        process.stdout.close()
-        process.stderr.close()
+    lines: deque[str] = deque(maxlen=HOOK_LINES)
+    environment = {**os.environ, processes.MARKER_VARIABLE: random_source.token_hex(16)}
+    with open(os.devnull, "wb", buffering=0) as nowhere:
+        process = BuildProcess(args, environment, nowhere, lines.append)
+        process.grace = 0.0
+        process.start()
+        ending = process.wait(time.monotonic() + timeout)
+    if not ending.timed_out:
+        return ending.returncode, "\n".join(lines)
+    return -signal.SIGKILL, "\n".join([*lines, f"Killed: it took more than {timeout:g} seconds"])

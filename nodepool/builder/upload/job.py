@@ -225,14 +225,14 @@ class UploadJob:
             return
         path, _ = self._file(self._candidate.provider.image_type or "")
         try:
-            status, out, err = process.run_hook([hook, self.provider, external_id, path], None, HOOK_TIMEOUT, self.log)
+            status, output = process.run_hook([hook, self.provider, external_id, path], HOOK_TIMEOUT)
         except OSError as error:
             self.log.error("Cannot start post-upload-hook %s: %s", hook, error)
             raise UploadError(f"post-upload-hook {hook} cannot be started: {error.strerror or error}") from error
         if status != 0:
-            self.log.error("post-upload-hook %s ended with status %s; output: %s; errors: %s", hook, status, out, err)
+            self.log.error("post-upload-hook %s ended with status %s; output: %s", hook, status, output)
             raise UploadError(f"post-upload-hook {hook} ended with status {status}; see the builder's log")
-        self.log.info("post-upload-hook %s: %s %s", hook, out, err)
+        self.log.info("post-upload-hook %s: %s", hook, output)
 
     def _delete_image(self, manager: Provider, name: str, external_id: str) -> bool:
         """Delete the image; return True if the cloud does not have it any more."""
