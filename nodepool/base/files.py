@@ -8,24 +8,21 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import BinaryIO
 
 #: Prefix of incomplete files; a crash may leave one behind.
 NEW = ".new-"
 
 
 @contextlib.contextmanager
-def new_file(
-    path: str, mode: int = 0o600, *, sync: bool = True, place: Callable[[str, str], Any] = os.replace
-) -> Iterator[BinaryIO]:
+def new_file(path: str, mode: int = 0o600, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces ``path`` if the block ends without an error.
 
     Until then, and after a crash, ``path`` keeps its former content. Other users cannot read the new file before it is
     complete. After an error it is deleted.
 
     :param sync: flush the file and its directory to disk before returning.
-    :param place: moves the complete file to its final name.
     """
     directory = os.path.dirname(path)
     fd, temporary = tempfile.mkstemp(dir=directory or ".", prefix=f"{NEW}{os.path.basename(path)[:64]}-")
@@ -37,7 +34,7 @@ def new_file(
                 os.fchmod(fd, mode)
             if sync:
                 os.fsync(fd)
-        place(temporary, path)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

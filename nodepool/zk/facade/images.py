@@ -334,7 +334,7 @@ class ImageMethods(FacadeBase):
 
         :raises ZKException: a path is not one of an image.
         """
-        highest: dict[str, int] = {}
+        uploads: dict[str, set[int]] = {}
         for path, text in import_data.items():
             if not path.startswith(f"{paths.IMAGES}/") or not isinstance(text, str):
                 raise ZKException(f"Cannot import {path}: not image data")
@@ -342,16 +342,20 @@ class ImageMethods(FacadeBase):
                 json.loads(text)
             parts = path.split("/")
             if len(parts) == 10 and parts[9].isdigit():
-                parent = path.rsplit("/", 1)[0]
-                highest[parent] = max(highest.get(parent, 0), int(parts[9]))
+                uploads.setdefault(path.rsplit("/", 1)[0], set()).add(int(parts[9]))
         # The counter of a container only grows by creating children: advance it before a record prevents that.
-        for parent, number in highest.items():
+        for parent, numbers in uploads.items():
             self.kazoo_client.ensure_path(parent)
-            while True:
-                path = self.kazoo_client.create(f"{parent}/", sequence=True)
-                self.kazoo_client.delete(path)
-                if int(path.rsplit("/", 1)[1]) >= number:
-                    break
+            reached = -1
+            while reached < max(numbers):
+                try:
+                    path = self.kazoo_client.create(f"{parent}/", sequence=True)
+                    reached = int(path.rsplit("/", 1)[1])
+                except NodeExistsError:
+                    # A child without a number was created here; every child increases the counter.
+                    path = self.kazoo_client.create(f"{parent}/counter")
+                if reached not in numbers or path.endswith("/counter"):
+                    self.kazoo_client.delete(path)
         for path, text in sorted(import_data.items()):
             raw = text.encode("utf8")
             try:

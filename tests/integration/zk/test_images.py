@@ -292,6 +292,15 @@ def test_export_and_import(zk: Any) -> None:
     assert zk.storeImageUpload("image", build_id, "prov", upload()) > number
 
 
+def test_import_passes_numbers_that_were_not_counted(zk: Any) -> None:
+    uploads = "/nodepool/images/image/builds/b/providers/prov/images"
+    for number in (2, 3):
+        zk.kazoo_client.create(f"{uploads}/{number:010}", b"{}", makepath=True)
+    zk.importImageData({f"{uploads}/0000000005": '{"state": "ready"}'})
+    assert zk.getImageUploadNumbers("image", "b", "prov") == [f"{number:010}" for number in (2, 3, 5)]
+    assert zk.storeImageUpload("image", "b", "prov", upload()) > "0000000005"
+
+
 @pytest.mark.spec(SPEC + "tree_cache_parsing; ZK-14: which path is what")
 def test_what_the_mirror_takes_for_what(zk: Any, zk_chroot: Chroot) -> None:
     kazoo = zk_chroot.connect().client

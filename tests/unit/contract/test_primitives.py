@@ -77,7 +77,6 @@ def connects(text: str) -> bool:
             "base/files.py",
             {
                 "builder/machine/build_journal.py": "sets aside a journal that cannot be understood",
-                "cmd/commands/data.py": "the last step of new_file, when the name may be taken",
                 "nodemanager/records/database.py": "sets aside a broken database",
                 "nodemanager/api/delegates.py": "below a directory of somebody else, by its descriptor",
                 "nodemanager/limits/disk_templates.py": "images of disks, made by mke2fs",
