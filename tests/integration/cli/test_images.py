@@ -301,6 +301,13 @@ def test_image_status_follows_the_build(run, plain, builder):  # noqa: F811
 # -- image-build --wait
 
 
+def live(client):
+    """The facade with a complete mirror, as the command has it."""
+    zk = zk_module.ZooKeeper(client)
+    assert zk.wait_synced(20)
+    return zk
+
+
 def test_wait_for_a_build(start, plain, builder):  # noqa: F811
     make_build(plain)  # an old one does not count
     process = start("image-build", IMAGE, "--wait")
@@ -367,7 +374,7 @@ def test_a_build_that_failed_before_anybody_looked(plain, builder, zk_chroot):  
     after = plain.kazoo_client.exists(f"{paths.image(IMAGE)}/request-build").mzxid
     build = builder.begin()
     builder.end("failed", remove=True, reason="no space", exit_code=1)
-    follower = image_follow.BuildFollower(zk_chroot.connect(), IMAGE, after, image_follow.Display(io.StringIO()))
+    follower = image_follow.BuildFollower(live(zk_chroot.connect()), IMAGE, after, image_follow.Display(io.StringIO()))
     outcome = follower.follow(20)
     assert (outcome.status, outcome.build, outcome.reason) == (1, build, "no space")
 
@@ -494,16 +501,16 @@ def test_wait_refuses_as_before(console, plain):  # noqa: F811
 
 def test_following_costs_nothing_while_nothing_happens(plain, builder, zk_chroot):  # noqa: F811
     builder.register()
-    client = zk_chroot.connect()
+    zk = live(zk_chroot.connect())
     stat = plain.submitBuildRequest(IMAGE) or plain.kazoo_client.exists(f"{paths.image(IMAGE)}/request-build")
     builder.begin()
-    follower = image_follow.BuildFollower(client, IMAGE, stat.mzxid, image_follow.Display(io.StringIO()))
-    with image_follow.mirrored(follower._images, follower._progress, follower._components):
-        follower._look()
-        before = [tree.reads for tree in (follower._images, follower._progress, follower._components)]
-        for _ in range(100):
-            assert follower._look() is None
-        assert [tree.reads for tree in (follower._images, follower._progress, follower._components)] == before
+    follower = image_follow.BuildFollower(zk, IMAGE, stat.mzxid, image_follow.Display(io.StringIO()))
+    wait_for(lambda: zk.image_tree.data().build_locks.get(IMAGE, (0, False))[1], what="the build")
+    follower._look()
+    before = [tree.reads for tree in zk.trees]
+    for _ in range(100):
+        assert follower._look() is None
+    assert [tree.reads for tree in zk.trees] == before
 
 
 def expire(client):
@@ -525,7 +532,7 @@ def test_a_lost_session_does_not_end_the_waiting(plain, builder, zk_chroot):  # 
     plain.submitBuildRequest(IMAGE)
     after = plain.kazoo_client.exists(f"{paths.image(IMAGE)}/request-build").mzxid
     out = io.StringIO()
-    follower = image_follow.BuildFollower(client, IMAGE, after, image_follow.Display(out))
+    follower = image_follow.BuildFollower(live(client), IMAGE, after, image_follow.Display(out))
     outcomes = []
     thread = threading.Thread(target=lambda: outcomes.append(follower.follow(30)))
     thread.start()

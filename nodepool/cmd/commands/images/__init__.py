@@ -113,7 +113,7 @@ def _build_and_wait(context: Context, name: str) -> int:
     args = context.args
     # A result in JSON or another format is for programs: progress is printed elsewhere.
     display = Display(sys.stdout if args.format is None else sys.stderr)
-    follower = BuildFollower(context.zk.client, name, _submit(context, name), display)
+    follower = BuildFollower(context.live, name, _submit(context, name), display)
     try:
         outcome = follower.follow(args.timeout)
     except KeyboardInterrupt:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from nodepool.cmd.commands.context import CommandError
 from nodepool.status.results import format_bytes, format_duration
-from nodepool.zk import paths
-from nodepool.zk.components import ComponentTree
-from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.mirror.images import ImageData, ImageTree
-from nodepool.zk.mirror.progress import BuildProgress, ProgressData, ProgressTree
-from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.mirror.progress import BuildProgress, ProgressData
 from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
+from nodepool.zk.zookeeper import ZooKeeper
 
 EXIT_OK, EXIT_FAILED, EXIT_TIMEOUT, EXIT_INTERRUPTED = 0, 1, 3, 130
-#: Seconds for reading the tree at the start.
-SYNC_TIMEOUT = 30.0
 #: Seconds between two updates of the running clock on a terminal; they need no ZooKeeper access.
 TICK = 1.0
 #: Longest sleep in seconds without a terminal.
@@ -29,26 +22,6 @@ LONGEST_WAIT = 60.0
 #: Seconds that the record of the result may follow that of the build.
 GRACE = 2.0
 BAR = 16
-
-
-@contextmanager
-def mirrored(*trees: Tree[Any]) -> Iterator[None]:
-    """Keep the trees up to date during the block.
-
-    :raises CommandError: ZooKeeper does not answer.
-    """
-    started: list[Tree[Any]] = []
-    try:
-        for tree in trees:
-            started.append(tree)
-            tree.start()
-        for tree in trees:
-            if not tree.synced.wait(SYNC_TIMEOUT):
-                raise CommandError(f"ZooKeeper did not return the content of {tree.root} within {SYNC_TIMEOUT:g} s")
-        yield
-    finally:
-        for tree in started:
-            tree.stop()
 
 
 class Display:
@@ -147,7 +120,7 @@ class BuildFollower:
     :param after: zxid of the request; builds with an older record do not count.
     """
 
-    def __init__(self, client: ZooKeeperClient, image: str, after: int, display: Display,
+    def __init__(self, zk: ZooKeeper, image: str, after: int, display: Display,
                  clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
         self.image = image
         self.build: str | None = None
@@ -157,12 +130,11 @@ class BuildFollower:
         self._start = clock()
         self._changed = threading.Event()
         self._ended_at: float | None = None
-        self._images, self._progress = ImageTree(client), ProgressTree(client)
-        self._components = ComponentTree(client)
+        self._zk, self._images, self._progress = zk, zk.image_tree, zk.progress_tree
         self._images.listeners.append(lambda _image: self._changed.set())
         self._progress.listeners.append(lambda _image: self._changed.set())
-        self._components.listeners.append(lambda _path, _gone: self._changed.set())
-        for tree in (self._images, self._progress, self._components):
+        zk.component_tree.listeners.append(lambda _path, _gone: self._changed.set())
+        for tree in zk.trees:
             tree.sync_listeners.append(self._changed.set)
 
     def follow(self, timeout: float | None) -> Outcome:
@@ -170,24 +142,23 @@ class BuildFollower:
 
         :raises KeyboardInterrupt: the user has stopped waiting; ``build`` names the running build.
         """
-        with mirrored(self._images, self._progress, self._components):
-            try:
-                while True:
-                    self._changed.clear()
-                    outcome = self._look()
-                    if outcome is not None:
-                        return outcome
-                    wait = TICK if self._display.live else LONGEST_WAIT
-                    now = self._clock()
-                    if self._ended_at is not None:
-                        wait = max(0.0, min(wait, self._ended_at + GRACE - now))
-                    if timeout is not None:
-                        if now - self._start >= timeout:
-                            return self._outcome(EXIT_TIMEOUT, "timeout")
-                        wait = min(wait, self._start + timeout - now)
-                    self._changed.wait(wait)
-            finally:
-                self._display.clear()
+        try:
+            while True:
+                self._changed.clear()
+                outcome = self._look()
+                if outcome is not None:
+                    return outcome
+                wait = TICK if self._display.live else LONGEST_WAIT
+                now = self._clock()
+                if self._ended_at is not None:
+                    wait = max(0.0, min(wait, self._ended_at + GRACE - now))
+                if timeout is not None:
+                    if now - self._start >= timeout:
+                        return self._outcome(EXIT_TIMEOUT, "timeout")
+                    wait = min(wait, self._start + timeout - now)
+                self._changed.wait(wait)
+        finally:
+            self._display.clear()
 
     def _outcome(self, status: int, state: str, reason: str | None = None) -> Outcome:
         build = self.build
@@ -262,13 +233,12 @@ class BuildFollower:
         self._display.show(key, f"{elapsed}  {self.image}  {text}", f"{self.image}  {elapsed}  {text}")
 
     def _show_waiting(self, images: ImageData, progress: ProgressData) -> None:
-        builders = any(path.startswith(f"{paths.COMPONENTS}/builder/") for path in list(self._components.components))
         running = [b for b in images.builds if b.state == BUILDING
                    and images.build_locks.get(b.image_name or "", (0.0, False))[1]]  # fmt: skip
         own = [b for b in running if b.image_name == self.image]
         if self.image in images.paused:
             text = "paused; it is built after image-unpause"
-        elif not builders:
+        elif not self._zk.getBuilders():
             text = "no builder is registered; the request waits for one"
         elif own:
             seen = progress.builds.get(own[0].id or "")

@@ -6,14 +6,13 @@ import argparse
 import os
 import stat
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO
 
 from nodepool.base.file_events import FileEvents
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
-from nodepool.cmd.commands.images.follow import mirrored
-from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.mirror.progress import BuildProgress, ProgressTree
+from nodepool.zk.mirror.progress import BuildProgress
 
 CHUNK = 1 << 16
 #: Control characters become "?", except tab, line feed and carriage return.
@@ -58,12 +57,12 @@ def _show(context: Context) -> None:
     if stream is None:
         where = f"on {build.builder}: {build.log}" if build.builder and build.log else "not known"
         _note(f"The log file is {where}; here are its last lines")
-        _show_tail(context.zk.client, build, args.lines, follow)
+        _show_tail(context, build, args.lines, follow)
         return
     with stream:
         _copy(stream, args.lines)
         if follow:
-            _follow(context.zk.client, build, [build.log], lambda _now: _copy_rest(stream))
+            _follow(context, build, [build.log], lambda _now: _copy_rest(stream))
 
 
 def choose(context: Context, name: str) -> BuildProgress:
@@ -99,36 +98,15 @@ def _open(build: BuildProgress) -> BinaryIO | None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         return None
-    return os.fdopen(descriptor, "rb", buffering=0)
+    return os.fdopen(descriptor, "rb")
 
 
 # -- the file
 
 
-def _start_of_last_lines(stream: BinaryIO, lines: int) -> int:
-    """Return the offset of the last lines of the file; a final newline ends the last one."""
-    end = stream.seek(0, os.SEEK_END)
-    if lines == 0:
-        return end
-    position, wanted, last = end, lines, True
-    while position > 0:
-        size = min(CHUNK, position)
-        position -= size
-        stream.seek(position)
-        block = stream.read(size)
-        search = len(block) - 1 if last and block.endswith(b"\n") else len(block)
-        last = False
-        while (found := block.rfind(b"\n", 0, search)) >= 0:
-            wanted -= 1
-            if wanted == 0:
-                return position + found + 1
-            search = found
-    return 0
-
-
-def _copy(stream: BinaryIO, lines: int | None = None) -> None:
+def _copy(stream: BinaryIO, lines: int | None) -> None:
     if lines is not None:
-        stream.seek(_start_of_last_lines(stream, lines))
+        _write(b"".join(deque(stream, maxlen=lines)))
     _copy_rest(stream)
 
 
@@ -136,10 +114,13 @@ def _copy_rest(stream: BinaryIO) -> None:
     sys.stdout.flush()
     if os.fstat(stream.fileno()).st_size < stream.tell():
         stream.seek(0)  # the file was rewritten
-    terminal = sys.stdout.isatty()
     while block := stream.read(CHUNK):
-        sys.stdout.buffer.write(for_terminal(block) if terminal else block)
+        _write(block)
     sys.stdout.buffer.flush()
+
+
+def _write(block: bytes) -> None:
+    sys.stdout.buffer.write(for_terminal(block) if sys.stdout.isatty() else block)
 
 
 def for_terminal(block: bytes) -> bytes:
@@ -147,46 +128,30 @@ def for_terminal(block: bytes) -> bytes:
     return block.translate(_CONTROL).replace(b"\xc2\x9b", b"?")
 
 
-def _follow(
-    client: ZooKeeperClient, build: BuildProgress, files: list[str], show: Callable[[BuildProgress | None], None]
-) -> None:
+def _follow(context: Context, build: BuildProgress, files: list[str], show: Callable[[BuildProgress | None], None]) -> None:
     """Show new parts of the log until the build has ended.
 
     The record is read before the log: if it has ended, nothing is written any more.
 
     :param files: *show* is called when they change, too.
     """
-    tree, events = ProgressTree(client), FileEvents()
+    tree, events = context.live.progress_tree, FileEvents()
     tree.listeners.append(events.wake)
-    tree.sync_listeners.append(events.wake)
     events.watch(files)
     try:
-        with mirrored(tree):
-            while True:
-                now = _present(tree, build)
-                show(now)
-                if now is None or not now.running:
-                    _tell_end(build, now)
-                    return
-                events.wait()
+        while True:
+            now = tree.builds.get(build.build)
+            show(now)
+            if now is None or not now.running:
+                break
+            events.wait()
     finally:
         events.close()
-
-
-def _present(tree: ProgressTree, build: BuildProgress) -> BuildProgress | None:
-    """Return the current record; the last known one while ZooKeeper is not available."""
-    found = tree.builds.get(build.build)
-    return build if found is None and not tree.synced.is_set() else found
-
-
-def _tell_end(build: BuildProgress, now: BuildProgress | None) -> None:
     name = f"{build.image}-{build.build}"
     if now is None:
         _note(f"Nothing is known of {name} any more")
-    elif now.reason:
-        _note(f"{name}: {now.state}: {now.reason}")
     else:
-        _note(f"{name}: {now.state}")
+        _note(f"{name}: {now.state}{f': {now.reason}' if now.reason else ''}")
 
 
 # -- the end of the log in ZooKeeper
@@ -209,7 +174,7 @@ def _print(lines: list[str]) -> None:
     sys.stdout.flush()
 
 
-def _show_tail(client: ZooKeeperClient, build: BuildProgress, lines: int | None, follow: bool) -> None:
+def _show_tail(context: Context, build: BuildProgress, lines: int | None, follow: bool) -> None:
     tail = build.tail
     _print(tail if lines is None else tail[len(tail) - min(lines, len(tail)) :])
 
@@ -221,4 +186,4 @@ def _show_tail(client: ZooKeeperClient, build: BuildProgress, lines: int | None,
             tail = now.tail
 
     if follow:
-        _follow(client, build, [], show)
+        _follow(context, build, [], show)
