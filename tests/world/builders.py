@@ -503,7 +503,7 @@ def replace_machine() -> None:
         (image_files, "open_log", open_log),
         (build_journal, "acquire_images_dir", acquire_images_dir),
         # It looks for descriptors of the real process.
-        (meter, "_open_files", lambda inode: set()),
+        (meter, "_positions", lambda inode: []),
         (tempfile, "mkstemp", mkstemp),
         # Machines lose no power.
         (os, "fsync", lambda descriptor: None),

@@ -149,7 +149,7 @@ class UploadJob:
             attempt=self._attempt,
         )
         publisher, key = self._state.publisher, ("upload", self.build_id, self.provider, self.number)
-        publisher.sample(key, lambda: self._sample(meter, progress))
+        publisher.repeat(key, lambda store: self._measure(store, meter, progress))
         try:
             external_id = manager.uploadImage(
                 self._candidate.provider_image,
@@ -165,8 +165,7 @@ class UploadJob:
             self.log.exception("Failed to upload %s (build %s) to %s:", self.image, self.build_id, self.provider)
             raise UploadError(f"{type(error).__name__}: {error}") from error
         finally:
-            meter.close()
-            publisher.sample(key, None)
+            publisher.repeat(key, None)
             publisher.write(key, lambda store: store.delete_upload(progress))
             gauges.upload_progress(self._state.statsd, self._state.fqdn, progress, False)
         if external_id is None:
@@ -352,12 +351,14 @@ class UploadJob:
         )
         self._publish(lambda store: store.write_failure(failure))
 
-    def _sample(self, meter: UploadMeter, progress: UploadProgress) -> Callable[[ProgressStore], Any]:
-        meter.sample()
+    def _measure(self, store: ProgressStore, meter: UploadMeter, progress: UploadProgress) -> None:
+        # Whose descriptors are whose cannot be known while the file is uploaded to several providers.
+        if sum(running[:2] == (self.image, self.build_id) for running in self._state.upload_claims.running()) == 1:
+            meter.sample()
+            progress.bytes_sent, progress.rate = meter.sent, meter.rate
         progress.updated = time.time()
-        progress.bytes_sent, progress.rate = meter.sent, meter.rate
         gauges.upload_progress(self._state.statsd, self._state.fqdn, progress, True)
-        return lambda store: store.write_upload(progress)
+        store.write_upload(progress)
 
     def _publish(self, write: Callable[[ProgressStore], Any]) -> None:
         self._state.publisher.write(("upload-failure", self.image, self.provider), write)
