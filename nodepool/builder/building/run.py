@@ -94,9 +94,8 @@ class BuildRun:
 
     def _expected(self) -> float | None:
         """Return the median duration of earlier builds of the image in seconds."""
-        tree = self._state.progress
-        with tree.lock:
-            known = [p.duration for p in tree.builds.values() if p.image == self.image and p.state == READY and p.duration]
+        builds = self._state.progress.data().builds.values()
+        known = [p.duration for p in builds if p.image == self.image and p.state == READY and p.duration]
         return statistics.median(known) if known else None
 
     # -- steps of a build
@@ -350,7 +349,7 @@ class BuildRun:
 
     def _write_progress(self, store: ProgressStore) -> None:
         now = time.time()
-        store.write_build(dataclasses.replace(self.progress, tail=list(self._tail), updated=now))
+        store.write(dataclasses.replace(self.progress, tail=list(self._tail), updated=now))
         gauges.build_progress(self._state.statsd, self._state.fqdn, self.progress, now)
 
 

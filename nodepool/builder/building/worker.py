@@ -120,7 +120,7 @@ def fail_interrupted(state: BuilderState, interrupted: Iterable[tuple[str, str]]
         progress.state = FAILED
         progress.reason = INTERRUPTED
         progress.ended = state.clock.time()
-        store.write_build(progress)
+        store.write(progress)
         if build is not None:
             build.state = FAILED
             build.formats = []

@@ -48,11 +48,11 @@ class ProgressCleaner:
             elif build.build not in snapshot.builds[build.image]:
                 since = build.ended or build.updated or build.started or 0.0
                 if (build.state == READY or now - since >= retention) and self._absent(*key):
-                    self._store().delete_build(build.build)
+                    self._store().delete(build)
         pairs = {(image, provider) for provider, images in rules.known.items() for image in images}
         for failure in progress.failures.values():
             if failure.key not in pairs and self._forgotten(failure, snapshot, rules, now - retention):
-                self._store().delete_failure(*failure.key)
+                self._store().delete(failure)
         self._pairs |= pairs
 
     def _check_living(self, build: BuildProgress, snapshot: Snapshot) -> None:
@@ -69,7 +69,7 @@ class ProgressCleaner:
         else:
             now.state, now.reason, now.ended = FAILED, STOPPED, time.time()
             self.log.warning("Build %s-%s was abandoned without a recorded result: %s", build.image, build.build, STOPPED)
-        store.write_build(now)
+        store.write(now)
 
     def _forgotten(self, failure: UploadFailure, snapshot: Snapshot, rules: Rules, before: float) -> bool:
         """Return whether the failure of a pair that is not configured here can be deleted.

@@ -221,7 +221,7 @@ class RecordCleaner:
         """Record the abandoned attempt for users if its builder could not do so."""
         store = ProgressStore(self._zk.kazoo_client)
         if store.read_build(build.id or "") is None:
-            store.write_build(
+            store.write(
                 BuildProgress(
                     build.image_name or "",
                     build.id or "",

@@ -166,7 +166,7 @@ class UploadJob:
             raise UploadError(f"{type(error).__name__}: {error}") from error
         finally:
             publisher.repeat(key, None)
-            publisher.write(key, lambda store: store.delete_upload(progress))
+            publisher.write(key, lambda store: store.delete(progress))
             gauges.upload_progress(self._state.statsd, self._state.fqdn, progress, False)
         if external_id is None:
             raise UploadError(f"provider {self.provider} returned no id for the uploaded image")
@@ -270,7 +270,7 @@ class UploadJob:
         statsd, metric = self._state.statsd, metrics.IMAGE_UPLOADS(self.image, self.provider)
         statsd.timing(metric, int((time.monotonic() - started) * 1000))
         statsd.incr(metric)
-        self._publish(lambda store: store.delete_failure(self.image, self.provider))
+        self._publish(lambda store: store.delete(UploadFailure(self.image, self.provider)))
         return Result.DONE
 
     def _failed(self) -> Result:
@@ -349,7 +349,7 @@ class UploadJob:
         failure = UploadFailure(
             self.image, self.provider, self.build_id, self.number, self.reason, time.time(), self._attempt, next_try
         )
-        self._publish(lambda store: store.write_failure(failure))
+        self._publish(lambda store: store.write(failure))
 
     def _measure(self, store: ProgressStore, meter: UploadMeter, progress: UploadProgress) -> None:
         # Whose descriptors are whose cannot be known while the file is uploaded to several providers.
@@ -358,7 +358,7 @@ class UploadJob:
             progress.bytes_sent, progress.rate = meter.sent, meter.rate
         progress.updated = time.time()
         gauges.upload_progress(self._state.statsd, self._state.fqdn, progress, True)
-        store.write_upload(progress)
+        store.write(progress)
 
     def _publish(self, write: Callable[[ProgressStore], Any]) -> None:
         self._state.publisher.write(("upload-failure", self.image, self.provider), write)

@@ -56,7 +56,7 @@ def erase(context: Context) -> None:
             _remove(context, f"{paths.build_providers(image, build)}/{provider}")
     for failure in zk.readProgress().failures.values():
         if failure.provider == provider:
-            zk.progress.delete_failure(failure.image, provider)
+            zk.progress.delete(failure)
     print(f"Erasing node data for {provider}...")
     for node in zk.readNodes(with_contenders=False):
         if node.provider == provider:

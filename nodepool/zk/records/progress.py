@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from nodepool.zk.records import BUILDING, FAILED, READY, RecordError, parse_object
@@ -21,12 +21,12 @@ TAIL_BYTES = 4096
 #: Characters stored of one log line, and of a reason.
 LINE_LENGTH = 500
 REASON_LENGTH = 2000
-BUILD_STATES = frozenset({BUILDING, READY, FAILED})
+BUILD_STATES = (BUILDING, READY, FAILED)
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
-P = TypeVar("P", "BuildProgress", "UploadProgress", "UploadFailure")
+P = TypeVar("P", bound="ProgressRecord")
 
 # -- texts
 
@@ -56,8 +56,8 @@ def clip_tail(lines: Iterable[str]) -> list[str]:
 # -- tolerant reading of values
 
 
-def _text(value: object, default: str = "") -> str:
-    return value if isinstance(value, str) else default
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _number(value: object) -> float | None:
@@ -83,22 +83,71 @@ def _sizes(value: object) -> dict[str, int]:
     return {str(key): size for key, raw in value.items() if (size := _whole(raw)) is not None}
 
 
-def _serialize(values: dict[str, Any]) -> bytes:
-    values = {key: _number(value) if isinstance(value, float) else value for key, value in values.items()}
-    return json.dumps(values, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+#: Type of a field -> what reads its value; None: the field keeps its default.
+_READ: dict[str, Callable[[object], object]] = {
+    "str": _text, "str | None": _text, "int": _whole, "int | None": _whole, "float | None": _number, "list[str]": _texts,
+    "dict[str, int]": _sizes, "bool": lambda value: value is True,
+}  # fmt: skip
+_LENGTHS = {"phase": LINE_LENGTH, "last_line": LINE_LENGTH, "reason": REASON_LENGTH}
+
+
+def _cleaned(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with texts that fit a terminal and a record."""
+    cleaned: dict[str, Any] = {key: clean_line(values[key], length) for key, length in _LENGTHS.items() if values.get(key)}
+    if "tail" in values:
+        cleaned["tail"] = clip_tail(values["tail"])
+    return {**values, **cleaned}
 
 
 # -- records
 
 
 @dataclass
-class BuildProgress:
+class ProgressRecord:
+    """Base of the records.
+
+    :data:`NAME` has a group for each field that the name of the znode contains.
+    """
+
+    PATH: ClassVar[str]
+    NAME: ClassVar[re.Pattern[str]]
+
+    image: str
+
+    @property
+    def path(self) -> str:
+        return self.PATH.format(**{name: quote(getattr(self, name), safe="") for name in self.NAME.groupindex})
+
+    def serialize(self) -> bytes:
+        values = {key: _number(value) if isinstance(value, float) else value for key, value in _cleaned(asdict(self)).items()}
+        return json.dumps(values, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+
+    @classmethod
+    def fromDict(cls, values: dict[str, Any], name: str) -> Self:
+        """Return the record; missing or invalid values become the default.
+
+        :raises RecordError: the name of the image or a valid state is missing, or the name of the znode is invalid.
+        """
+        found = cls.NAME.fullmatch(name)
+        if found is None:
+            raise RecordError(f"{name} is not a valid name of this record")
+        read = {field.name: _READ[str(field.type)](values.get(field.name)) for field in fields(cls)}
+        read.update({key: unquote(text) for key, text in found.groupdict().items()})
+        if not read["image"] or read.get("state", BUILDING) not in BUILD_STATES:
+            raise RecordError("no image name or unknown state")
+        return cls(**_cleaned({key: value for key, value in read.items() if value is not None}))
+
+
+@dataclass
+class BuildProgress(ProgressRecord):
     """A running, finished or failed build.
 
     ``expected`` and ``duration`` are in seconds, ``sizes`` in bytes.
     """
 
-    image: str
+    PATH = f"{BUILDS}/{{build}}"
+    NAME = re.compile("(?P<build>.+)")
+
     build: str
     builder: str = ""
     builder_id: str = ""
@@ -118,10 +167,6 @@ class BuildProgress:
     sizes: dict[str, int] = field(default_factory=dict)
     next_try: float | None = None
     manual: bool = False
-
-    @property
-    def path(self) -> str:
-        return f"{BUILDS}/{quote(self.build, safe='')}"
 
     @property
     def running(self) -> bool:
@@ -147,44 +192,17 @@ class BuildProgress:
         end = now if self.state == BUILDING else self.ended
         return None if end is None else max(0.0, end - self.started)
 
-    def serialize(self) -> bytes:
-        values = asdict(self)
-        values["tail"] = clip_tail(self.tail)
-        values["last_line"] = clean_line(self.last_line)
-        values["reason"] = None if self.reason is None else clean_line(self.reason, length=REASON_LENGTH)
-        return _serialize(values)
-
-    @classmethod
-    def fromDict(cls, values: dict[str, Any], name: str) -> BuildProgress:
-        """Return the record; missing or invalid values become the default.
-
-        :raises RecordError: the name of the image or a valid state is missing.
-        """
-        image = _text(values.get("image"))
-        state, reason = _text(values.get("state")), values.get("reason")
-        if not image or state not in BUILD_STATES:
-            raise RecordError("no image name or unknown state")
-        return cls(
-            image=image, build=unquote(name), builder=_text(values.get("builder")),
-            builder_id=_text(values.get("builder_id")), state=state,
-            reason=clean_line(reason, length=REASON_LENGTH) if isinstance(reason, str) else None,
-            exit_code=_whole(values.get("exit_code")), phase=clean_line(_text(values.get("phase"))),
-            started=_number(values.get("started")), updated=_number(values.get("updated")),
-            ended=_number(values.get("ended")), expected=_number(values.get("expected")),
-            duration=_number(values.get("duration")), log=_text(values.get("log")),
-            last_line=clean_line(_text(values.get("last_line"))), tail=clip_tail(_texts(values.get("tail"))),
-            formats=_texts(values.get("formats")), sizes=_sizes(values.get("sizes")),
-            next_try=_number(values.get("next_try")), manual=values.get("manual") is True)  # fmt: skip
-
 
 @dataclass
-class UploadProgress:
+class UploadProgress(ProgressRecord):
     """A running upload.
 
     ``rate`` is in bytes per second; a total of None is unknown.
     """
 
-    image: str
+    PATH = f"{UPLOADS}/{{build}}-{{provider}}-{{upload}}"
+    NAME = re.compile("(?P<build>[^-]+)-(?P<provider>.+)-(?P<upload>[^-]+)")
+
     build: str
     provider: str
     upload: str
@@ -201,44 +219,14 @@ class UploadProgress:
         """Return build, provider and upload number."""
         return self.build, self.provider, self.upload
 
-    @property
-    def path(self) -> str:
-        return f"{UPLOADS}/{quote(self.build, safe='')}-{quote(self.provider, safe='')}-{self.upload}"
-
-    def serialize(self) -> bytes:
-        return _serialize(asdict(self))
-
-    @staticmethod
-    def keyOf(name: str) -> tuple[str, str, str]:
-        """Return build, provider and number in the name of the znode.
-
-        :raises RecordError: the name is invalid.
-        """
-        build, _, rest = name.partition("-")
-        provider, _, number = rest.rpartition("-")
-        if not (build and provider and number):
-            raise RecordError(f"{name} is not a valid name of an upload")
-        return unquote(build), unquote(provider), number
-
-    @classmethod
-    def fromDict(cls, values: dict[str, Any], name: str) -> UploadProgress:
-        """Return the record, tolerant as :meth:`BuildProgress.fromDict`."""
-        build, provider, number = cls.keyOf(name)
-        image = _text(values.get("image"))
-        if not image:
-            raise RecordError("no image name")
-        return cls(
-            image=image, build=build, provider=provider, upload=number, builder=_text(values.get("builder")),
-            started=_number(values.get("started")), updated=_number(values.get("updated")),
-            bytes_sent=_whole(values.get("bytes_sent")), bytes_total=_whole(values.get("bytes_total")),
-            rate=_number(values.get("rate")), attempt=_whole(values.get("attempt")) or 1)  # fmt: skip
-
 
 @dataclass
-class UploadFailure:
+class UploadFailure(ProgressRecord):
     """The last failed upload of an image to a provider, until one succeeds."""
 
-    image: str
+    PATH = f"{FAILURES}/{{image}}@{{provider}}"
+    NAME = re.compile("(?P<image>[^@]+)@(?P<provider>.+)")
+
     provider: str
     build: str = ""
     upload: str = ""
@@ -252,39 +240,6 @@ class UploadFailure:
         """Return image and provider."""
         return self.image, self.provider
 
-    @property
-    def path(self) -> str:
-        return failure_path(self.image, self.provider)
-
-    def serialize(self) -> bytes:
-        values = asdict(self)
-        values["reason"] = clean_line(self.reason, length=REASON_LENGTH)
-        return _serialize(values)
-
-    @staticmethod
-    def keyOf(name: str) -> tuple[str, str]:
-        """Return image and provider in the name of the znode.
-
-        :raises RecordError: the name is invalid.
-        """
-        image, _, provider = name.partition("@")
-        if not (image and provider):
-            raise RecordError(f"{name} is not <image>@<provider>")
-        return unquote(image), unquote(provider)
-
-    @classmethod
-    def fromDict(cls, values: dict[str, Any], name: str) -> UploadFailure:
-        """Return the record, tolerant as :meth:`BuildProgress.fromDict`."""
-        image, provider = cls.keyOf(name)
-        return cls(
-            image=image, provider=provider, build=_text(values.get("build")), upload=_text(values.get("upload")),
-            reason=clean_line(_text(values.get("reason")), length=REASON_LENGTH), time=_number(values.get("time")),
-            attempts=_whole(values.get("attempts")) or 1, next_try=_number(values.get("next_try")))  # fmt: skip
-
-
-def failure_path(image: str, provider: str) -> str:
-    return f"{FAILURES}/{quote(image, safe='')}@{quote(provider, safe='')}"
-
 
 @dataclass
 class ProgressData:
@@ -295,6 +250,18 @@ class ProgressData:
     uploads: dict[tuple[str, str, str], UploadProgress] = field(default_factory=dict)
     #: (image, provider) -> last failed upload.
     failures: dict[tuple[str, str], UploadFailure] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, records: Iterable[ProgressRecord]) -> ProgressData:
+        data = cls()
+        for record in records:
+            if isinstance(record, BuildProgress):
+                data.builds[record.build] = record
+            elif isinstance(record, UploadProgress):
+                data.uploads[record.key] = record
+            elif isinstance(record, UploadFailure):
+                data.failures[record.key] = record
+        return data
 
 
 def parse(kind: type[P], name: str, data: bytes | None) -> P | None:

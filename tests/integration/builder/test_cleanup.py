@@ -478,17 +478,17 @@ def test_obsolete_progress_records_are_deleted(builders: BuilderBench, tmp_path:
     store = builders.zk.progress
     now = time.time()
     ids = {name: (name[0] * 32) for name in ("dead", "baked", "fresh-failure", "old-failure")}
-    store.write_build(BuildProgress(IMAGE, ids["dead"], state=BUILDING, started=now - 10))
-    store.write_build(BuildProgress(IMAGE, ids["baked"], state=READY, ended=now))
-    store.write_build(BuildProgress(IMAGE, ids["fresh-failure"], state=FAILED, ended=now - 60))
-    store.write_build(BuildProgress(IMAGE, ids["old-failure"], state=FAILED, ended=now - 30 * 86400))
+    store.write(BuildProgress(IMAGE, ids["dead"], state=BUILDING, started=now - 10))
+    store.write(BuildProgress(IMAGE, ids["baked"], state=READY, ended=now))
+    store.write(BuildProgress(IMAGE, ids["fresh-failure"], state=FAILED, ended=now - 60))
+    store.write(BuildProgress(IMAGE, ids["old-failure"], state=FAILED, ended=now - 30 * 86400))
     running = store_build(builders, "other", BUILDING)
-    store.write_build(BuildProgress("other", running, state=BUILDING, started=now))
+    store.write(BuildProgress("other", running, state=BUILDING, started=now))
     finished = store_build(builders, "other", READY)
-    store.write_failure(UploadFailure(IMAGE, "fake-provider", time=now))
-    store.write_failure(UploadFailure("other", "fake-provider", time=now))
-    store.write_failure(UploadFailure("other", "theirs", time=now))
-    store.write_failure(UploadFailure("nowhere", "theirs", time=now))
+    store.write(UploadFailure(IMAGE, "fake-provider", time=now))
+    store.write(UploadFailure("other", "fake-provider", time=now))
+    store.write(UploadFailure("other", "theirs", time=now))
+    store.write(UploadFailure("nowhere", "theirs", time=now))
     with builders.zk.imageBuildLock("other"):
         builder = builders.start(
             config(

@@ -19,7 +19,7 @@ from nodepool.cmd.commands.context import CommandError
 from nodepool.cmd.commands.images.log import for_terminal
 from nodepool.driver import lifecycle
 from nodepool.zk import paths
-from nodepool.zk.mirror.progress import UploadFailure
+from nodepool.zk.mirror.progress import BuildProgress, UploadFailure
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.integration.cli.test_commands import config, console, make_build, make_upload, plain, rows, run, snapshot  # noqa: F401
 from tests.integration.cli.test_images import IMAGE, progress, start  # noqa: F401
@@ -35,7 +35,7 @@ def log_file(tmp_path):
 
 
 def test_log_from_the_file(run, plain, log_file):  # noqa: F811
-    plain.progress.write_build(progress(state="ready", log=str(log_file), tail=["not this"]))
+    plain.progress.write(progress(state="ready", log=str(log_file), tail=["not this"]))
     assert run("image-log", IMAGE) == log_file.read_text()
     assert run("image-log", f"{IMAGE}-{'b' * 32}", "--lines", "2") == "line 199\nline 200\n"
     assert run("image-log", IMAGE, "-n", "0") == ""
@@ -48,17 +48,17 @@ def test_log_from_the_file(run, plain, log_file):  # noqa: F811
 
 def test_log_of_the_running_build_first(run, plain):  # noqa: F811
     now = time.time()
-    plain.progress.write_build(progress("1" * 32, state="building", started=now - 100, tail=["running"]))
-    plain.progress.write_build(progress("2" * 32, state="failed", started=now, tail=["failed"]))
+    plain.progress.write(progress("1" * 32, state="building", started=now - 100, tail=["running"]))
+    plain.progress.write(progress("2" * 32, state="failed", started=now, tail=["failed"]))
     assert run("image-log", IMAGE) == "running\n"
     assert run("image-log", f"{IMAGE}-{'2' * 32}") == "failed\n"
-    plain.progress.delete_build("1" * 32)
-    plain.progress.write_build(progress("3" * 32, state="ready", started=now - 50, tail=["older"]))
+    plain.progress.delete(BuildProgress("", "1" * 32))
+    plain.progress.write(progress("3" * 32, state="ready", started=now - 50, tail=["older"]))
     assert run("image-log", IMAGE) == "failed\n"
 
 
 def test_log_on_another_host(console, plain):  # noqa: F811
-    plain.progress.write_build(progress(state="failed", log=f"/nowhere/{'b' * 32}.log", tail=["a", "b", "c"]))
+    plain.progress.write(progress(state="failed", log=f"/nowhere/{'b' * 32}.log", tail=["a", "b", "c"]))
     result = console("image-log", IMAGE, "--lines", "2")
     assert (result.returncode, result.stdout) == (0, "b\nc\n")
     assert f"The log file is on nb01: /nowhere/{'b' * 32}.log" in result.stderr
@@ -73,7 +73,7 @@ def test_log_path_of_something_else(run, plain, tmp_path):  # noqa: F811
     fifo = tmp_path / f"fifo-{'b' * 32}.log"
     os.mkfifo(fifo)
     for path in (secret, link, fifo, tmp_path):
-        plain.progress.write_build(progress(state="ready", log=str(path), tail=["tail"]))
+        plain.progress.write(progress(state="ready", log=str(path), tail=["tail"]))
         assert run("image-log", IMAGE) == "tail\n"
 
 
@@ -92,7 +92,7 @@ def test_log_of_a_builder_of_an_earlier_release(console, plain):  # noqa: F811
 
 def test_follow_the_file(start, plain, log_file):  # noqa: F811
     record = progress(state="building", log=str(log_file))
-    plain.progress.write_build(record)
+    plain.progress.write(record)
     process = start("image-log", IMAGE, "--follow", "--lines", "1")
     process.prints("line 200\n")
     with log_file.open("a") as stream:
@@ -102,7 +102,7 @@ def test_follow_the_file(start, plain, log_file):  # noqa: F811
             process.prints(f"new {number}\n", 3)
         stream.write("Exit code: 0\n")
     record.state = "ready"
-    plain.progress.write_build(record)
+    plain.progress.write(record)
     status, out, errors = process.end()
     assert (status, out) == (0, "line 200\nnew 0\nnew 1\nnew 2\nExit code: 0\n")
     assert f"{IMAGE}-{'b' * 32}: ready" in errors
@@ -110,31 +110,31 @@ def test_follow_the_file(start, plain, log_file):  # noqa: F811
 
 def test_follow_the_tail(start, plain):  # noqa: F811
     record = progress(state="building", tail=["1", "2"])
-    plain.progress.write_build(record)
+    plain.progress.write(record)
     process = start("image-log", IMAGE, "--follow")
     process.prints("2\n")
     for tail, shown in ((["2", "3"], "3\n"), (["x", "y"], "[...]\nx\ny\n")):
         record.tail = tail
-        plain.progress.write_build(record)
+        plain.progress.write(record)
         process.prints(shown, 5)
     record.state, record.reason = "failed", "no space"
-    plain.progress.write_build(record)
+    plain.progress.write(record)
     status, out, errors = process.end()
     assert (status, out) == (0, "1\n2\n3\n[...]\nx\ny\n") and "failed: no space" in errors
 
 
 def test_following_ends_when_the_record_goes(start, plain, log_file):  # noqa: F811
-    plain.progress.write_build(progress(state="building", log=str(log_file)))
+    plain.progress.write(progress(state="building", log=str(log_file)))
     process = start("image-log", IMAGE, "-f", "-n", "1")
     process.prints("line 200")
-    plain.progress.delete_build("b" * 32)
+    plain.progress.delete(BuildProgress("", "b" * 32))
     status, _, errors = process.end()
     assert status == 0 and "Nothing is known of" in errors
 
 
 def test_log_into_head(config, plain, log_file):  # noqa: F811
     log_file.write_text("line\n" * 1_000_000)
-    plain.progress.write_build(progress(state="ready", log=str(log_file)))
+    plain.progress.write(progress(state="ready", log=str(log_file)))
     command = f"{sys.executable} -m nodepool.cmd.nodepoolcmd -c {config} image-log {IMAGE} | head -n 1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "line\n", "")
@@ -228,9 +228,9 @@ def test_import_of_no_text(console, plain, tmp_path, content):  # noqa: F811
 @pytest.mark.spec("CLI-9: after erase P --force nothing of P is left")
 def test_erase_takes_failed_uploads_along(run, plain):  # noqa: F811
     for provider in ("p", "q"):
-        plain.progress.write_failure(UploadFailure(IMAGE, provider, reason="quota"))
+        plain.progress.write(UploadFailure(IMAGE, provider, reason="quota"))
     run("erase", "p", "--force")
-    assert [failure.provider for failure in plain.progress.read_failures()] == ["q"]
+    assert [failure.provider for failure in plain.progress.read(UploadFailure)] == ["q"]
 
 
 # -- alien images

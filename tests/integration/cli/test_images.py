@@ -59,7 +59,7 @@ class Builder:
     def write(self, **values):
         for key, value in values.items():
             setattr(self.progress, key, value)
-        self.zk.progress.write_build(self.progress)
+        self.zk.progress.write(self.progress)
 
     def end(self, state="ready", remove=False, **values):
         self.write(state=state, ended=time.time(), **values)
@@ -145,8 +145,8 @@ def progress(build="b" * 32, **values):
 @pytest.mark.spec("CLI-5: dib-image-list; columns may be added only behind an option")
 def test_dib_image_list_detail(run, rows, plain):  # noqa: F811
     build = make_build(plain, state="building")
-    plain.progress.write_build(progress(build, phase="install", expected=120.0, last_line="Unpacking", log="/l/x.log"))
-    plain.progress.write_build(progress("f" * 32, state="failed", reason="no space left", exit_code=1, duration=5.0,
+    plain.progress.write(progress(build, phase="install", expected=120.0, last_line="Unpacking", log="/l/x.log"))
+    plain.progress.write(progress("f" * 32, state="failed", reason="no space left", exit_code=1, duration=5.0,
                                         ended=time.time(), log="/l/f.log"))  # fmt: skip
     old = make_build(plain)
     assert {tuple(row[:1]) for row in rows("dib-image-list")} == {(f"{IMAGE}-{build}",), (f"{IMAGE}-{old}",)}
@@ -173,10 +173,10 @@ def test_image_list_detail(run, rows, plain):  # noqa: F811
     build = make_build(plain)
     first = make_upload(plain, build, state="uploading")
     second = make_upload(plain, build, provider="q", state="failed")
-    plain.progress.write_upload(UploadProgress(IMAGE, build, "p", first, bytes_sent=3 << 20, bytes_total=6 << 20,
+    plain.progress.write(UploadProgress(IMAGE, build, "p", first, bytes_sent=3 << 20, bytes_total=6 << 20,
                                                rate=1048576.0))  # fmt: skip
-    plain.progress.write_failure(UploadFailure(IMAGE, "q", build, second, "quota exceeded", time.time()))
-    plain.progress.write_failure(UploadFailure(IMAGE, "r", build, "0000000007", "no route", time.time()))
+    plain.progress.write(UploadFailure(IMAGE, "q", build, second, "quota exceeded", time.time()))
+    plain.progress.write(UploadFailure(IMAGE, "r", build, "0000000007", "no route", time.time()))
     assert [len(row) for row in rows("image-list")] == [8, 8]
     found = rows("image-list", "--detail")
     assert [row[2] for row in found] == ["p", "q", "r"]
@@ -384,7 +384,7 @@ def test_a_build_that_vanishes(start, plain, builder):  # noqa: F811
     wait_for(lambda: plain.hasBuildRequest(IMAGE), what="the request")
     builder.begin()
     process.prints("root")
-    plain.progress.delete_build(builder.build)
+    plain.progress.delete(BuildProgress("", builder.build))
     plain.deleteBuild(IMAGE, builder.build)
     status, out, _ = process.end()
     assert status == 1 and "vanished without a result" in out
@@ -549,9 +549,9 @@ def test_an_upload_goes_on_in_a_new_session(plain, zk_chroot):  # noqa: F811
     client = zk_chroot.connect()
     store = ProgressStore(client.client)
     upload = UploadProgress(IMAGE, "b" * 32, "p", "0000000001", bytes_sent=1)
-    store.write_upload(upload)
+    store.write(upload)
     expire(client)
-    wait_for(lambda: not plain.progress.read_uploads(), what="the end of the old record")
+    wait_for(lambda: not plain.progress.read(UploadProgress), what="the end of the old record")
     upload.bytes_sent = 2
-    store.write_upload(upload)
-    assert [u.bytes_sent for u in plain.progress.read_uploads()] == [2]
+    store.write(upload)
+    assert [u.bytes_sent for u in plain.progress.read(UploadProgress)] == [2]

@@ -138,12 +138,12 @@ def test_a_later_builder_shows_up(get, other):
 @pytest.mark.spec("CLI-6.5: new keys may be added; tables stay as they are")
 def test_progress_of_a_build(get, zk, other):
     build = make_build(other, state="building")
-    other.progress.write_build(BuildProgress(
+    other.progress.write(BuildProgress(
         IMAGE, build, "nb01", phase="install", started=time.time() - 30, expected=60.0, last_line="Unpacking",
         log="/l/x.log", tail=["a secret of the tail"]))  # fmt: skip
-    other.progress.write_build(BuildProgress(
+    other.progress.write(BuildProgress(
         IMAGE, "f" * 32, "nb01", state="failed", reason="no space left", exit_code=1, ended=time.time()))  # fmt: skip
-    wait_for(lambda: len(zk.progress_tree.builds) == 2 and zk.image_tree.builds, what="the mirror")
+    wait_for(lambda: len(zk.progress_tree.data().builds) == 2 and zk.image_tree.builds, what="the mirror")
     rows = get("/dib-image-list")
     assert len(rows) == 1 and list(rows[0])[:6] == BUILD_KEYS
     assert list(rows[0])[6:] == ["phase", "elapsed", "expected", "exit_code", "reason", "log", "last_line", "progress"]
@@ -165,9 +165,9 @@ def test_progress_of_uploads(get, zk, other, zk_chroot):
     failed = make_upload(other, build, provider="q", state="failed")
     builder = zk_chroot.connect()
     store = ProgressStore(builder.client)
-    store.write_upload(UploadProgress(IMAGE, build, "p", number, bytes_sent=25, bytes_total=100, rate=5.0))
-    store.write_failure(UploadFailure(IMAGE, "q", build, failed, "quota exceeded"))
-    wait_for(lambda: zk.progress_tree.uploads and zk.progress_tree.failures and len(zk.image_tree.uploads) == 2,
+    store.write(UploadProgress(IMAGE, build, "p", number, bytes_sent=25, bytes_total=100, rate=5.0))
+    store.write(UploadFailure(IMAGE, "q", build, failed, "quota exceeded"))
+    wait_for(lambda: zk.progress_tree.data().uploads and zk.progress_tree.data().failures and len(zk.image_tree.uploads) == 2,
              what="the mirror")  # fmt: skip
     running, broken = get("/image-list")
     assert list(running)[:8] == UPLOAD_KEYS
@@ -190,8 +190,8 @@ def test_progress_of_uploads(get, zk, other, zk_chroot):
 def test_log_of_a_failed_build(get, zk, other, upload):
     for state, ended, tail in (("failed", 5.0, ["unpacking", "no space <left>\x1b[0m"]), ("building", None, ["going on"])):
         build = BuildProgress(IMAGE, state[0] * 32, "nb01", state=state, ended=ended, log="/l/x.log", tail=tail)
-        other.progress.write_build(build)
-    wait_for(lambda: len(zk.progress_tree.builds) == 2, what="the mirror")
+        other.progress.write(build)
+    wait_for(lambda: len(zk.progress_tree.data().builds) == 2, what="the mirror")
     found = get(f"/api/v1/explain/image/{IMAGE}")
     assert list(found["logs"].values()) == ["going on", "unpacking\nno space <left>"]
     assert f"build {'f' * 32} (failed on nb01, /l/x.log)" in list(found["logs"])[1]
@@ -232,9 +232,9 @@ def test_images_that_were_never_built_are_listed_with_their_labels(get, zk, othe
 def test_progress_of_a_build_is_part_of_the_explanation(get, zk, other, upload):
     report_images(other, {IMAGE: {"paused": False, "rebuild_age": 3600, "labels": ["noble"], "providers": ["p"]}})
     running = BuildProgress(IMAGE, "b" * 32, "nb01", phase="install", started=time.time() - 30, expected=60.0)
-    other.progress.write_build(running)
-    other.progress.write_build(BuildProgress(IMAGE, upload[0], "nb01", state="ready", ended=1.0, sizes={"raw": 5 << 30}))
-    wait_for(lambda: len(zk.progress_tree.builds) == 2 and zk.readReports(), what="the mirror")
+    other.progress.write(running)
+    other.progress.write(BuildProgress(IMAGE, upload[0], "nb01", state="ready", ended=1.0, sizes={"raw": 5 << 30}))
+    wait_for(lambda: len(zk.progress_tree.data().builds) == 2 and zk.readReports(), what="the mirror")
     (row,) = get("/api/v1/images")["rows"]
     assert (row["state"], row["phase"], row["size"]) == ("building", "install", 5 << 30) and 0.4 < row["progress"] < 0.8
     facts = get(f"/api/v1/explain/image/{IMAGE}")["facts"]
@@ -245,22 +245,22 @@ def test_progress_of_a_build_is_part_of_the_explanation(get, zk, other, upload):
 @pytest.mark.spec("issue: no logs of old failed builds after a success")
 def test_logs_of_failed_builds_are_shown_until_a_build_succeeds(get, zk, other, upload):
     for number, name in enumerate("ab"):
-        other.progress.write_build(BuildProgress(
+        other.progress.write(BuildProgress(
             IMAGE, name * 32, "nb01", state="failed", started=10.0 * number + 1, ended=10.0 * number + 5, tail=[f"log of {name}"]
         ))  # fmt: skip
-    wait_for(lambda: len(zk.progress_tree.builds) == 2, what="the mirror")
+    wait_for(lambda: len(zk.progress_tree.data().builds) == 2, what="the mirror")
     assert get("/api/v1/images")["rows"][0]["state"] == "failed"
     # The newest one only.
     assert list(get(f"/api/v1/explain/image/{IMAGE}")["logs"].values()) == ["log of b"]
-    other.progress.write_build(BuildProgress(IMAGE, upload[0], "nb01", state="ready", started=100.0, ended=200.0, tail=["fine"]))
-    wait_for(lambda: len(zk.progress_tree.builds) == 3, what="the success in the mirror")
+    other.progress.write(BuildProgress(IMAGE, upload[0], "nb01", state="ready", started=100.0, ended=200.0, tail=["fine"]))
+    wait_for(lambda: len(zk.progress_tree.data().builds) == 3, what="the success in the mirror")
     wait_for(lambda: get(f"/api/v1/explain/image/{IMAGE}")["logs"] == {}, what="no log")
     assert get("/api/v1/images")["rows"][0]["state"] == "ready"
 
 
 def test_the_mirror_costs_nothing_while_nothing_changes(get, zk, other, upload):
-    other.progress.write_build(BuildProgress(IMAGE, upload[0], "nb01"))
-    wait_for(lambda: zk.progress_tree.builds, what="the mirror")
+    other.progress.write(BuildProgress(IMAGE, upload[0], "nb01"))
+    wait_for(lambda: zk.progress_tree.data().builds, what="the mirror")
     reads = sum(tree.reads for tree in zk.trees)
     for _ in range(20):
         for path in ("/image-list", "/dib-image-list", "/image-progress"):

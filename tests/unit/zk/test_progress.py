@@ -14,15 +14,8 @@ from nodepool import status
 from nodepool.cmd.commands.images.log import new_lines
 from nodepool.status.results import format_bytes
 from nodepool.zk.mirror import progress as module
-from nodepool.zk.mirror.progress import (
-    BuildProgress,
-    ProgressStore,
-    ProgressTree,
-    UploadFailure,
-    UploadProgress,
-    clean_line,
-    clip_tail,
-)
+from nodepool.zk.mirror.progress import BuildProgress, ProgressStore, ProgressTree, UploadFailure, UploadProgress
+from nodepool.zk.records.progress import clean_line, clip_tail
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import wait_for
 
@@ -137,27 +130,29 @@ def test_parsing_is_total():
 
 
 def test_a_missing_tree_reads_as_empty(store):
-    assert (store.read_builds(), store.read_build("x"), store.read_uploads(), store.read_failures()) == ([], None, [], [])
-    store.delete_build("x")
-    store.delete_upload(upload())
-    store.delete_failure("i", "p")
+    for kind in (BuildProgress, UploadProgress, UploadFailure):
+        assert store.read(kind) == []
+    assert store.read_build("x") is None
+    store.delete(BuildProgress("", "x"))
+    store.delete(upload())
+    store.delete(UploadFailure("i", "p"))
     assert store.read_all() == module.ProgressData()
 
 
 def test_writing_and_deleting(store):
-    store.write_build(build())
-    store.write_build(build(phase="finalise"))
+    store.write(build())
+    store.write(build(phase="finalise"))
     assert store.read_build(BUILD).phase == "finalise"
-    assert [p.build for p in store.read_builds()] == [BUILD]
-    store.write_upload(upload())
-    store.write_upload(upload(bytes_sent=20))
-    assert [(p.provider, p.bytes_sent) for p in store.read_uploads()] == [("cloud-a/b@c", 20)]
+    assert [p.build for p in store.read(BuildProgress)] == [BUILD]
+    store.write(upload())
+    store.write(upload(bytes_sent=20))
+    assert [(p.provider, p.bytes_sent) for p in store.read(UploadProgress)] == [("cloud-a/b@c", 20)]
     failure = UploadFailure("noble", "cloud-a/b@c", BUILD, "0000000001", "quota")
-    store.write_failure(failure)
-    assert store.read_failures() == [failure]
-    store.delete_build(BUILD)
-    store.delete_upload(upload())
-    store.delete_failure("noble", "cloud-a/b@c")
+    store.write(failure)
+    assert store.read(UploadFailure) == [failure]
+    store.delete(BuildProgress("", BUILD))
+    store.delete(upload())
+    store.delete(UploadFailure("noble", "cloud-a/b@c"))
     assert store.read_all() == module.ProgressData()
 
 
@@ -165,40 +160,33 @@ def test_broken_records_are_left_out(store, caplog):
     for name, data in (("x", b"{"), ("y", b"[]"), ("z", b"{}"), ("empty", b"")):
         store._kazoo.create(f"{module.BUILDS}/{name}", data, makepath=True)
     store._kazoo.create(f"{module.UPLOADS}/nonsense", b"{}", makepath=True)
-    store.write_build(build())
+    store.write(build())
     with caplog.at_level(logging.ERROR):
-        assert [p.build for p in store.read_builds()] == [BUILD]
-        assert store.read_uploads() == []
+        assert [p.build for p in store.read(BuildProgress)] == [BUILD]
+        assert store.read(UploadProgress) == []
     assert len([r for r in caplog.records if "Ignoring" in r.message]) == 4
 
 
 def test_nothing_is_written_into_the_tree_of_old(store):
-    store.write_build(build())
-    store.write_upload(upload())
-    store.write_failure(UploadFailure("noble", "p"))
+    store.write(build())
+    store.write(upload())
+    store.write(UploadFailure("noble", "p"))
     assert store._kazoo.get_children("/nodepool") == ["image-progress"]
     assert sorted(store._kazoo.get_children(module.ROOT)) == ["builds", "failed-uploads", "uploads"]
 
 
 def test_an_upload_ends_with_the_session_and_is_made_again(zk_chroot, store):
     other = zk_chroot.connect()
-    ProgressStore(other.client).write_upload(upload(bytes_sent=1))
+    ProgressStore(other.client).write(upload(bytes_sent=1))
     # The same upload, going on in a new session: the record of the old one would vanish with that session.
-    store.write_upload(upload(bytes_sent=2))
+    store.write(upload(bytes_sent=2))
     other.disconnect()
-    assert [p.bytes_sent for p in store.read_uploads()] == [2]
+    assert [p.bytes_sent for p in store.read(UploadProgress)] == [2]
     mine = zk_chroot.connect()
-    ProgressStore(mine.client).write_upload(upload(upload="0000000002"))
-    assert len(store.read_uploads()) == 2
+    ProgressStore(mine.client).write(upload(upload="0000000002"))
+    assert len(store.read(UploadProgress)) == 2
     mine.disconnect()
-    wait_for(lambda: len(store.read_uploads()) == 1, what="the end of the other session's record")
-
-
-def test_a_watch_also_on_what_is_not_there_yet(store):
-    seen = []
-    assert store.read_build(BUILD, watch=seen.append) is None
-    store.write_build(build())
-    wait_for(lambda: seen, what="the watch")
+    wait_for(lambda: len(store.read(UploadProgress)) == 1, what="the end of the other session's record")
 
 
 # -- mirror
@@ -207,67 +195,67 @@ def test_a_watch_also_on_what_is_not_there_yet(store):
 def test_the_mirror_follows(tree, store):
     changes = []
     tree.listeners.append(changes.append)
-    store.write_build(build())
-    store.write_upload(upload())
-    store.write_failure(UploadFailure("noble", "p@q", reason="quota"))
-    wait_for(lambda: tree.builds and tree.uploads and tree.failures, what="the records")
-    assert tree.uploads[(BUILD, "cloud-a/b@c", "0000000001")].bytes_total == 40
-    assert tree.failures[("noble", "p@q")].reason == "quota"
-    store.write_build(build(phase="finalise"))
-    wait_for(lambda: tree.builds[BUILD].phase == "finalise", what="the change")
+    store.write(build())
+    store.write(upload())
+    store.write(UploadFailure("noble", "p@q", reason="quota"))
+    wait_for(lambda: tree.data().builds and tree.data().uploads and tree.data().failures, what="the records")
+    assert tree.data().uploads[(BUILD, "cloud-a/b@c", "0000000001")].bytes_total == 40
+    assert tree.data().failures[("noble", "p@q")].reason == "quota"
+    store.write(build(phase="finalise"))
+    wait_for(lambda: tree.data().builds[BUILD].phase == "finalise", what="the change")
     assert set(changes) == {"noble"}
-    store.delete_build(BUILD)
-    store.delete_upload(upload())
-    store.delete_failure("noble", "p@q")
-    wait_for(lambda: not (tree.builds or tree.uploads or tree.failures), what="the end of the records")
+    store.delete(BuildProgress("", BUILD))
+    store.delete(upload())
+    store.delete(UploadFailure("noble", "p@q"))
+    wait_for(lambda: tree.data() == module.ProgressData(), what="the end of the records")
     assert tree.data() == module.ProgressData()
 
 
 def test_the_mirror_reads_what_was_there_and_nothing_twice(zk_chroot, store):
-    store.write_build(build())
-    store.write_failure(UploadFailure("noble", "p"))
+    store.write(build())
+    store.write(UploadFailure("noble", "p"))
     tree = ProgressTree(zk_chroot.connect())
     tree.start()
     assert tree.synced.wait(20)
-    assert set(tree.builds) == {BUILD} and set(tree.failures) == {("noble", "p")}
+    assert set(tree.data().builds) == {BUILD} and set(tree.data().failures) == {("noble", "p")}
     reads = tree.reads
-    store.read_builds()
+    store.read(BuildProgress)
     store._kazoo.sync("/")
     assert tree.reads == reads
     tree.stop()
 
 
 def test_broken_data_in_the_mirror(tree, store, caplog):
-    store.write_build(build())
-    wait_for(lambda: tree.builds, what="the record")
+    store.write(build())
+    wait_for(lambda: tree.data().builds, what="the record")
     store._kazoo.set(build().path, b"{")
-    wait_for(lambda: not tree.builds, what="the end of the record")
+    wait_for(lambda: not tree.data().builds, what="the end of the record")
     assert list(tree.bad) == [build().path] and caplog.text.count("Ignoring") == 1
-    store.write_build(build())
-    wait_for(lambda: tree.builds, what="the record")
+    store.write(build())
+    wait_for(lambda: tree.data().builds, what="the record")
     assert not tree.bad
 
 
 def test_another_name_for_one_build_harms_no_record(zk_chroot, tree, store):
     """``%62`` is another way to write ``b``: neither its arrival nor its removal concerns the good record."""
-    store.write_build(build())
+    store.write(build())
     other = build().path.replace("b" * 32, "%62" + "b" * 31)
     store._kazoo.create(other, build(phase="other").serialize())
     wait_for(lambda: other in tree.bad, what="the refused record")
-    assert tree.builds[BUILD].phase == "install"
+    assert tree.data().builds[BUILD].phase == "install"
     second = ProgressTree(zk_chroot.connect())
     second.start()
     assert second.synced.wait(20)
-    assert second.builds == tree.builds
+    assert second.data().builds == tree.data().builds
     second.stop()
     store._kazoo.delete(other)
     wait_for(lambda: not tree.bad, what="the end of the refused record")
-    assert tree.builds[BUILD].phase == "install"
+    assert tree.data().builds[BUILD].phase == "install"
 
 
 def test_facade_reads_progress_with_and_without_mirror(zk_chroot, zk):
     assert zk.readProgress() == module.ProgressData()
-    zk.progress.write_build(build())
+    zk.progress.write(build())
     wait_for(lambda: zk.readProgress().builds, what="the mirror")
     plain = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     assert plain.readProgress() == zk.readProgress()
@@ -281,10 +269,10 @@ def test_facade_reads_progress_with_and_without_mirror(zk_chroot, zk):
 def test_rows_of_progress(store, zk_chroot):
     zk = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     now = time.time()
-    store.write_build(build(started=now - 60, expected=120.0, last_line="unpacking"))
-    store.write_build(build(build="f" * 32, state="failed", reason="no space", exit_code=1, duration=5.0, next_try=now + 60))
-    store.write_upload(upload(started=now - 8))
-    store.write_failure(UploadFailure("noble", "p", BUILD, "0000000009", "quota", now, 2, now + 30))
+    store.write(build(started=now - 60, expected=120.0, last_line="unpacking"))
+    store.write(build(build="f" * 32, state="failed", reason="no space", exit_code=1, duration=5.0, next_try=now + 60))
+    store.write(upload(started=now - 8))
+    store.write(UploadFailure("noble", "p", BUILD, "0000000009", "quota", now, 2, now + 30))
     rows = status.image_progress(zk, clock=lambda: now).rows
     assert [(row["kind"], row["state"]) for row in rows] == [
         ("build", "building"), ("build", "failed"), ("upload", "uploading"), ("upload", "failed")

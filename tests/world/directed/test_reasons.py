@@ -244,8 +244,8 @@ def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
     pool = bench.start(config(provider()))
     now = time.time()
     store = bench.zk.progress
-    store.write_build(BuildProgress("img", "1" * 32, builder="b1", state="ready", started=now - 90, ended=now - 80))
-    store.write_build(
+    store.write(BuildProgress("img", "1" * 32, builder="b1", state="ready", started=now - 90, ended=now - 80))
+    store.write(
         BuildProgress(
             "img",
             "2" * 32,
@@ -257,9 +257,9 @@ def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
             next_try=now + 300,
         )
     )
-    store.write_build(BuildProgress("fine", "3" * 32, builder="b1", state="failed", started=now - 90, ended=now - 80))
-    store.write_build(BuildProgress("fine", "4" * 32, builder="b1", state="ready", started=now - 30, ended=now - 20))
-    store.write_failure(UploadFailure("img", "fake-provider", build="1" * 32, upload="1", reason="cloud is full", time=now))
+    store.write(BuildProgress("fine", "3" * 32, builder="b1", state="failed", started=now - 90, ended=now - 80))
+    store.write(BuildProgress("fine", "4" * 32, builder="b1", state="ready", started=now - 30, ended=now - 20))
+    store.write(UploadFailure("img", "fake-provider", build="1" * 32, upload="1", reason="cloud is full", time=now))
 
     def told() -> list[str]:
         return [
@@ -267,7 +267,7 @@ def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
             for row in json.loads(command("problem-list", "--format", "json")[0])
         ]
 
-    store.write_build(
+    store.write(
         BuildProgress(
             "removed", "6" * 32, builder="b1", state="failed", started=now - 9999, ended=now - 9990, next_try=now - 4000
         )
@@ -283,8 +283,8 @@ def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
         pool.zk.progress_tree.synced.clear()
         assert len(pool.getReadiness()[1]) >= 2
         pool.zk.progress_tree.synced.set()
-    store.delete_failure("img", "fake-provider")
-    store.write_build(BuildProgress("img", "5" * 32, builder="b1", state="ready", started=now - 5, ended=now))
+    store.delete(UploadFailure("img", "fake-provider"))
+    store.write(BuildProgress("img", "5" * 32, builder="b1", state="ready", started=now - 5, ended=now))
     wait_for(lambda: told() == [] and pool.getReadiness() == (True, []), what="all is well again")
 
 

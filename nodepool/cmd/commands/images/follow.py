@@ -162,7 +162,7 @@ class BuildFollower:
 
     def _outcome(self, status: int, state: str, reason: str | None = None) -> Outcome:
         build = self.build
-        progress = self._progress.builds.get(build) if build else None
+        progress = self._progress.data().builds.get(build) if build else None
         if reason is None and progress is not None:
             reason = progress.reason
         return Outcome(status, state, self.image, build, reason, progress,
@@ -201,7 +201,7 @@ class BuildFollower:
         new = {i: b.stat.czxid for i, b in mine.items() if b.stat is not None and b.stat.czxid > self._after}
         # A build that failed immediately may have lost its record by now; its progress record lasts longer.
         for build_id, seen in progress.builds.items():
-            created = self._progress.created.get(build_id, 0)
+            created = self._progress.created.get(seen.path, 0)
             if seen.image == self.image and not seen.running and build_id not in mine and created > self._after and complete:
                 new[build_id] = created
         if not new and complete and self.image not in images.requests:

@@ -70,7 +70,7 @@ def choose(context: Context, name: str) -> BuildProgress:
 
     :raises CommandError: nothing is known about it.
     """
-    builds: list[BuildProgress] = context.zk.progress.read_builds()
+    builds: list[BuildProgress] = context.zk.progress.read(BuildProgress)
     for build in builds:
         if name == f"{build.image}-{build.build}":
             return build
@@ -140,7 +140,7 @@ def _follow(context: Context, build: BuildProgress, files: list[str], show: Call
     events.watch(files)
     try:
         while True:
-            now = tree.builds.get(build.build)
+            now = tree.data().builds.get(build.build)
             show(now)
             if now is None or not now.running:
                 break
