@@ -32,22 +32,16 @@ class ProviderQueues:
         self._condition = threading.Condition()
         self._lanes: dict[str, _Queue] = {}
 
-    def submit(self, provider: str, key: Hashable, job: Job) -> bool:
-        """Queue a job; return False if the provider's queue has it already."""
+    def submit(self, provider: str, key: Hashable, job: Job) -> None:
+        """Queue a job, unless the provider's queue has it already."""
         with self._condition:
             lane = self._lanes.get(provider)
             if lane is not None and (key in lane.jobs or lane.active == key):
-                return False
+                return
             if lane is None:
                 lane = self._lanes[provider] = _Queue()
                 threading.Thread(target=self._work, args=(provider, lane), name=f"{self._name}-{provider}", daemon=True).start()
             lane.jobs[key] = job
-            return True
-
-    def busy(self, key: Hashable) -> bool:
-        """Return whether the job is waiting or running."""
-        with self._condition:
-            return any(key in lane.jobs or lane.active == key for lane in self._lanes.values())
 
     def wait(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds until all jobs are done.

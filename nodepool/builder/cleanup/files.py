@@ -44,16 +44,8 @@ def clean_files(
         else:
             diskimage = config.diskimages.get(image)
             surplus = surplus_formats(build, snapshot.uploads.get((image, build_id), []), diskimage, providers)
-            if surplus:
-                _delete_formats(config.images_dir, image_files.image_id(image, build_id), surplus, log)
-
-
-def _delete_formats(images_dir: str, base: str, formats: Collection[str], log: logging.Logger) -> None:
-    for image_file in image_files.DibImageFile.from_image_id(images_dir, base):
-        extension = image_file.extension or ""
-        if extension in formats:
-            try:
-                image_files.delete_format(images_dir, base, extension)
-                log.info("Deleted %s.%s, which is uploaded (delete-after-upload)", base, extension)
-            except OSError as error:
-                log.error("Cannot delete %s.%s: %s", base, extension, error.strerror)
+            base = image_files.image_id(image, build_id)
+            for image_file in image_files.DibImageFile.from_image_id(config.images_dir, base):
+                if image_file.extension in surplus:
+                    log.info("Deleting %s of %s, which is uploaded (delete-after-upload)", image_file.extension, base)
+                    image_files.delete_format(config.images_dir, base, image_file.extension or "", log)

@@ -67,6 +67,14 @@ class RecordCleaner:
                 self.log.info("Deleting the record of abandoned upload %s of %s to %s", key[3], key[0], key[2])
                 self._zk.deleteUpload(*key)
 
+    @contextlib.contextmanager
+    def _upload(self, key: UploadKey, *states: str | None) -> Iterator[ImageUpload | None]:
+        """Yield the upload under its own lock; None if it is locked, or in none of these states."""
+        path = paths.upload(*key)
+        with self._lock(f"{path}/lock", path) as free:
+            found = self._zk.getImageUpload(*key) if free else None
+            yield found if found is not None and found.state in states else None
+
     def _upload_lock(self, key: UploadKey) -> contextlib.AbstractContextManager[bool]:
         return self._lock(f"{paths.uploads(*key[:3])}/lock", paths.upload(*key))
 
@@ -91,15 +99,11 @@ class RecordCleaner:
         return True
 
     def _mark(self, key: UploadKey, state: str | None) -> bool:
-        path = paths.upload(*key)
-        with self._lock(f"{path}/lock", path) as free:
-            if not free:
-                return False
-            found = self._zk.getImageUpload(*key)
-            if found is None or found.state not in (state, DELETING):
+        with self._upload(key, state, DELETING) as found:
+            if found is None:
                 return False
             if found.state != DELETING:
-                if not self._store_deleting(path, found):
+                if not self._store_deleting(paths.upload(*key), found):
                     return False
                 self.log.info("Marked upload %s of %s-%s to %s for deletion", key[3], key[0], key[1], key[2])
             return True
@@ -118,40 +122,28 @@ class RecordCleaner:
 
     def _remove(self, key: UploadKey) -> None:
         """Delete the record; the cloud has no image of the upload."""
-        path = paths.upload(*key)
-        with self._lock(f"{path}/lock", path) as free:
-            if not free:
-                return
-            found = self._zk.getImageUpload(*key)
-            if found is not None and found.state == DELETING and not found.external_id:
+        with self._upload(key, DELETING) as found:
+            if found is not None and not found.external_id:
                 self._zk.deleteUpload(*key)
 
     def _delete_image(self, key: UploadKey) -> None:
         """Delete the image in the cloud, in the provider's queue; failures are retried later."""
-        path = paths.upload(*key)
         state = self._state
         if not state.session_usable.is_set():
             return
         try:
-            with self._lock(f"{path}/lock", path) as free, state.managers.use(state.config, key[2]) as manager:
-                found = self._zk.getImageUpload(*key) if free else None
-                if found is None or found.state != DELETING:
+            with self._upload(key, DELETING) as found, state.managers.use(state.config, key[2]) as manager:
+                if found is None:
                     return
+                image = f"{found.external_name} ({found.external_id}) of {key[2]}"
                 if manager is None:
-                    self.log.warning(
-                        "Image %s (%s) cannot be deleted: provider %s is not running",
-                        found.external_name,
-                        found.external_id,
-                        key[2],
-                    )
+                    self.log.warning("Image %s cannot be deleted: the provider is not running", image)
                     return
-                self.log.info("Deleting image %s (%s) of %s", found.external_name, found.external_id, key[2])
+                self.log.info("Deleting image %s", image)
                 try:
                     manager.deleteImage(found.external_name or "", found.external_id or "")
                 except Exception:  # a driver may raise anything
-                    self.log.exception(
-                        "Cannot delete image %s (%s) of %s; retrying later:", found.external_name, found.external_id, key[2]
-                    )
+                    self.log.exception("Cannot delete image %s; retrying later:", image)
                     return
                 self._zk.deleteUpload(*key)
         except (KazooException, RuntimeError) as error:  # RuntimeError: the builder has stopped in the meantime

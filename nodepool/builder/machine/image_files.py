@@ -134,30 +134,21 @@ def _names(images_dir: str, image: str, build_id: str) -> list[str]:
     return sorted(names, key=lambda name: (name == f"{base}.d", name.removeprefix(base).count("."), name))
 
 
-def _remove(path: str) -> None:
-    """Delete a file or a directory if it exists.
-
-    :raises OSError: part of it cannot be deleted.
-    """
+def removeDibItem(filename: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> bool:
+    """Delete a file or directory of a build; log errors, and return False if it still exists."""
     try:
-        directory = stat.S_ISDIR(os.lstat(path).st_mode)
-        if not directory:
-            os.unlink(path)
-    except FileNotFoundError:
-        return
-    if directory and (problem := remove_tree(path, time.monotonic() + _REMOVE_TIMEOUT)):
-        raise OSError(problem)
-
-
-def removeDibItem(filename: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
-    """Delete a file or directory of a build if it exists; log errors."""
-    try:
-        _remove(filename)
+        if not stat.S_ISDIR(os.lstat(filename).st_mode):
+            os.unlink(filename)
+        elif problem := remove_tree(filename, time.monotonic() + _REMOVE_TIMEOUT):
+            log.error("Cannot remove %s: %s; retrying later", filename, problem)
+            return False
         log.info("Removed %s", filename)
     except FileNotFoundError:
         pass
     except OSError as error:
-        log.error("Cannot remove %s: %s", filename, error.strerror)
+        log.error("Cannot remove %s: %s; retrying later", filename, error.strerror)
+        return False
+    return True
 
 
 def delete_local_build(images_dir: str, image: str, build_id: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> bool:
@@ -165,39 +156,20 @@ def delete_local_build(images_dir: str, image: str, build_id: str, log: logging.
 
     May be repeated at any time.
     """
-    complete = True
     try:
         names = _names(images_dir, image, build_id)
     except OSError as error:
         log.error("Cannot read images-dir %s: %s; build %s of %s is not deleted", images_dir, error.strerror, build_id, image)
         return False
-    for name in names:
-        path = os.path.join(images_dir, name)
-        try:
-            _remove(path)
-            log.info("Removed %s", path)
-        except OSError as error:
-            complete = False
-            log.error("Cannot remove %s: %s; retrying later", error.filename or path, error.strerror or error)
-    return complete
+    left = [name for name in names if not removeDibItem(os.path.join(images_dir, name), log)]
+    return not left
 
 
-def delete_format(images_dir: str, image_id: str, extension: str) -> None:
-    """Delete one image file and its checksums, if they exist.
-
-    :raises OSError: one of them cannot be deleted; the others are.
-    """
-    path = os.path.join(images_dir, f"{image_id}.{extension.lstrip('.')}")
-    failure: OSError | None = None
+def delete_format(images_dir: str, image_id: str, extension: str, log: logging.Logger) -> None:
+    """Delete one image file and its checksums, if they exist; log errors."""
+    path = os.path.join(images_dir, f"{image_id}.{extension}")
     for name in (path, *(f"{path}.{kind}" for kind in CHECKSUMS)):
-        try:
-            os.unlink(name)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            failure = failure or error
-    if failure:
-        raise failure
+        removeDibItem(name, log)
 
 
 def sizes(images_dir: str, image_id: str) -> dict[str, int]:
@@ -327,13 +299,13 @@ def builder_id(images_dir: str) -> str:
     check_images_dir(images_dir)
     path = os.path.join(images_dir, "builder_id.txt")
     try:
+        if not os.path.exists(path):
+            replace_file(path, str(uuid.uuid4()), 0o644)
         with open(path, "rb") as file:
             text = file.read(256).decode("utf-8", "replace").strip()
-    except FileNotFoundError:
-        return _new_builder_id(path)
     except OSError as error:
         raise ConfigurationError(
-            f"images-dir: cannot read {path}: {error.strerror}; make it readable for user {os.geteuid()}"
+            f"images-dir: cannot read or write {path}: {error.strerror}; give user {os.geteuid()} access to it"
         ) from error
     try:
         uuid.UUID(text)
@@ -360,15 +332,6 @@ def check_images_dir(images_dir: str) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(f"images-dir {images_dir} is not writable for user {os.geteuid()}: {error.strerror}") from error
-
-
-def _new_builder_id(path: str) -> str:
-    text = str(uuid.uuid4())
-    try:
-        replace_file(path, text, 0o644)
-    except OSError as error:
-        raise ConfigurationError(f"images-dir: cannot write {path}: {error.strerror}") from error
-    return text
 
 
 def remove_unfinished(directory: str) -> None:
