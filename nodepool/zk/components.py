@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from kazoo.client import KazooClient
@@ -114,8 +114,8 @@ class Component:
         """
         parent = f"{paths.COMPONENTS}/{self.kind}"
         kazoo.sync(parent)  # this server may not know yet what the previous one has done for us
-        for path, content, stat in _entries(self.client, self.kind):
-            if stat.ephemeralOwner == session and content.get("id") == self.content.get("id"):
+        for path, (data, stat) in answers(kazoo.get_async, [f"{parent}/{name}" for name in children(kazoo, parent)]):
+            if stat.ephemeralOwner == session and (parse_object(data) or {}).get("id") == self.content.get("id"):
                 kazoo.set(path, self._serialize())
                 return path
         return None
@@ -338,36 +338,6 @@ class ComponentTree(Tree[Any]):
             return list(self.pools.values())
 
 
-def read_pools(client: ZooKeeperClient) -> list[RegisteredPool]:
-    """Read the registered pools (for the command line)."""
-    result = []
-    for path, content, _stat in _entries(client, "pool"):
-        try:
-            result.append(RegisteredPool(path, content))
-        except RecordError:
-            continue
-    return result
-
-
-def read_kind(client: ZooKeeperClient, kind: str) -> list[dict[str, Any]]:
-    """Read the registered components of this kind (for the command line)."""
-    return [content for _path, content, _stat in _entries(client, kind)]
-
-
-def _entries(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str, Any], ZnodeStat]]:
-    kazoo = client.client
-    if kazoo is None:
-        return
-    parent = f"{paths.COMPONENTS}/{kind}"
-    for path, (data, stat) in answers(kazoo.get_async, (f"{parent}/{name}" for name in children(kazoo, parent))):
-        try:
-            content = parse_object(data)
-        except RecordError:
-            continue
-        if content:
-            yield path, content, stat
-
-
 class _ComponentRegistry:
     """Process-wide name for test benches; each connection holds its own entries."""
 
@@ -394,6 +364,4 @@ __all__ = [
     "LauncherComponent",
     "PoolComponent",
     "RegisteredPool",
-    "read_kind",
-    "read_pools",
 ]

@@ -162,14 +162,6 @@ def remove(kazoo: KazooClient, where: str) -> None:
         pass
 
 
-def read(kazoo: KazooClient) -> list[dict[str, Any]]:
-    """Return all valid reports by name; write nothing.
-
-    :raises KazooException: no connection, or no answer in time.
-    """
-    return named(_read(kazoo, ROOT, parse))
-
-
 def named(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add ``name``, which distinguishes launchers of one host: ``HOST`` or ``HOST:PID``."""
     hosts = Counter(content["hostname"] for content in found)
@@ -183,15 +175,14 @@ def named(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_configs(kazoo: KazooClient) -> list[dict[str, Any]]:
-    """Return all configurations, as :func:`read` does."""
-    return _read(kazoo, CONFIGS, parse_config)
+    """Return all valid configurations by name; write nothing.
 
-
-def _read(kazoo: KazooClient, root: str, understand: Callable[[bytes | None], dict[str, Any]]) -> list[dict[str, Any]]:
+    :raises KazooException: no connection, or no answer in time.
+    """
     found = []
-    for where, (data, _stat) in answers(kazoo.get_async, (f"{root}/{name}" for name in children(kazoo, root))):
+    for where, (data, _stat) in answers(kazoo.get_async, (f"{CONFIGS}/{name}" for name in children(kazoo, CONFIGS))):
         try:
-            found.append(understand(data))
+            found.append(parse_config(data))
         except RecordError as error:
             log.warning("Ignoring %s: %s", where, error)
     return found

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import ConnectionLoss, NoNodeError, OperationTimeoutError
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.connection.protocol import Client
-from nodepool.zk.reading import answers
+from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.reading import TIMEOUT, answers
 from nodepool.zk.records import BaseModel, Node, NodeRequest, parse_object
 from nodepool.zk.writer import Writer
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nodepool.zk.reports import ReportTree
 
 R = TypeVar("R", bound=BaseModel)
+T = TypeVar("T", bound=Tree[Any])
 
 
 class FacadeBase:
@@ -84,8 +85,23 @@ class FacadeBase:
         """Read many znodes, pipelined; deleted ones are omitted."""
         return answers(self.kazoo_client.get_async, wanted)
 
-    def _children_many(self, wanted: Iterable[str]) -> Iterator[tuple[str, tuple[list[str], ZnodeStat]]]:
-        return answers(functools.partial(self.kazoo_client.get_children_async, include_data=True), wanted)
+    def _complete(self, tree: T | None, kind: Callable[[ZooKeeperClient], T]) -> T:
+        """Return the mirror if it is complete, else a copy of the tree that is read now.
+
+        :raises KazooException: no connection, or no answer in time.
+        """
+        if tree is not None and tree.synced.is_set():
+            return tree
+        if not self.client.connected:
+            raise ConnectionLoss("not connected to ZooKeeper")
+        found = kind(self.client)
+        found.start()
+        try:
+            if not found.synced.wait(TIMEOUT):
+                raise OperationTimeoutError(f"{found.root} was not read within {TIMEOUT:g} s")
+        finally:
+            found.stop()
+        return found
 
     def _remove(self, path: str, recursive: bool = False) -> None:
         """Delete a znode, if it exists."""

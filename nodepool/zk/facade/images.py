@@ -13,7 +13,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotE
 from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase, newest_first
-from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.mirror.images import ImageData, ImageTree
 from nodepool.zk.mirror.progress import ProgressData, ProgressStore
 from nodepool.zk.records import BUILDING, DELETING, READY, UPLOADING, ImageBuild, ImageBuildRequest, ImageUpload
 
@@ -270,42 +270,8 @@ class ImageMethods(FacadeBase):
     # -- everything
 
     def readImages(self, cached: bool = True) -> ImageData:
-        """Return everything about images; from a complete mirror, else read (pipelined)."""
-        tree = self.image_tree
-        if cached and tree is not None and tree.synced.is_set():
-            return tree.data()
-        data = ImageData(names=set(self.getImageNames()))
-        build_paths: list[str] = []
-        images = sorted(data.names)
-        for path, (names, _stat) in self._children_many(p for i in images for p in (paths.image(i), paths.builds(i))):
-            image = path.split("/")[3]
-            if not path.endswith("/builds") or path.count("/") == 3:
-                if "pause" in names:
-                    data.paused.add(image)
-                continue
-            build_paths += [paths.build(image, i) for i in sorted(names) if i != "lock"]
-        for path, (_data, stat) in self._get_many(f"{paths.image(i)}/request-build" for i in images):
-            data.requests[path.split("/")[3]] = stat.ctime / 1000
-        for path, (names, stat) in self._children_many(f"{paths.builds(i)}/lock" for i in images):
-            data.build_locks[path.split("/")[3]] = (stat.ctime / 1000, bool(names))
-        for path, read in self._get_many(build_paths):
-            build = self._parse(ImageBuild, path, read, path.split("/")[3], path.split("/")[5])
-            if build is not None:
-                data.builds.append(build)
-        containers: list[str] = []
-        for path, (names, _stat) in self._children_many(f"{p}/providers" for p in build_paths):
-            parts = path.split("/")
-            data.providers[(parts[3], parts[5])] = set(names)
-            containers += [f"{path}/{name}/images" for name in sorted(names)]
-        uploads: list[str] = []
-        for path, (names, _stat) in self._children_many(containers):
-            uploads += [f"{path}/{name}" for name in sorted(names) if name != "lock"]
-        for path, read in self._get_many(uploads):
-            p = path.split("/")
-            upload = self._parse(ImageUpload, path, read, p[5], p[7], p[3], p[9])
-            if upload is not None:
-                data.uploads.append(upload)
-        return data
+        """Return everything about images; from a complete mirror, else read."""
+        return self._complete(self.image_tree if cached else None, ImageTree).data()
 
     @property
     def progress(self) -> ProgressStore:

@@ -14,6 +14,7 @@ from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
+from nodepool.zk.reading import answers
 from nodepool.zk.records import DELETED, DELETING, READY, Node
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -59,7 +60,7 @@ class NodeMethods(FacadeBase):
         nodes = list(self.nodeIterator(cached=False))
         if with_contenders:
             locked = {paths.node_lock(n.id or ""): n for n in nodes if n.stat is None or n.stat.numChildren}
-            for path, (names, _stat) in self._children_many(locked):
+            for path, names in answers(self.kazoo_client.get_children_async, locked):
                 locked[path].lock_contenders = {n for n in names if paths.contender_number(n) is not None}
         return nodes
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nodepool.exceptions import ZKException
-from nodepool.zk import declines, paths, reports
-from nodepool.zk.components import RegisteredPool, read_kind, read_pools
+from nodepool.zk import declines, paths
+from nodepool.zk.components import ComponentTree, RegisteredPool
 from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.records import NodeRequest, NodeRequestLockStats
+from nodepool.zk.reports import ReportTree
 
 
 class RequestMethods(FacadeBase):
@@ -120,25 +121,16 @@ class RequestMethods(FacadeBase):
 
         Objects have ``id name provider_name supported_labels priority paused``.
         """
-        if self.component_tree is not None and self.component_tree.synced.is_set():
-            return self.component_tree.registered_pools()
-        return read_pools(self.client)
+        return self._complete(self.component_tree, ComponentTree).registered_pools()
 
     def getLaunchers(self) -> list[dict[str, Any]]:
         """Return the component records of all launchers."""
-        return self._components("launcher")
+        return self._complete(self.component_tree, ComponentTree).of_kind("launcher")
 
     def getBuilders(self) -> list[dict[str, Any]]:
         """Return the component records of all builders."""
-        return self._components("builder")
-
-    def _components(self, kind: str) -> list[dict[str, Any]]:
-        if self.component_tree is not None and self.component_tree.synced.is_set():
-            return self.component_tree.of_kind(kind)
-        return read_kind(self.client, kind)
+        return self._complete(self.component_tree, ComponentTree).of_kind("builder")
 
     def readReports(self) -> list[dict[str, Any]]:
         """Return the reports of all launchers, see :mod:`nodepool.zk.reports`; write nothing."""
-        if self.report_tree is not None and self.report_tree.synced.is_set():
-            return self.report_tree.snapshot()
-        return reports.read(self.kazoo_client)
+        return self._complete(self.report_tree, ReportTree).snapshot()
