@@ -382,11 +382,7 @@ class Life(Engine):
         for node in [node for node in handler.nodeset if node.state == zk.ABORTED]:
             handler.nodeset.remove(node)
             self.labels.removeNode(node.id)
-            txn = Txn(handler.zk.kazoo_client)
-            add_unlock(txn, handler.zk, node, write=False)
-            node.lock = None
-            if txn.operations:
-                handler.zk.writer.submit(txn)
+            handler.zk.unlock_soon(node)
 
     def _reread_request(self) -> None:
         """Keep the changes of a client that wrote the request in spite of our lock."""

@@ -100,11 +100,7 @@ class StateMachineNodeDeleter:
 
     def _give_up(self) -> None:
         """Unlock the node; the deletion is tried again later."""
-        handle, self.node.lock = self.node.lock, None
-        if isinstance(handle, LockHandle):
-            txn = Txn(self.zk.kazoo_client)
-            txn.delete(handle.path)
-            self.zk.writer.submit(txn)
+        self.zk.unlock_soon(self.node)
         self._ended.set()
 
     def _remove(self) -> None:

@@ -11,8 +11,6 @@ import time
 from queue import SimpleQueue
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NotEmptyError
-
 from nodepool.base.backoff import Backoff
 from nodepool.base.workqueue import Reconciler
 from nodepool.driver.statemachine import StateMachineProvider
@@ -20,7 +18,7 @@ from nodepool.exceptions import FOREIGN
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
-from nodepool.zk.locks import LockHandle, add_lock, add_unlocked_check
+from nodepool.zk.locks import LockHandle, add_lock
 from nodepool.zk.writer import TransactionFailed, Txn
 
 DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
@@ -174,27 +172,16 @@ class NodeReconciler:
             return False
         return facade.kazoo_client.exists(paths.request(request_id)) is None
 
-    def _change(self, seen: zk.Node, changed: zk.Node, message: str, exists: bool | None = None) -> None:
-        """Write a record, if the node is neither locked nor changed.
+    def _change(self, seen: zk.Node, changed: zk.Node, message: str) -> None:
+        """Write a record, if the node is neither locked nor changed."""
 
-        ``exists``: whether it has a lock directory.
-        """
-        facade = self.state.zk
-        node_id = seen.id or ""
-        txn, directory = Txn(facade.kazoo_client), paths.node_lock(node_id)
-        add_unlocked_check(txn, directory, node_id in facade.node_tree.lock_dirs if exists is None else exists)
-        txn.set(paths.node(node_id), changed.serialize(), seen.version, tree=facade.node_tree, record=changed.copy())
-
-        def written(_results: list[Any] | None, error: BaseException | None) -> None:
+        def written(error: BaseException | None) -> None:
             if error is None:
-                self.log.info(message, node_id)
-            elif not isinstance(error, TransactionFailed):
-                self.log.warning("Cannot write node %s: %r", node_id, error)
-            elif error.path == directory and exists is None and not isinstance(error.cause, NotEmptyError):
-                self._change(seen, changed, message, isinstance(error.cause, NodeExistsError))  # not in our mirror yet
-            # If it was refused the record has changed, and that change triggers the next check.
+                self.log.info(message, seen.id)
+            elif not isinstance(error, TransactionFailed):  # it has changed, and that change triggers the next check
+                self.log.warning("Cannot write node %s: %r", seen.id, error)
 
-        facade.writer.submit(txn, written)
+        self.state.zk.change_unlocked(seen, changed, written)
 
     def _remove_empty(self, node_id: str) -> float | None:
         """Delete a znode without data, left by a client that locked a deleted node."""
@@ -278,11 +265,4 @@ class NodeReconciler:
             manager.startNodeCleanup(node)
         except FOREIGN:
             self.log.exception("Cannot delete node %s:", node.id)
-            self._unlock(node)
-
-    def _unlock(self, node: zk.Node) -> None:
-        handle, node.lock = node.lock, None
-        if isinstance(handle, LockHandle):
-            txn = Txn(self.state.zk.kazoo_client)
-            txn.delete(handle.path)
-            self.state.zk.writer.submit(txn)
+            self.state.zk.unlock_soon(node)

@@ -234,26 +234,29 @@ class NodeMethods(FacadeBase):
                 self.log.warning("Cannot free capacity of %s %s now: %r", provider_name, pool_name, error)
             answered(error is None)
 
-        self._discard(oldest, (oldest.id or "") in tree.lock_dirs, written)
-
-    def _discard(
-        self, seen: Node, lock_directory_exists: bool, written: Callable[[BaseException | None], None], again: bool = True
-    ) -> None:
-        """Mark an idle node for deletion, unless it is locked or changed in the meantime."""
-        node, directory = seen.copy(), paths.node_lock(seen.id or "")
+        node = oldest.copy()
         node.state = DELETING
-        txn = Txn(self.kazoo_client)
-        locks.add_unlocked_check(txn, directory, lock_directory_exists)
-        txn.set(paths.node(node.id or ""), node.serialize(), seen.version, tree=self.node_tree, record=node)
+        self.change_unlocked(oldest, node, written)
+
+    def change_unlocked(
+        self, seen: Node, changed: Node, written: Callable[[BaseException | None], object], exists: bool | None = None
+    ) -> None:
+        """Write a node, unless it is locked or has changed since it was read, without waiting.
+
+        :param written: called with None, or why it was not written, here or on the thread of the connection.
+        :param exists: whether its lock has a directory; None: as the mirror shows.
+        """
+        txn, node_id = Txn(self.kazoo_client), seen.id or ""
+        directory = paths.node_lock(node_id)
+        locks.add_unlocked_check(txn, directory, node_id in self.node_tree.lock_dirs if exists is None else exists)
+        txn.set(paths.node(node_id), changed.serialize(), seen.version, tree=self.node_tree, record=changed.copy())
 
         def done(_results: list[Any] | None, error: BaseException | None) -> None:
-            # Our mirror may learn about the directory later.
-            late = isinstance(error, TransactionFailed) and error.path == directory and not isinstance(error.cause, NotEmptyError)
-            if late and again:
-                assert isinstance(error, TransactionFailed)
-                self._discard(seen, isinstance(error.cause, NodeExistsError), written, again=False)
-            else:
+            refused = error.cause if isinstance(error, TransactionFailed) and error.path == directory else None
+            if refused is None or exists is not None or isinstance(refused, NotEmptyError):
                 written(error)
+            else:  # our mirror did not show the directory yet
+                self.change_unlocked(seen, changed, written, isinstance(refused, NodeExistsError))
 
         self.writer.submit(txn, done)
 
@@ -281,6 +284,14 @@ class NodeMethods(FacadeBase):
         :raises ZKLockException: we do not hold the lock.
         """
         self._unlock(node, "node")
+
+    def unlock_soon(self, node: Node) -> None:
+        """Release our lock on the node without waiting, if we have it."""
+        handle, node.lock = node.lock, None
+        if isinstance(handle, LockHandle):
+            txn = Txn(self.kazoo_client)
+            txn.delete(handle.path)
+            self.writer.submit(txn)
 
     def forceUnlockNode(self, node: Node, version: int | None = None) -> None:
         """Delete the holder of the lock, even if another client holds it.
