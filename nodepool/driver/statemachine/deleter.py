@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import Future
 from typing import Any
 
 from kazoo.exceptions import KazooException
@@ -12,7 +11,7 @@ from kazoo.exceptions import KazooException
 from nodepool import exceptions
 from nodepool.base.problems import DELETION
 from nodepool.cloud import CallsStopped
-from nodepool.driver.statemachine.loop import PollInterval, follow_future
+from nodepool.driver.statemachine.loop import Pace
 from nodepool.driver.statemachine.model import StateMachine
 from nodepool.driver.statemachine.stage import LaunchProvider
 from nodepool.logconfig import Log, get_annotated_logger
@@ -38,8 +37,7 @@ class StateMachineNodeDeleter:
         )
         self.start_time = self.manager.clock.monotonic()
         self.state_machine: StateMachine | None = None
-        self._pace = PollInterval()
-        self._followed: Future[Any] | None = None
+        self._pace = Pace(self.wake)
         self._ended = threading.Event()
 
     def __repr__(self) -> str:
@@ -70,16 +68,13 @@ class StateMachineNodeDeleter:
             if self.state_machine is None:
                 self.state_machine = self.manager.adapter.getDeleteStateMachine(node.external_id, self.log)
                 self.state_machine.wake = self.wake
-            machine = self.state_machine
-            before = machine.state
-            machine.advance()
-            self._followed = follow_future(machine, self._followed, self.wake)
-            if machine.complete:
+            _nothing, pause = self._pace.advance(self.state_machine, float(self.manager.MAXIMUM_SLEEP))
+            if self.state_machine.complete:
                 self._remove()
                 return None
             if self.manager.clock.monotonic() - self.start_time > self.DELETE_TIMEOUT:
                 raise exceptions.ServerDeleteTimeoutException(f"Timeout of {self.DELETE_TIMEOUT} s deleting {node.external_id}")
-            return self._pace.next(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
+            return pause
         except exceptions.NotFound:
             self.log.info("Instance %s not found in provider %s", node.external_id, node.provider)
             self._remove()

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from typing import Any, TypeAlias, TypeVar
 
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
@@ -16,7 +16,7 @@ from nodepool.base.backoff import Backoff
 from nodepool.base.problems import one_line
 from nodepool.cloud import CallsStopped
 from nodepool.config.model import ProviderConfig, disk_image
-from nodepool.driver.statemachine.loop import PollInterval, follow_future
+from nodepool.driver.statemachine.loop import Pace
 from nodepool.driver.statemachine.model import ExternalId, Instance, StateMachine
 from nodepool.driver.statemachine.node_fields import copy_image, copy_instance
 from nodepool.driver.statemachine.stage import Serving
@@ -67,8 +67,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self._prepared = False
         self._prepare_error: BaseException | None = None
         self._image_external_id: object = None
-        self._pace = PollInterval()
-        self._followed: Future[Any] | None = None
+        self._pace = Pace(self.wake)
         #: The stored record, and the last one that was sent.
         self._saved_external_id: object = node.external_id
         self._sent_external_id: object = node.external_id
@@ -274,16 +273,15 @@ class StateMachineNodeLauncher(StatsReporter):
         machine = self.state_machine
         assert machine is not None
         while True:
-            bound, before = self._left(), machine.state
-            instance: Instance | None = machine.advance()
-            self._followed = follow_future(machine, self._followed, self.wake)
+            instance: Instance | None
+            instance, pause = self._pace.advance(machine, self._left())
             if machine.complete and instance is not None:
                 return instance
             self._tell_trouble(machine.trouble)
             if machine.external_id != self._sent_external_id:
                 self.node.external_id = machine.external_id
                 self._save_later()
-            yield from self._pause(self._pace.next(machine, machine.state != before, bound))
+            yield from self._pause(pause)
 
     def _scan(self, instance: Instance) -> Passes[None]:
         """Store the data of the running machine, then read its keys."""
@@ -318,12 +316,9 @@ class StateMachineNodeLauncher(StatsReporter):
                 if machine is None:
                     machine = self.delete_state_machine = self.manager.adapter.getDeleteStateMachine(external_id, self.log)
                     machine.wake = self.wake
-                before = machine.state
-                machine.advance()
-                self._followed = follow_future(machine, self._followed, self.wake)
+                _nothing, wait = self._pace.advance(machine, float(self.manager.MAXIMUM_SLEEP))
                 if machine.complete:
                     break
-                wait = self._pace.next(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
             except exceptions.NotFound:
                 break
             except exceptions.FOREIGN as error:

@@ -7,11 +7,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, Protocol
 
-from nodepool.base.workqueue import WorkQueue
+from nodepool.base.workqueue import Reconciler
 from nodepool.driver.statemachine.model import StateMachine
-from nodepool.exceptions import FOREIGN
 
 
 class LoopEnded(RuntimeError):
@@ -30,19 +30,19 @@ class MachineLoop:
     :param finished: called on the loop's thread with a machine that has ended.
     """
 
-    def __init__(self, name: str, log: logging.Logger | logging.LoggerAdapter[Any], finished: Callable[[Any], None]) -> None:
-        self._log = log
+    def __init__(self, name: str, log: logging.Logger, finished: Callable[[Any], None]) -> None:
         self._finished = finished
-        self._queue: WorkQueue[Any] = WorkQueue()
+        self._worker: Reconciler[Any] = Reconciler(name, self._pass, log)
+        self._queue = self._worker.queue
         self._lock = threading.Lock()
         #: Those that have not ended.
         self._machines: set[Any] = set()
         self._kept = 0
         self._drain = self._ended = False
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        (self.thread,) = self._worker.threads
 
     def start(self) -> None:
-        self.thread.start()
+        self._worker.start()
 
     def add(self, machine: Advanced) -> None:
         """Add a machine. Raises LoopEnded: it would not be run."""
@@ -89,53 +89,48 @@ class MachineLoop:
             self._ended = True
         self._queue.close()
 
-    def _run(self) -> None:
-        while (machine := self._queue.get()) is not None:
-            again: float | None = None
+    def _pass(self, machine: Advanced) -> float | None:
+        if machine not in self._machines:
+            return None  # it was woken in its last pass
+        again = machine.run_pass()
+        if again is None:
+            self._machines.discard(machine)
             try:
-                if machine in self._machines:  # not woken in its last pass
-                    again = machine.run_pass()
-            except FOREIGN:
-                self._log.exception("Error in %s:", machine)
-                again = 1.0
-            self._queue.done(machine)
-            if again is not None:
-                self._queue.add_later(machine, again)
-            elif machine in self._machines:
-                self._machines.discard(machine)
-                try:
-                    self._finished(machine)
-                except FOREIGN:
-                    self._log.exception("Error after the end of %s:", machine)
+                self._finished(machine)
+            finally:
                 self._end_if_drained()
+        return again
 
 
-class PollInterval:
-    """Pause of a machine: none while it changes, then growing up to a bound (seconds)."""
+class Pace:
+    """Advances a machine, and decides when to do it again: soon after a change, then more and more rarely.
 
+    :param wake: runs the next pass of the machine; called when its future is done.
+    """
+
+    #: Seconds.
     STEPS = (0.05, 0.1, 0.2, 0.4, 1.0)
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
         self._unchanged = 0
+        self._followed: Future[Any] | None = None
 
-    def next(self, machine: StateMachine, changed: bool, bound: float) -> float:
-        """Return the seconds until ``machine`` has to be advanced again."""
-        if changed:
+    def advance(self, machine: StateMachine, bound: float) -> tuple[Any, float]:
+        """Advance it; return its result, and the seconds (``bound`` at most) until the next time."""
+        before = machine.state
+        result = machine.advance()
+        future = machine.waiting_future
+        if future is not None and future is not self._followed:
+            future.add_done_callback(lambda _future: self._wake())
+        self._followed = future
+        if machine.state != before:
             self._unchanged = 0
-            return 0.0
-        wake = machine.next_wake
-        if wake is not None:
-            return min(bound, max(0.0, float(wake) - time.monotonic()))
-        if machine.waiting_future is not None:
-            return bound  # its end wakes us
+            return result, 0.0
+        if machine.next_wake is not None:
+            return result, min(bound, max(0.0, float(machine.next_wake) - time.monotonic()))
+        if future is not None:
+            return result, bound  # its end wakes us
         step = self.STEPS[min(self._unchanged, len(self.STEPS) - 1)]
         self._unchanged += 1
-        return min(bound, step)
-
-
-def follow_future(machine: StateMachine, seen: object, wake: Callable[[], None]) -> Any:
-    """Call ``wake`` when the machine's future is done; return that future."""
-    future = machine.waiting_future
-    if future is not None and future is not seen:
-        future.add_done_callback(lambda _future: wake())
-    return future
+        return result, min(bound, step)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
+from collections.abc import Iterable
 from typing import Any
 
 from nodepool import exceptions
@@ -57,10 +56,9 @@ class StateMachineProvider(LaunchProvider):
         #: By pool and label: each pool may have another flavor for it.
         self.label_quota_cache: dict[tuple[str, str], QuotaInformation] = {}
         self._leaks = LeakSearch(provider.name, adapter, self.log)
-        self.state_machine_start_worker: Executor | None = None
         self.nodescan_worker = NodescanWorker()
-        self.create_loop = MachineLoop(f"{provider.name}", self.log, self._launch_ended)
-        self.delete_loop = MachineLoop(f"{provider.name}", self.log, self._delete_ended)
+        self.create_loop = MachineLoop(f"{provider.name}", self.log, self.launchers.remove)
+        self.delete_loop = MachineLoop(f"{provider.name}", self.log, self.deleters.remove)
         self.stop_thread: threading.Thread | None = None
 
     # -- life
@@ -110,30 +108,8 @@ class StateMachineProvider(LaunchProvider):
 
     # -- launching and deleting
 
-    #: Starts that need less than this many seconds need no separate thread.
-    QUICK_START = 0.001
-    _slow_starts = 3
-
-    @property
-    def starts_quickly(self) -> bool:
-        """Return whether the adapter has recently created its machines without waiting."""
-        return self._slow_starts == 0
-
-    def note_start(self, seconds: float) -> None:
-        """Use the start threads after one slow start, until three quick ones."""
-        self._slow_starts = max(0, self._slow_starts - 1) if seconds < self.QUICK_START else 3
-
-    def start_executor(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run something that may block on one of the start threads."""
-        if self.state_machine_start_worker is None:
-            raise RuntimeError(f"provider {self.provider.name} is not started")
-        return self.state_machine_start_worker.submit(function)
-
     def getRequestHandler(self, poolworker: RequestHost, request: zk.NodeRequest) -> StateMachineHandler:
         return StateMachineHandler(poolworker, request)
-
-    def _launch_ended(self, launcher: StateMachineNodeLauncher) -> None:
-        self.launchers.remove(launcher)
 
     def startNodeCleanup(self, node: zk.Node) -> StateMachineNodeDeleter:
         """Start a deletion. Raises LoopEnded: the provider accepts no new work any more."""
@@ -142,9 +118,6 @@ class StateMachineProvider(LaunchProvider):
             self.deleters.append(deleter)
             self.delete_loop.add(deleter)
         return deleter
-
-    def _delete_ended(self, deleter: StateMachineNodeDeleter) -> None:
-        self.deleters.remove(deleter)
 
     def cleanupNode(self, node_id: object) -> None:
         raise NotImplementedError

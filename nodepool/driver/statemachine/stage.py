@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from nodepool.base.backoff import KeyedBackoff
@@ -17,8 +17,8 @@ from nodepool.driver.statemachine.model import Adapter
 from nodepool.nodescan import NodescanWorker
 
 
-class LaunchProvider(Provider, QuotaSupport, abc.ABC):
-    """Interface of a state machine provider for handlers and launches."""
+class LaunchProvider(Provider, QuotaSupport):
+    """What handlers and launches need of a state machine provider."""
 
     #: Upper bounds of the pauses between two checks of a machine, in seconds.
     MINIMUM_SLEEP: float = 1
@@ -33,18 +33,26 @@ class LaunchProvider(Provider, QuotaSupport, abc.ABC):
     launchers: list[Any]
     nodescan_worker: NodescanWorker
 
+    #: Starts that need less than this many seconds need no separate thread.
+    QUICK_START = 0.001
+    _slow_starts = 3
+    #: The threads for starts.
+    state_machine_start_worker: Executor | None = None
+
     @property
-    @abc.abstractmethod
     def starts_quickly(self) -> bool:
         """Return whether the adapter has recently created its machines without waiting."""
+        return self._slow_starts == 0
 
-    @abc.abstractmethod
     def note_start(self, seconds: float) -> None:
-        """Record how long the adapter took to create a create machine."""
+        """Use the start threads after one slow start, until three quick ones."""
+        self._slow_starts = max(0, self._slow_starts - 1) if seconds < self.QUICK_START else 3
 
-    @abc.abstractmethod
     def start_executor(self, function: Callable[[], Any]) -> Future[Any]:
         """Run something that may block on one of the start threads."""
+        if self.state_machine_start_worker is None:
+            raise RuntimeError(f"provider {self.provider.name} is not started")
+        return self.state_machine_start_worker.submit(function)
 
 
 class Serving(RequestHandler, abc.ABC):
