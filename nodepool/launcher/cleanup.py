@@ -6,11 +6,13 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.protocol.states import WatchedEvent
 
+from nodepool.base import threads
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.nodes.ready_check import ReadyCheck
 from nodepool.launcher.nodes.reconciler import NodeReconciler
@@ -155,8 +157,8 @@ class CleanupWorker(threading.Thread):
         #: Deleted requests that still have a lock directory: when we noticed.
         self._gone_requests: dict[str, float] = {}
         self._last_full = 0.0
-        #: The running leak search of each provider; a slow one does not block others.
-        self._leak_threads: dict[str, threading.Thread] = {}
+        #: The last tasks of each provider; a slow cloud delays no other.
+        self._of_providers: dict[str, Future[None]] = {}
 
     def wake(self) -> None:
         """Search for lost requests soon, among all."""
@@ -190,7 +192,7 @@ class CleanupWorker(threading.Thread):
                 continue
             self._last_full = self.state.clock.monotonic()
             self._task("request locks", self._sweep_request_locks)
-            self._task("ready nodes", self._ready.run)
+            self._task("ready nodes", self._check_ready_nodes)
             self._task("leaked resources", self._leaks)
             self._task("all nodes", self.nodes.look_at_all)
 
@@ -220,25 +222,25 @@ class CleanupWorker(threading.Thread):
                 if not any(paths.contender_number(name) is not None for name in names):
                     facade.deleteNodeRequestLock(request_id)
 
+    def _check_ready_nodes(self) -> None:
+        for name, check in self._ready.checks():
+            self._start("ready", name, check)
+
     def _leaks(self) -> None:
-        """Start a leak search per provider in separate threads, unless it is still running."""
         for name, manager in list(self.state.config.provider_managers.items()):
-            running = self._leak_threads.get(name)
-            if running is not None and running.is_alive():
+            if not self._start("leaks", name, manager.cleanupLeakedResources):
                 self.log.warning("The search for leaks of provider %s is still running", name)
-                continue
-            thread = threading.Thread(
-                target=self._task,
-                name=f"Thread-leaks-{name}",
-                daemon=True,
-                args=(f"provider {name}", manager.cleanupLeakedResources),
-            )
-            self._leak_threads[name] = thread
-            thread.start()
+
+    def _start(self, what: str, provider: str, function: Callable[[], Any]) -> bool:
+        """Start a task of a provider on a separate thread; return False if its last one still runs."""
+        name = f"Thread-{what}-{provider}"
+        last = self._of_providers.get(name)
+        if last is not None and not last.done():
+            return False
+        self._of_providers[name] = threads.shared().lane(name, 1).submit(self._task, f"provider {provider}", function)
+        return True
 
     def join(self, timeout: float | None = None) -> None:
         if self.ident is not None:
             super().join(timeout)
-        self._ready.join(timeout)
-        for thread in self._leak_threads.values():
-            thread.join(timeout)
+        wait(list(self._of_providers.values()), timeout)

@@ -176,7 +176,7 @@ class NodePool(threading.Thread):
 
     @property
     def _delete_thread(self) -> threading.Thread:
-        return self.node_reconciler.delete_thread
+        return self.node_reconciler.threads[0]
 
     def getZK(self) -> Any:
         return self.zk

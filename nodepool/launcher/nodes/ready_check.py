@@ -5,9 +5,9 @@ A node whose instance is deleted, stopped or reclaimed is not assigned any more.
 
 from __future__ import annotations
 
+import functools
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool.base.problems import error_line
@@ -18,17 +18,16 @@ from nodepool.zk import zookeeper as zk
 
 
 class ReadyCheck:
-    """Checks each provider in a separate thread, so that a slow cloud delays no other."""
+    """Finds ready nodes without an instance, for each provider separately."""
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
     def __init__(self, state: LauncherState, nodes: NodeReconciler) -> None:
         self._state = state
         self._nodes = nodes
-        self._threads: dict[str, threading.Thread] = {}
 
-    def run(self) -> None:
-        """Start checks of the ready nodes of every provider that supports it."""
+    def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yield each provider with ready nodes, and their check, if it supports that."""
         ready: dict[str, list[zk.Node]] = {}
         tree = self._state.zk.node_tree
         with tree.lock:
@@ -38,13 +37,8 @@ class ReadyCheck:
                 ready.setdefault(str(node.provider), []).append(node)
         for name, nodes in ready.items():
             find = getattr(self._state.config.provider_managers.get(name), "findMissingNodes", None)
-            running = self._threads.get(name)
-            if find is None or (running is not None and running.is_alive()):
-                continue
-            self._threads[name] = threading.Thread(
-                target=self._check, name=f"Thread-ready-{name}", daemon=True, args=(name, find, nodes)
-            )
-            self._threads[name].start()
+            if find is not None:
+                yield name, functools.partial(self._check, name, find, nodes)
 
     def _check(self, name: str, find: Callable[..., Any], nodes: list[zk.Node]) -> None:
         # Separately, as drivers look ids up: an id of another driver that the provider had must not block the others.
@@ -58,7 +52,3 @@ class ReadyCheck:
                 continue
             for node in missing:
                 self._nodes.discard(node)
-
-    def join(self, timeout: float | None = None) -> None:
-        for thread in self._threads.values():
-            thread.join(timeout)

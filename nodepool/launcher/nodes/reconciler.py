@@ -6,11 +6,11 @@ Level-triggered: a key only names the node; the reconciler reads the current rec
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from queue import SimpleQueue
+from concurrent.futures import wait
 from typing import Any
 
+from nodepool.base import threads
 from nodepool.base.backoff import Backoff
 from nodepool.base.workqueue import Reconciler
 from nodepool.driver.statemachine import StateMachineProvider
@@ -45,24 +45,21 @@ class NodeReconciler:
         self._marking: set[str] = set()
         self._worker: Reconciler[str] = Reconciler("DeletedNodeWorker", self.reconcile, self.log)
         self.queue = self._worker.queue
-        self.deletions: SimpleQueue[zk.Node | None] = SimpleQueue()
+        self.threads = self._worker.threads
         #: For providers whose deletions start with a slow call.
-        self.delete_thread = threading.Thread(target=self._run_deletions, name="DeletedNodeWorker", daemon=True)
-        self.threads = [*self._worker.threads, self.delete_thread]
+        self._deletions = threads.shared().lane("DeletedNodeWorker", 1)
 
     def start(self) -> None:
         self._worker.start()
-        self.delete_thread.start()
 
     def stop(self) -> None:
         self._worker.stop()
-        self.deletions.put(None)
+        self._last_deletion = self._deletions.submit(bool)  # it starts when the others have
 
     def join(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         self._worker.join(timeout)
-        if self.delete_thread.ident is not None:
-            self.delete_thread.join(max(0.1, deadline - time.monotonic()))
+        wait([self._last_deletion], max(0.1, deadline - time.monotonic()))
 
     def is_alive(self) -> bool:
         return self._worker.is_alive()
@@ -244,14 +241,7 @@ class NodeReconciler:
         if isinstance(manager, StateMachineProvider) and node.state == zk.DELETING:
             self._begin(node)  # only queues it
         else:
-            self.deletions.put(node)
-
-    def _run_deletions(self) -> None:
-        while True:
-            node = self.deletions.get()
-            if node is None:
-                return
-            self._begin(node)
+            self._deletions.submit(self._begin, node)
 
     def _begin(self, node: zk.Node) -> None:
         manager = self.state.config.provider_managers.get(node.provider or "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import wait
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -291,7 +292,8 @@ def test_two_searches_for_leaks_of_one_provider_never_run_at_once(bench: Launche
         return run
 
     for name, manager in pool.config.provider_managers.items():
-        wait_for(lambda name=name: not (t := pool.cleanup._leak_threads.get(name)) or not t.is_alive())  # type: ignore[misc]
+        search_ended = pool.cleanup._of_providers.get(f"Thread-leaks-{name}")
+        assert search_ended is None or wait([search_ended], 20).done
         monkeypatch.setattr(manager, "cleanupLeakedResources", search(name))
     for _ in range(3):
         pool.cleanup._leaks()
