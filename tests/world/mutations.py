@@ -453,8 +453,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "backing-take-over-ignores-lock": Mutation(
         _BACKING,
-        "    if lock_exists:\n        txn.delete(directory)\n    txn.create(directory)\n",
-        "    if not lock_exists:\n        txn.create(directory)\n",
+        '    locks.add_lock(txn, paths.node_lock(node.id or ""), lock_exists, owner)\n',
+        '    directory = paths.node_lock(node.id or "")\n    if not lock_exists:\n        txn.create(directory)\n'
+        "    txn.create(locks.contender_prefix(directory), owner.encode(), sequence=True)\n",
         f"{_META}test_take_over_waits_for_the_lock",
     ),
     "backing-take-over-ignores-request": Mutation(
@@ -462,8 +463,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "backing-nodes-are-adopted-without-our-lock": Mutation(
         _HOUSEKEEPING,
-        "        if not contenders or contenders[0] != slots.my_id:\n",
-        "        if False:\n",
+        "        if not self._is_locked(node):\n            again =",
+        "        if False:\n            again =",
         f"{_META}test_node_that_names_us_as_owner_without_our_lock_is_not_used",
     ),
     "backing-locks-are-removed-whatever-was-written": Mutation(

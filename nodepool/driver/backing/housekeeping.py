@@ -16,7 +16,7 @@ from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
 
-#: Minimum seconds for which an empty backing node is kept.
+#: Minimum seconds for which an empty backing node is kept: the next request has often been submitted already.
 MIN_IDLE = 1.0
 #: Seconds that a launcher of 11.0.0 has for signing a node after locking it.
 SIGNING_TIME = 30.0
@@ -30,10 +30,18 @@ class Housekeeping:
         self.log = slots.log
         #: First sighting of locked nodes without signature (monotonic seconds), by id and version.
         self._unsigned: dict[tuple[str, int], float] = {}
-        #: Backing nodes whose grace time may be over, which are checked more often than once a minute.
-        self.idle: Reconciler[BackingNodeRecord] = Reconciler(
+        self._worker: Reconciler[str | BackingNodeRecord] = Reconciler(
             f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, self.log
         )
+        #: Nodes to adopt, by id, and backing nodes whose grace time may be over.
+        self.queue = self._worker.queue
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self) -> None:
+        self._worker.stop()
+        self._worker.join(5)
 
     # Finding
 
@@ -83,8 +91,7 @@ class Housekeeping:
         data = parse_user_data(node.user_data, slots.my_id) if node is not None else None
         if node is None or data is None:
             return
-        contenders = slots.zk.getNodeLockContenders(node)
-        if not contenders or contenders[0] != slots.my_id:
+        if not self._is_locked(node):
             again = slots.zk.getNode(node_id)
             if again is None or again.state != zk.IN_USE or again.version != node.version:
                 return  # it was released, perhaps by another launcher
@@ -113,10 +120,13 @@ class Housekeeping:
         if slots.performed_init:
             self._note_slots()
 
+    def _is_locked(self, node: zk.Node) -> bool:
+        """Return whether our provider holds the lock of the node."""
+        return self._slots.zk.getNodeLockContenders(node)[:1] == [self._slots.my_id]
+
     def _unlock(self, node: zk.Node) -> None:
         """Remove our persistent lock, unless the record has changed since it was read."""
-        contenders = self._slots.zk.getNodeLockContenders(node)
-        if not contenders or contenders[0] != self._slots.my_id:
+        if not self._is_locked(node):
             return
         try:
             self._slots.zk.forceUnlockNode(node, node.version)
@@ -143,25 +153,27 @@ class Housekeeping:
 
     def became_idle(self, record: BackingNodeRecord) -> None:
         """Check the backing node after its grace time, as its last node was deleted."""
-        self.idle.queue.add_later(record, self._grace(record))
+        self.queue.add_later(record, max(self._left(record), MIN_IDLE))
 
-    def _grace(self, record: BackingNodeRecord) -> float:
-        """Return the seconds for which an idle backing node is kept."""
+    def _left(self, record: BackingNodeRecord) -> float:
+        """Return the seconds for which an idle backing node is still kept."""
         label = self._slots.provider._getLabel(record.label_name)
-        wait = 0.0
-        if label is not None and not record.failed:
-            now = time.time()
-            wait = max(label.grace_time - (now - record.last_used), label.min_retention_time - (now - record.launched))
-        # A moment even without grace: the next request has often been submitted already.
-        return max(wait, MIN_IDLE)
+        if label is None or record.failed:
+            return 0.0
+        now = time.time()
+        left: float = max(label.grace_time - (now - record.last_used), label.min_retention_time - (now - record.launched))
+        return left
 
-    def _look(self, record: BackingNodeRecord) -> float | None:
-        if not record.isEmpty():
+    def _look(self, what: str | BackingNodeRecord) -> float | None:
+        if isinstance(what, str):
+            self.adopt(what)
             return None
-        self._check(record)
+        if not what.isEmpty():
+            return None
+        self._check(what)
         with self._slots.lock:
-            kept = record.isEmpty() and any(other is record for other in self._slots.book)
-        return self._grace(record) if kept else None
+            kept = what.isEmpty() and any(other is what for other in self._slots.book)
+        return max(self._left(what), MIN_IDLE) if kept else None
 
     def _safely(self, function: Callable[..., Any], argument: object) -> None:
         try:
@@ -175,14 +187,9 @@ class Housekeeping:
         if record.node_id is not None and not record.lost:
             slots.check_backing_node(record)
         label = slots.provider._getLabel(record.label_name)
-        now = time.time()
-        age, idle = now - record.launched, now - record.last_used
-        if label is not None and label.max_age is not None and age > label.max_age:
+        if label is not None and label.max_age is not None and time.time() - record.launched > label.max_age:
             record.failed = True
-        grace = retention = 0.0
-        if label is not None and not record.failed:
-            grace, retention = label.grace_time, label.min_retention_time
-        if idle < grace or age < retention:
+        if self._left(record) > 0:
             return
         with slots.lock:
             if not record.isEmpty() or record.busy or record.taking or record.releasing:
@@ -225,9 +232,8 @@ class Housekeeping:
                 slots.book.merge(record, data.allocations, present.__contains__)
                 if not record.isEmpty():
                     return
-        contenders = slots.zk.getNodeLockContenders(node)
         names = locks.names_in_order(slots.zk.kazoo_client, paths.node_lock(record.node_id))
-        ours = names[0] if names and contenders and contenders[0] == slots.my_id else None
+        ours = names[0] if names and self._is_locked(node) else None
         try:
             slots.zk.writer.run(transactions.release(slots.zk, node, ours))
         except TransactionFailed as error:

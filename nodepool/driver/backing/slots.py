@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from nodepool import exceptions
 from nodepool.base import threads
+from nodepool.base.workqueue import WorkQueue
 from nodepool.driver.backing import transactions
 from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, UserData, decode_driver_data, parse_user_data
 from nodepool.driver.statemachine.model import DriverLabel
@@ -69,16 +70,20 @@ class Asking(Protocol):
 class Keeping(Protocol):
     """Periodic work on backing nodes."""
 
-    idle: Any
+    #: Ids of nodes to adopt, and backing nodes that may be idle for long enough.
+    queue: WorkQueue[str | BackingNodeRecord]
+
+    def start(self) -> None:
+        """Start to process the queue."""
+
+    def stop(self) -> None:
+        """End that, and wait for it."""
 
     def recover(self) -> None:
         """Build the book from ZooKeeper."""
 
     def run(self) -> None:
         """Check all backing nodes; release idle ones."""
-
-    def adopt(self, node_id: str) -> None:
-        """Put a backing node into the book if it is really ours."""
 
     def became_idle(self, record: BackingNodeRecord) -> None:
         """Check the backing node after its grace time."""
@@ -108,7 +113,6 @@ class BackingSlots:
         self.lock = threading.RLock()
         self._init_lock = threading.Lock()
         self._waiting: dict[str, Occupant] = {}
-        self._adopting: set[str] = set()
         self._executor: Executor | None = None
         self._listening: Any = None
         self.stop_event = threading.Event()
@@ -123,8 +127,7 @@ class BackingSlots:
             self.stop_event.set()
             requests = list(self.requests.open)
         self._unlisten()
-        self.housekeeping.idle.stop()
-        self.housekeeping.idle.join(5)
+        self.housekeeping.stop()
         for request_id in requests:
             # Its node would not be used.
             self.requests.forget(request_id, delete=True)
@@ -359,7 +362,7 @@ class BackingSlots:
                 self._listening = tree
                 tree.listeners.append(self._node_event)
             self.housekeeping.recover()
-            self.housekeeping.idle.start()
+            self.housekeeping.start()
             self.performed_init = True
 
     def _unlisten(self) -> None:
@@ -377,7 +380,7 @@ class BackingSlots:
             elif new.user_data is not None and new.state == IN_USE and node_id not in self.requests.taking:
                 if parse_user_data(new.user_data, self.my_id) is not None:
                     # Another launcher has it, or had it.
-                    self.adopt_soon(node_id)
+                    self.housekeeping.queue.add(node_id)
             elif new.driver_data is not None and new.provider == self.provider.name:
                 self.note_slot(new)
         except Exception:
@@ -415,20 +418,6 @@ class BackingSlots:
         with self.changing() as actions:
             if self.live_node(record) is None:
                 self.backing_node_lost(record, actions)
-
-    def adopt_soon(self, node_id: str) -> None:
-        with self.lock:
-            if node_id in self._adopting:
-                return
-            self._adopting.add(node_id)
-        self.in_background(self._adopt, node_id)
-
-    def _adopt(self, node_id: str) -> None:
-        try:
-            self.housekeeping.adopt(node_id)
-        finally:
-            with self.lock:
-                self._adopting.discard(node_id)
 
     # -- work outside the lock
 

@@ -60,14 +60,10 @@ def _node(txn: Txn, facade: ZooKeeper, node: zk.Node, **values: object) -> None:
 def take_over(facade: ZooKeeper, node: zk.Node, request_id: str, record: BackingNodeRecord, owner: str, lock_exists: bool) -> Txn:
     """Lock the fulfilled backing node for good, sign it, and delete the request.
 
-    Creating the lock directory again fails when anybody else contends for the lock.
+    It fails when anybody else contends for the lock.
     """
     txn = Txn(facade.kazoo_client)
-    directory = paths.node_lock(node.id or "")
-    if lock_exists:
-        txn.delete(directory)
-    txn.create(directory)
-    txn.create(locks.contender_prefix(directory), owner.encode("utf8"), sequence=True)
+    locks.add_lock(txn, paths.node_lock(node.id or ""), lock_exists, owner)
     _node(txn, facade, node, state=zk.IN_USE, user_data=encode_user_data(record, owner))
     txn.delete(paths.request(request_id))
     return txn

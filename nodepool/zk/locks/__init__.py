@@ -36,15 +36,16 @@ def contender_prefix(directory: str) -> str:
     return f"{directory}/{uuid.uuid4().hex}__lock__"
 
 
-def add_lock(txn: Txn, directory: str, exists: bool) -> int:
+def add_lock(txn: Txn, directory: str, exists: bool, owner: str = "") -> int:
     """Acquire the lock in a transaction; return the index of the result with our contender.
 
+    The lock ends with our session, unless an owner is given.
     The directory is created, which ZooKeeper refuses if anybody contends: the transaction succeeds only as the sole holder.
     """
     if exists:
         txn.delete(directory)
     txn.create(directory)
-    return txn.create(contender_prefix(directory), ephemeral=True, sequence=True)
+    return txn.create(contender_prefix(directory), owner.encode(), ephemeral=not owner, sequence=True)
 
 
 def add_unlocked_check(txn: Txn, directory: str, exists: bool) -> None:

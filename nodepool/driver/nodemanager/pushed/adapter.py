@@ -274,7 +274,7 @@ class BackedAdapter(NodeManagerAdapter):
         record = self.slots.book.by_backing_node.get(host_name)
         if record is None or record.lost:
             if record is None and self._may_have(host_name):
-                self.slots.adopt_soon(host_name)
+                self.slots.housekeeping.queue.add(host_name)
                 raise RpcError(f"backing node {host_name} is not known yet")
             self.log.info("Backing node %s no longer exists, and neither does its sliver %s", host_name, sliver)
             raise exceptions.NotFound
