@@ -7,8 +7,10 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from nodepool.base import threads
 from nodepool.base.amounts import exact
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.base.problems import error_line
@@ -56,10 +58,10 @@ class QuotaSupport:
     #: How often the cloud has contradicted the limits, and of these, how often before the last query of the limits.
     _quota_contradicted = 0
     _quota_considered = 0
-    _quota_renewing = False
     _quota_renew_after = float("-inf")
     _renewal_lock = threading.Lock()
-    _quota_waiters: frozenset[Callable[[], Any]] = frozenset()
+    #: The last renewal of the limits in the background.
+    _renewal: Future[None] | None = None
 
     def __init__(self, *args: object, **kw: object) -> None:
         super().__init__(*args, **kw)
@@ -155,40 +157,27 @@ class QuotaSupport:
     def limits_are_waited_for(self, wake: Callable[[], Any]) -> None:
         """Renew limits older than ``WAITING_AGE`` for a waiting request, then call ``wake``."""
         cached = self._current_nodepool_quota
-        if cached is not None and self.clock.monotonic() - cached[0] >= self.WAITING_AGE and not self._quota_renewing:
+        renewing = self._renewal is not None and not self._renewal.done()
+        if cached is not None and self.clock.monotonic() - cached[0] >= self.WAITING_AGE and not renewing:
             self._renew_limits()
             self.when_limits_known(wake)
 
     def when_limits_known(self, wake: Callable[[], Any]) -> None:
         """Call ``wake`` once on the renewal thread when the renewal ends; now if there is none."""
-        with self._renewal_lock:
-            if self._quota_renewing:
-                self._quota_waiters |= {wake}
-                return
-        wake()
+        if self._renewal is None:
+            wake()
+        else:
+            self._renewal.add_done_callback(lambda _renewal: wake())
 
     def _renew_limits(self) -> None:
         """Renew the limits in the background, one renewal at a time."""
         with self._renewal_lock:
-            if self._quota_renewing:
-                return
-            thread = threading.Thread(target=self._renewal, name=f"quota-{self.provider.name}", daemon=True)
-            thread.start()
-            self._quota_renewing = True
-
-    def _renewal(self) -> None:
-        try:
-            # A cloud that refuses launches and does not report limits is not queried all the time.
-            self._quota_stopping.wait(max(0.0, self._quota_renew_after - self.clock.monotonic()))
-            self._renew_now()
-        finally:
-            with self._renewal_lock:
-                self._quota_renewing = False
-                waiters, self._quota_waiters = self._quota_waiters, frozenset()
-            for wake in waiters:
-                wake()
+            if self._renewal is None or self._renewal.done():
+                self._renewal = threads.shared().lane(f"quota-{self.provider.name}", 1).submit(self._renew_now)
 
     def _renew_now(self) -> None:
+        # A cloud that refuses launches and does not report limits is not queried all the time.
+        self._quota_stopping.wait(max(0.0, self._quota_renew_after - self.clock.monotonic()))
         cached, considered = self._current_nodepool_quota, self._quota_contradicted
         assert cached is not None
         try:

@@ -49,7 +49,7 @@ class Provider(QuotaSupport):
         return self.short_of_limits(ONE, [{"instances": used}], launch) is None
 
     def settled(self) -> None:
-        wait_for(lambda: not self._quota_renewing, what="the end of the renewal")
+        wait_for(lambda: self._renewal is None or self._renewal.done(), what="the end of the renewal")
 
 
 @pytest.fixture
