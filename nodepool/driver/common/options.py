@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import voluptuous as v
@@ -202,30 +203,30 @@ class MachineProviderConfig(ProviderConfig):
         options = self.provider
         load(self, options)
         self.load_own(options)
-        for index, image in enumerate(options.get("cloud-images") or []):
-            where: Where = ("cloud-images", index)
-            name = required(image, "name", where)
+        for name, image, where in _named(options, "cloud-images"):
             with at(where):
                 self.cloud_images[name] = self._cloud_image(image)
-        for index, image in enumerate(options.get("diskimages") or []):
-            where = ("diskimages", index)
-            name = required(image, "name", where)
+        for name, image, where in _named(options, "diskimages"):
             with at(where):
                 self.diskimages[name] = self.diskimage_class(self.image_type, image, newconfig.diskimages[name])
-        for index, pool_options in enumerate(options.get("pools") or []):
-            self._load_pool(pool_options, ("pools", index), newconfig)
+        for name, pool, where in _named(options, "pools"):
+            self._load_pool(name, pool, where, newconfig)
 
     def _cloud_image(self, options: dict[str, Any]) -> Any:
         return self.cloud_image_class(options)
 
-    def _load_pool(self, options: dict[str, Any], where: Where, newconfig: Config) -> None:
-        name = required(options, "name", where)
+    def _load_pool(self, name: str, options: dict[str, Any], where: Where, newconfig: Config) -> None:
         with at(where, f"pool {name}"):
             pool = self.pool_class(self, options)
-        for index, label_options in enumerate(options.get("labels") or []):
-            place: Where = (*where, "labels", index)
-            label_name = required(label_options, "name", place)
+        for label_name, label_options, place in _named(options, "labels", where):
             with at(place, f"pool {name}, label {label_name}"):
                 pool.labels[label_name] = self.label_class(label_options, self, pool)
             newconfig.labels[label_name].pools.append(pool)
         self._pools[name] = pool
+
+
+def _named(options: dict[str, Any], key: str, where: Where = ()) -> Iterator[tuple[str, dict[str, Any], Where]]:
+    """Yield the name, the options and the location of each entry of a list."""
+    for index, entry in enumerate(options.get(key) or []):
+        place = (*where, key, index)
+        yield required(entry, "name", place), entry, place
