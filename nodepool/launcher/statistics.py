@@ -52,7 +52,6 @@ class StatsWorker(threading.Thread):
         super().__init__(name="StatsWorker", daemon=True)
         self.state = state
         self.assignment = assignment
-        self._publish_problems = publish_problems
         self._reporter = reporter
         self._history = history
         self._event = threading.Event()
@@ -64,6 +63,19 @@ class StatsWorker(threading.Thread):
         self._sent: dict[str, float] = {}
         self._complete_at = 0.0
         self._warned: dict[str, float] = {}
+        #: What is done at most once a second, at least after each change; and what is done every 10 s.
+        self._parts: dict[str, Callable[[], Any]] = {
+            "publishing problems": publish_problems,
+            "publishing the report": reporter.publish,
+            "publishing the configuration": reporter.publish_config,
+            "writing history": lambda: history.flush(self.state.zk.kazoo_client, self.elected),
+            "standing for election": self._stand_for_election,
+            "reporting": self._report,
+        }
+        self._rare_parts: dict[str, Callable[[], Any]] = {
+            "reporting internals": self._internals,
+            "sampling for charts": reporter.sample,
+        }
         #: The last logged error of each failing part.
         self._errors: dict[str, str] = {}
 
@@ -97,19 +109,13 @@ class StatsWorker(threading.Thread):
             now = self.state.clock.monotonic()
             try:
                 if self.state.zk.connected:
-                    self._safely("publishing problems", self._publish_problems)
-                    self._safely("publishing the report", self._reporter.publish)
-                    self._safely("publishing the configuration", self._reporter.publish_config)
-                    self._safely("writing history", self._write_history)
-                    self._safely("standing for election", self._stand_for_election)
+                    self._safely(self._parts)
                     if now >= internals_at:
                         internals_at = now + INTERNAL_INTERVAL
-                        self._safely("reporting internals", self._internals)
-                        self._safely("sampling for charts", self._reporter.sample)
-                    self._safely("reporting", self._report)
+                        self._safely(self._rare_parts)
                     if now >= recall_at:
                         recall_at = math.inf
-                        self._safely("reading history", self._reporter.recall)
+                        self._safely({"reading history": self._reporter.recall})
             except BROKEN as error:
                 self.log.warning("Cannot send cluster statistics: %r", error)
             # At most once a second; nothing changes without an event except the internals.
@@ -128,24 +134,22 @@ class StatsWorker(threading.Thread):
         # Not earlier: the next elected launcher has not seen all of these events.
         self._step_down.set()
 
-    def _safely(self, what: str, function: Callable[[], Any]) -> None:
-        """Call a function; log its error once, so that other parts run.
+    def _safely(self, parts: Mapping[str, Callable[[], Any]]) -> None:
+        """Call functions; log the error of each once, so that the others run.
 
         :raises KazooException: the connection is broken; no other part can work either.
         """
-        try:
-            function()
-        except BROKEN:
-            raise
-        except FOREIGN as error:
-            if self._errors.get(what) != repr(error):
-                self._errors[what] = repr(error)
-                self.log.exception("Error %s:", what)
-        else:
-            self._errors.pop(what, None)
-
-    def _write_history(self) -> None:
-        self._history.flush(self.state.zk.kazoo_client, self.elected)
+        for what, function in parts.items():
+            try:
+                function()
+            except BROKEN:
+                raise
+            except FOREIGN as error:
+                if self._errors.get(what) != repr(error):
+                    self._errors[what] = repr(error)
+                    self.log.exception("Error %s:", what)
+            else:
+                self._errors.pop(what, None)
 
     # -- election
 
@@ -197,7 +201,7 @@ class StatsWorker(threading.Thread):
         if config is None:
             return
         for provider in config.providers.values():
-            self._safely(f"reporting limits of provider {provider.name}", functools.partial(self._limit, provider, values))
+            self._safely({f"reporting limits of provider {provider.name}": functools.partial(self._limit, provider, values)})
         for tenant, limits in config.tenant_resource_limits.items():
             for name, limit in limits.items():
                 if limit != math.inf:

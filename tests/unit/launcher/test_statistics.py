@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from kazoo.exceptions import ConnectionLoss, NoAuthError, NotEmptyError
@@ -14,7 +15,7 @@ from nodepool.launcher.statistics import QUEUE_WARNING, WARNING_INTERVAL, StatsW
 
 @pytest.mark.spec("LAU-21.155: threshold 1024, once per 60 s per queue")
 def test_long_queues_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, cast(Any, None), cast(Any, None))
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, Mock(), cast(Any, None))
 
     def warnings(queues: dict[str, int], now: float) -> list[str]:
         caplog.clear()
@@ -36,7 +37,7 @@ def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
     providers = {name: provider(name, *limits) for name, limits in {"a": (1, 2), "b": ("20", 1), "c": (3,)}.items()}
     settings = SimpleNamespace(providers=providers, tenant_resource_limits={"t": {"cores": 4}})
     nothing: Any = None
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, config=settings)), nothing, lambda: None, nothing, nothing)
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, config=settings)), nothing, lambda: None, Mock(), nothing)
     for _ in range(2):
         values: dict[str, float] = {}
         worker._limits(values)
@@ -53,27 +54,27 @@ def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_part_that_raises_keeps_back_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, cast(Any, None), cast(Any, None))
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, Mock(), cast(Any, None))
     for error in ("one", "one", "two"):
-        worker._safely("reporting", lambda error=error: [][len(error)])  # type: ignore[misc]
+        worker._safely({"reporting": lambda error=error: [][len(error)]})  # type: ignore[misc]
     assert len(caplog.records) == 1
-    worker._safely("reporting", lambda: None)
-    worker._safely("reporting", lambda: [][3])
+    worker._safely({"reporting": lambda: None})
+    worker._safely({"reporting": lambda: [][3]})
     assert len(caplog.records) == 2
 
 
 def test_refused_write_keeps_back_no_other_part(caplog: pytest.LogCaptureFixture) -> None:
     """Only a broken connection concerns all parts."""
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, cast(Any, None), cast(Any, None))
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, Mock(), cast(Any, None))
 
     def fail(error: Exception) -> None:
         raise error
 
     for error in (NoAuthError(), NotEmptyError()):
-        worker._safely("writing history", lambda error=error: fail(error))  # type: ignore[misc]
+        worker._safely({"writing history": lambda error=error: fail(error)})  # type: ignore[misc]
     assert len(caplog.records) == 2
     with pytest.raises(ConnectionLoss):
-        worker._safely("writing history", lambda: fail(ConnectionLoss()))
+        worker._safely({"writing history": lambda: fail(ConnectionLoss())})
 
 
 def test_election_won_in_a_lost_session_ends() -> None:
@@ -89,7 +90,7 @@ def test_election_won_in_a_lost_session_ends() -> None:
             won()
 
     zk = SimpleNamespace(kazoo_client=SimpleNamespace(Election=Election))
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, zk=zk)), nothing, lambda: None, nothing, nothing)
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, zk=zk)), nothing, lambda: None, Mock(), nothing)
     worker._stand_for_election()
     thread = worker._election_thread
     assert isinstance(thread, threading.Thread)
