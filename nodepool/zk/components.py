@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
@@ -224,25 +224,10 @@ class PoolComponent(Component):
     """A pool of a launcher; ``id`` is used in ``declined_by`` and in node records."""
 
     kind = "pool"
-    ATTRIBUTES: ClassVar[dict[str, Any]] = {
-        "id": None,
-        "name": None,
-        "provider_name": None,
-        "supported_labels": [],
-        "priority": 100,
-        "paused": False,
-    }
 
     def __init__(self, client: ZooKeeperClient, hostname: str, version: str | None = None) -> None:
         super().__init__(client, hostname, version)
-        self.content.update(self.ATTRIBUTES)
-        self.content["supported_labels"] = []
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in PoolComponent.ATTRIBUTES and "content" in self.__dict__:
-            self.update(**{name: value})
-        else:
-            super().__setattr__(name, value)
+        self.content.update(id=None, name=None, provider_name=None, supported_labels=[], priority=100, paused=False)
 
 
 class RegisteredPool:

@@ -317,7 +317,7 @@ def test_a_doubtful_registration_is_found_again(
     again.content.update(id="second", paused=True)
     again.register()
     assert sorted((entry["id"], entry["paused"]) for entry in pool_entries(other)) == [("second", True), ("the-pool", False)]
-    again.paused = False
+    again.update(paused=False)
     assert not any(entry["paused"] for entry in pool_entries(other))
     again.unregister()
     assert [entry["id"] for entry in pool_entries(other)] == ["the-pool"]
@@ -331,7 +331,7 @@ def test_a_doubtful_registration_after_a_lost_session(zk: Any, zk_chroot: Chroot
     answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("/pool/host"))
     zk.kazoo_client._call(_SESSION_EXPIRED, None)
     wait_for(lambda: answers.hit and zk.connected and component._session == zk.client.session_id)
-    component.paused = True
+    component.update(paused=True)
     # (The server does not know that the old session is lost.)
     assert [entry["paused"] for entry in pool_entries(other, zk.client.session_id)] == [True]
 
