@@ -83,7 +83,7 @@ class TimerThread:
     def _next(self) -> tuple[Timer, Timers] | None:
         with self._condition:
             while self._users:
-                left = self._heap[0][0] - time.monotonic() if self._heap else None
+                left = self._heap[0][0] - self._heap[0][3].clock() if self._heap else None
                 if left is None or left > 0:
                     self._condition.wait(left)
                 else:
