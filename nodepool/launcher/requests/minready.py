@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from concurrent.futures import Executor, Future, wait
 
 from kazoo.exceptions import KazooException
 
+from nodepool.base import threads
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.config.model import ConfigPool, Label, ProviderConfig, disk_image
-from nodepool.launcher.requests.labelcheck import LabelCheck
+from nodepool.exceptions import FOREIGN
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
 from nodepool.zk.locks import add_unlocked_check
@@ -46,7 +48,10 @@ class MinReady(threading.Thread):
         self._requests: dict[str, str] = {}
         self._adopt = False
         self._failed = KeyedBackoff(RETRY)
-        self._labels = LabelCheck(self._event.set)
+        #: Clouds are asked whether they can create a label on separate threads, one for each provider.
+        self._lanes: dict[str, Executor] = {}
+        #: The questions by label, provider and pool, until the answer has been used.
+        self._asked: dict[tuple[str, str, ConfigPool], Future[bool]] = {}
         #: The last log message per label or pool.
         self._logged: dict[str, str] = {}
 
@@ -55,13 +60,14 @@ class MinReady(threading.Thread):
 
     def stop(self) -> None:
         self._stopping = True
-        self._labels.stop()
         self._event.set()
 
     def join(self, timeout: float | None = None) -> None:
         if self.ident is not None:
             super().join(timeout)
-        self._labels.join(timeout)
+        for question in self._asked.values():
+            question.cancel()
+        wait(self._asked.values(), timeout)
 
     def session_lost(self) -> None:
         """Forget our requests, which were ephemeral.
@@ -75,16 +81,16 @@ class MinReady(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping:
-            wait = RESYNC
+            seconds = RESYNC
             try:
-                wait = self._pass()
+                seconds = self._pass()
             except (KazooException, TimeoutError) as error:
                 self.log.warning("Cannot keep min-ready nodes now: %r", error)
-                wait = 1.0
+                seconds = 1.0
             except Exception:
                 self.log.exception("Error keeping min-ready nodes:")
-                wait = 5.0
-            self._event.wait(wait)
+                seconds = 5.0
+            self._event.wait(seconds)
             self._event.clear()
 
     def _pass(self) -> float:
@@ -92,17 +98,18 @@ class MinReady(threading.Thread):
         if not (zk.connected and zk.synced and self.state.config is not None):
             return RESYNC
         self._follow()
-        wait = RESYNC
+        seconds = RESYNC
         for label in list(self.state.config.labels.values()):
             try:
-                wait = min(wait, self._keep(label))
+                seconds = min(seconds, self._keep(label))
                 self._logged.pop(label.name, None)
             except (KazooException, TimeoutError):
                 raise  # the connection: it affects all
             except Exception as error:
                 self._log_once(label.name, f"Cannot keep min-ready nodes of label {label.name}:", error)
-                wait = min(wait, LOOK_AGAIN)
-        return wait
+                seconds = min(seconds, LOOK_AGAIN)
+        self._asked = {key: question for key, question in self._asked.items() if not question.done()}  # others are outdated
+        return seconds
 
     def _keep(self, label: Label) -> float:
         """Request the missing nodes of one label; return the seconds until the next check."""
@@ -116,7 +123,7 @@ class MinReady(threading.Thread):
             return LOOK_AGAIN
         return RESYNC if self._create(label) else 0.2
 
-    def _log_once(self, key: str, message: str, error: Exception) -> None:
+    def _log_once(self, key: str, message: str, error: BaseException) -> None:
         if self._logged.get(key) != repr(error):
             self._logged[key] = repr(error)
             self.log.error("%s", message, exc_info=error)
@@ -159,7 +166,7 @@ class MinReady(threading.Thread):
                     return True
             except KazooException:
                 raise
-            except Exception as error:  # another pool may serve it
+            except FOREIGN as error:  # another pool may serve it
                 self._log_once(key, f"Cannot check whether provider {name} can serve label {label.name}:", error)
         return False
 
@@ -173,9 +180,16 @@ class MinReady(threading.Thread):
         image = disk_image(pool_label)
         if image is not None:
             return self.state.zk.getMostRecentImageUpload(image.name or "", provider.name, cached=True) is not None
-        return self._labels.ready(
-            provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(pool_label or label.name)
-        )
+        key = label.name, provider.name, pool
+        question = self._asked.get(key)
+        if question is None:
+            lane = self._lanes.setdefault(provider.name, threads.shared().lane(f"PoolWorker-min-ready-{provider.name}", 1))
+            question = self._asked[key] = lane.submit(manager.labelReady, pool_label or label.name)
+            question.add_done_callback(lambda _question: self._event.set())
+        if not question.done():
+            return False
+        del self._asked[key]
+        return bool(question.result())
 
     def _create(self, label: Label) -> bool:
         """Request the missing nodes; return False if another launcher is doing so."""

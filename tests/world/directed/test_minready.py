@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -128,6 +129,27 @@ def test_a_slow_cloud_beside_others(bench: LauncherBench, monkeypatch: pytest.Mo
     finally:
         go_on.set()
     wait_for(lambda: sorted(node.type for node in bench.nodes(state="ready")) == [["a"], ["b"]])
+
+
+def test_driver_that_exits_while_it_checks_a_label_holds_up_no_other(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from nodepool.driver.statemachine import StateMachineProvider
+
+    ready = StateMachineProvider.labelReady
+    monkeypatch.setattr(
+        StateMachineProvider,
+        "labelReady",
+        lambda manager, label: sys.exit("no license") if manager.provider.name == "fake-p1" else ready(manager, label),
+    )
+    content = config(
+        provider("fake-p1", labels=["a"]),
+        provider("fake-p2", labels=["b"]),
+        labels={name: {"min-ready": 1} for name in ("a", "b")},
+    )
+    bench.start(content)
+    wait_for(lambda: [node.type for node in bench.nodes(state="ready")] == [["b"]])
+    wait_for(lambda: "Cannot check whether provider fake-p1 can serve label a" in caplog.text)
 
 
 def test_node_that_nobody_frees_does_not_count_as_arriving(bench: LauncherBench) -> None:
