@@ -13,7 +13,6 @@ from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.minready import MinReady
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
-from nodepool.launcher.trends import Trends
 from nodepool.reasons import Code
 from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.mirror.requests import MIN_READY
@@ -35,7 +34,7 @@ class LauncherEvents:
         min_ready: MinReady,
         cleanup: CleanupWorker,
         statistics: StatsWorker,
-        watchers: tuple[Trends, Feed],
+        feed: Feed,
     ) -> None:
         self._state = state
         self._assignment = assignment
@@ -43,7 +42,7 @@ class LauncherEvents:
         self._min_ready = min_ready
         self._cleanup = cleanup
         self._statistics = statistics
-        self._trends, self._feed = watchers
+        self._feed = feed
         self._session_was_lost = False
         #: Version of the component tree when declines were last checked again.
         self._offers_version = -1
@@ -54,8 +53,6 @@ class LauncherEvents:
         zk.node_tree.listeners.append(self._node_changed)
         self._feed.attach(zk)
         zk.feed = self._feed
-        zk.node_tree.listeners.append(self._trends.node_changed)
-        zk.request_tree.listeners.append(self._trends.request_changed)
         zk.node_tree.lock_listeners.append(self._node_lock_changed)
         zk.request_tree.listeners.append(self._request_changed)
         zk.request_tree.listeners.append(self._state.declines.request_changed)

@@ -129,17 +129,12 @@ class NodePool(threading.Thread):
         self.state.request_dropped = self.cleanup.lost.look_at
         self.trends = Trends(self.state.clock)
         self.feed = Feed()
+        self.feed.subscribe(self.trends.heard)
         self.history = HistoryWriter(self.feed)
         self.reporter = Reporter(self.state, self.trends, self.explain, self.getReadiness, self._config_files)
         self.statistics = StatsWorker(self.state, self.assignment, self.publish_problems, self.reporter, self.history)
         self.events = LauncherEvents(
-            self.state,
-            self.assignment,
-            self.node_reconciler,
-            self.min_ready,
-            self.cleanup,
-            self.statistics,
-            (self.trends, self.feed),
+            self.state, self.assignment, self.node_reconciler, self.min_ready, self.cleanup, self.statistics, self.feed
         )
         #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()

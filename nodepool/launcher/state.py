@@ -13,9 +13,9 @@ from nodepool.config.model import Config
 from nodepool.driver.request.base import Claims, RequestHandler, RequestHost
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.declines import Declines
-from nodepool.launcher.trends import seconds_between
 from nodepool.metrics.launches import normalize_statsd_name
 from nodepool.reasons import Reason
+from nodepool.zk.mirror.feed import seconds_between
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper

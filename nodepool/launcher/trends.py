@@ -8,11 +8,12 @@ import statistics
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from nodepool.base.clock import SYSTEM, Clock
+from nodepool.zk.mirror.feed import Event
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import ABORTED, BUILDING, FAILED, FULFILLED, LARGEST, READY, Node, NodeRequest
+from nodepool.zk.records import ABORTED, BUILDING, FAILED, FULFILLED, READY
 
 BUCKET = 300.0
 """Seconds of one point of the charts."""
@@ -27,6 +28,11 @@ LATEST = 50
 """Number of launches and waits of a label in its median."""
 MOST, MOST_OLD = 2000, 100
 """Durations that the current bucket and older ones keep."""
+LONGEST = 1e9
+"""Seconds; longer durations are wrong."""
+
+Numbers: TypeAlias = "dict[str, collections.deque[float]]"
+"""By label."""
 
 
 @dataclass
@@ -45,7 +51,7 @@ class Point:
 
 
 class Trends:
-    """Listens to the mirror; on the connection thread."""
+    """Listens to the feed: events have the seconds that launches and requests took."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -53,38 +59,30 @@ class Trends:
         self._begun = clock.time()
         self._sample_at = -math.inf
         self._buckets: dict[int, Point] = {}
-        self._launches: dict[str, collections.deque[float]] = {}
-        self._waits: dict[str, collections.deque[float]] = {}
+        self._launches: Numbers = {}
+        self._waits: Numbers = {}
         #: Label -> when (UNIX seconds) requests for it were fulfilled.
-        self._served: dict[str, collections.deque[float]] = {}
+        self._served: Numbers = {}
 
-    def node_changed(self, _node_id: str, old: Node | None, new: Node | None) -> None:
-        if old is None or new is None or old.state != BUILDING or new.state == BUILDING:
-            return
+    def heard(self, event: Event) -> None:
+        """Listen to the feed."""
         with self._lock:
-            bucket = self._bucket()
-            if new.state == READY:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        kind, state, labels, when = event["type"], event.get("state"), set(event.get("labels", ())), event["time"]
+        seconds = event.get("seconds")
+        took = seconds if isinstance(seconds, (int, float)) and 0 <= seconds < LONGEST else None
+        if kind == "node-changed" and event.get("before") == BUILDING:
+            bucket = self._bucket(when)
+            if state == READY:
                 bucket.ready += 1
-                took = seconds_between(new.created_time, new.state_time)
-                if took is not None:
-                    _note(bucket.launches, took)
-                    for label in new.type:
-                        self._launches.setdefault(label, collections.deque(maxlen=LATEST)).append(took)
-            elif new.state in (FAILED, ABORTED):
+                _note(bucket.launches, self._launches, labels, took)
+            elif state in (FAILED, ABORTED):
                 bucket.failed += 1
-
-    def request_changed(self, _request_id: str, old: NodeRequest | None, new: NodeRequest | None) -> None:
-        if old is None or new is None or old.state == FULFILLED or new.state != FULFILLED or new.requestor == MIN_READY:
-            return
-        with self._lock:
-            now = self._clock.time()
-            took = seconds_between(new.created_time, new.state_time)
-            for label in set(new.node_types):
-                self._served.setdefault(label, collections.deque(maxlen=LATEST)).append(now)
-                if took is not None:
-                    self._waits.setdefault(label, collections.deque(maxlen=LATEST)).append(took)
-            if took is not None:
-                _note(self._bucket().waits, took)
+        elif kind == "request-changed" and state == FULFILLED and event.get("requestor") != MIN_READY:
+            _note(self._bucket(when).waits, self._waits, labels, took)
+            _note([], self._served, labels, when)
 
     def sample(self, nodes: Callable[[], Mapping[str, int]], waiting: Callable[[], Mapping[str, int]]) -> None:
         """Note the number of nodes by state and of waiting requests by cause, if a sample is due."""
@@ -97,7 +95,7 @@ class Trends:
         if (rest := causes.total() - sum(largest.values())) > 0:
             largest[OTHER] = rest
         with self._lock:
-            bucket = self._bucket()
+            bucket = self._bucket(self._clock.time())
             bucket.nodes, bucket.waiting = states, largest
 
     @property
@@ -105,41 +103,24 @@ class Trends:
         """Return UNIX seconds; earlier events from before this process are not shown."""
         return self._begun - BUCKET * BUCKETS
 
-    def recall(self, events: Iterable[Mapping[str, Any]]) -> None:
+    def recall(self, events: Iterable[Event]) -> None:
         """Add events from before this process from the history.
 
         :param events: in order of time, as written by launchers.
         """
-        begins: dict[str, tuple[float, list[str]]] = {}
-        launches: dict[str, list[float]] = {}
-        waits: dict[str, list[float]] = {}
-        served: dict[str, list[float]] = {}
         with self._lock:
+            since = self._launches, self._waits, self._served
+            self._launches, self._waits, self._served = {}, {}, {}
             oldest = self.oldest
             for event in events:
-                when, kind = event["time"], event["type"]
-                name = event.get("node") if kind.startswith("node-") else event.get("request")
-                if not isinstance(name, str) or not isinstance(when, (int, float)) or not oldest < when < self._begun:
-                    continue
-                if kind in ("node-created", "request-submitted") and event.get("requestor") != MIN_READY:
-                    begins[name] = (when, _labels(event))
-                elif kind == "node-changed" and event.get("before") == BUILDING:
-                    bucket = self._bucket(when)
-                    if event.get("state") == READY:
-                        bucket.ready += 1
-                        _ended(begins, name, when, bucket.launches, launches)
-                    elif event.get("state") in (FAILED, ABORTED):
-                        bucket.failed += 1
-                elif kind == "request-changed" and event.get("state") == FULFILLED and event.get("requestor") != MIN_READY:
-                    _ended(begins, name, when, self._bucket(when).waits, waits)
-                    for label in set(_labels(event)):
-                        served.setdefault(label, []).append(when)
-            for kept, recalled in ((self._launches, launches), (self._waits, waits), (self._served, served)):
-                for label, numbers in recalled.items():
-                    kept[label] = collections.deque([*numbers, *kept.get(label, ())], maxlen=LATEST)
+                if oldest < event["time"] < self._begun:
+                    self._take(event)
+            for kept, later in zip((self._launches, self._waits, self._served), since, strict=True):
+                for label, numbers in later.items():
+                    kept.setdefault(label, collections.deque(maxlen=LATEST)).extend(numbers)
 
-    def _bucket(self, when: float | None = None) -> Point:
-        number = int((self._clock.time() if when is None else when) // BUCKET)
+    def _bucket(self, when: float) -> Point:
+        number = int(when // BUCKET)
         bucket = self._buckets.get(number)
         if bucket is None:
             # Also drops future times of a clock that was set back later.
@@ -187,33 +168,13 @@ class Trends:
             return rows
 
 
-def seconds_between(begin: object, end: object) -> float | None:
-    """Return the seconds between two times; None if a clock was wrong or a time is missing."""
-    if not isinstance(begin, (int, float)) or not isinstance(end, (int, float)):
-        return None
-    # Compared first: a number in a record may be too large for a subtraction.
-    return float(end - begin) if abs(begin) < LARGEST and abs(end) < LARGEST and 0 <= end - begin < 1e9 else None
-
-
-def _note(durations: list[float], took: float) -> None:
+def _note(durations: list[float], by_label: Numbers, labels: Iterable[str], took: float | None) -> None:
+    if took is None:
+        return
     if len(durations) < MOST:
         durations.append(took)
-
-
-def _labels(event: Mapping[str, Any]) -> list[str]:
-    labels = event.get("labels")
-    return [str(each) for each in labels] if isinstance(labels, list) else []
-
-
-def _ended(
-    begins: dict[str, tuple[float, list[str]]], name: str, when: float, durations: list[float], by_label: dict[str, list[float]]
-) -> None:
-    begin, labels = begins.pop(name, (None, []))
-    took = seconds_between(begin, when)
-    if took is not None:
-        _note(durations, took)
-        for label in set(labels):
-            by_label.setdefault(label, []).append(took)
+    for label in labels:
+        by_label.setdefault(label, collections.deque(maxlen=LATEST)).append(took)
 
 
 def _thinned(durations: list[float]) -> list[float]:

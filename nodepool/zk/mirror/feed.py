@@ -19,7 +19,7 @@ from nodepool.zk.components import ComponentTree
 from nodepool.zk.mirror.images import ImageTree
 from nodepool.zk.mirror.nodes import NodeTree
 from nodepool.zk.mirror.requests import RequestTree
-from nodepool.zk.records import Node, NodeRequest
+from nodepool.zk.records import BUILDING, FULFILLED, LARGEST, READY, Node, NodeRequest
 from nodepool.zk.reports import ReportTree
 
 Event = dict[str, Any]
@@ -160,7 +160,10 @@ class Feed:
         else:
             if old.state != new.state:
                 external = new.external_id if isinstance(new.external_id, str) else None
-                more = {"request": new.allocated_to, "external_id": external}
+                launched = (
+                    seconds_between(new.created_time, new.state_time) if (old.state, new.state) == (BUILDING, READY) else None
+                )
+                more = {"request": new.allocated_to, "external_id": external, "seconds": launched}
                 self._add("node-changed", {**fields, "state": new.state, "before": old.state, **more})
             if old.allocated_to != new.allocated_to:
                 self._add("node-allocated", {**fields, "state": new.state, "request": new.allocated_to or old.allocated_to,
@@ -180,7 +183,9 @@ class Feed:
                 if launcher_id not in old.declined_by:
                     self._add("request-declined", {**fields, "launcher": launcher_id})
             if old.state != new.state:
-                self._add("request-changed", {**fields, "state": new.state, "before": old.state, "nodes": list(new.nodes)})
+                waited = seconds_between(new.created_time, new.state_time) if new.state == FULFILLED else None
+                more = {"nodes": list(new.nodes), "seconds": waited}
+                self._add("request-changed", {**fields, "state": new.state, "before": old.state, **more})
 
     def _image_changed(self, image: str) -> None:
         if self._begun:
@@ -196,6 +201,14 @@ class Feed:
             with self._lock:
                 listeners = list(self._with_reports)
             self._tell(listeners, REPORTED)
+
+
+def seconds_between(begin: object, end: object) -> float | None:
+    """Return the seconds between two times; None if a clock was wrong or a time is missing."""
+    if not isinstance(begin, (int, float)) or not isinstance(end, (int, float)):
+        return None
+    # Compared first: a number in a record may be too large for a subtraction.
+    return round(float(end - begin), 3) if abs(begin) < LARGEST and abs(end) < LARGEST and 0 <= end - begin < 1e9 else None
 
 
 def matches(event: Event, filters: Mapping[str, Iterable[str]]) -> bool:

@@ -47,9 +47,8 @@ class Parts:
         )  # fmt: skip
         part.worker.pool_name = "main"
         part.min_ready.owns = lambda request_id: request_id == "100-own"
-        watchers = (part.trends, part.feed)
         LauncherEvents(
-            state, part.assignment, part.nodes, part.min_ready, part.cleanup, part.statistics, watchers
+            state, part.assignment, part.nodes, part.min_ready, part.cleanup, part.statistics, part.feed
         ).attach(self.zk)  # fmt: skip
         self.woken()
 
@@ -73,7 +72,7 @@ class Parts:
         """What was called since this was asked last, but for those that are told of every change."""
         calls = {str(call).removeprefix("call.") for call in self.launcher.mock_calls}
         self.launcher.reset_mock()
-        return {call for call in calls if not call.startswith(("statistics.wake", "trends.", "declines.", "feed.attach"))}
+        return {call for call in calls if not call.startswith(("statistics.wake", "declines.", "feed.attach"))}
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nodepool.launcher.trends import BUCKET, BUCKETS, MOST_CAUSES, MOST_OLD, OTHER, SAMPLE_INTERVAL, Point, Trends
+from nodepool.zk.mirror.feed import Event
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import Node, NodeRequest
 
 
 class Clock:
@@ -16,48 +16,46 @@ class Clock:
     monotonic = time
 
 
-def node(state: str, created: object = 10.0, at: float = 14.0) -> Node:
-    made = Node("1")
-    made.state = state
-    made.type, made.created_time, made.state_time = ["a"], created, at  # type: ignore[assignment]
-    return made
+def node(at: float, state: str, before: str = "building", **fields: object) -> Event:
+    return {"type": "node-changed", "time": at, "before": before, "state": state, "labels": ["a"], **fields}
 
 
-def request(state: str, requestor: str = "zuul") -> NodeRequest:
-    made = NodeRequest("100-1")
-    made.state = state
-    made.node_types, made.created_time, made.state_time, made.requestor = ["a", "a"], 10.0, 12.0, requestor
-    return made
+def request(at: float, requestor: str = "zuul", seconds: object = 2.0) -> Event:
+    return {
+        "type": "request-changed", "time": at, "before": "pending", "state": "fulfilled", "labels": ["a", "a"],
+        "requestor": requestor, "seconds": seconds,
+    }  # fmt: skip
 
 
 def test_launches_and_waits() -> None:
     clock = Clock()
     trends = Trends(clock)
-    trends.node_changed("1", node("building"), node("ready"))
-    trends.node_changed("2", node("building"), node("failed"))
-    trends.node_changed("3", node("ready"), node("in-use"))
-    trends.node_changed("4", None, node("ready"))
-    trends.request_changed("r", request("pending"), request("fulfilled"))
-    trends.request_changed("r", request("pending", MIN_READY), request("fulfilled", MIN_READY))
+    trends.heard(node(clock.now, "ready", seconds=4.0))
+    trends.heard(node(clock.now, "failed"))
+    trends.heard(node(clock.now, "in-use", before="ready"))
+    trends.heard({"type": "node-created", "time": clock.now, "state": "ready", "labels": ["a"]})
+    trends.heard(request(clock.now))
+    trends.heard(request(clock.now, MIN_READY))
     assert trends.labels() == {"a": {"launch": 4.0, "wait": 2.0}}
     last = trends.chart()[-1]
     assert (last["ready"], last["failed"], last["launch"], last["wait"]) == (1, 1, 4.0, 2.0)
     clock.now += 60
-    trends.request_changed("r", request("pending"), request("fulfilled"))
+    trends.heard(request(clock.now))
     assert trends.labels()["a"]["a_minute"] == 2.0
 
 
-def test_clocks_that_are_wrong() -> None:
-    trends = Trends(Clock())
-    for created in (20.0, None, "x", -1e12, float("nan"), 10**400, -(10**400)):
-        trends.node_changed("1", node("building", created), node("ready", created))
-    assert trends.labels() == {} and trends.chart()[-1]["ready"] == 7
+def test_durations_of_wrong_clocks_are_ignored() -> None:
+    clock = Clock()
+    trends = Trends(clock)
+    for seconds in (None, "x", -1.0, float("nan"), 10**400):
+        trends.heard(node(clock.now, "ready", seconds=seconds))
+    assert trends.labels() == {} and trends.chart()[-1]["ready"] == 5
 
 
 def test_old_buckets_go() -> None:
     clock = Clock()
     trends = Trends(clock)
-    trends.node_changed("1", node("building"), node("ready"))
+    trends.heard(node(clock.now, "ready", seconds=4.0))
     clock.now += BUCKET * BUCKETS
     chart = trends.chart()
     assert len(chart) == BUCKETS and not any(row["ready"] for row in chart)
@@ -68,12 +66,12 @@ def test_clock_that_is_set_back_ends_no_chart() -> None:
     trends = Trends(clock)
     for _ in range(BUCKETS + 1):
         clock.now += BUCKET
-        trends.node_changed("1", node("building"), node("ready"))
-        trends.request_changed("r", request("pending"), request("fulfilled"))
+        trends.heard(node(clock.now, "ready", seconds=4.0))
+        trends.heard(request(clock.now))
     clock.now -= 2 * BUCKET * BUCKETS
     for _ in range(2):
         clock.now += BUCKET
-        trends.node_changed("1", node("building"), node("ready"))
+        trends.heard(node(clock.now, "ready", seconds=4.0))
     assert [row["ready"] for row in trends.chart()[-3:]] == [0, 1, 1]
     assert "a_minute" not in trends.labels()["a"]
 
@@ -83,24 +81,18 @@ def test_history_before_this_process() -> None:
     clock = Clock()
     then = clock.now - 2 * BUCKET
     trends = Trends(clock)
-    trends.node_changed("9", node("building"), node("ready"))
-    created = {"type": "node-created", "node": "1", "labels": ["a"], "time": then}
-    ready = {"type": "node-changed", "node": "1", "before": "building", "state": "ready", "time": then + 8}
-    asked = {"type": "request-submitted", "request": "r", "labels": ["a"], "requestor": "zuul", "time": then}
-    done = {"type": "request-changed", "request": "r", "state": "fulfilled", "labels": ["a"], "time": then + 10}
-    again = {**done, "request": "s", "time": then + 20}
-    failed = {"type": "node-changed", "node": "2", "before": "building", "state": "failed", "time": then + 9}
-    own = {**ready, "node": "9", "time": clock.now + 1}
-    old = {**ready, "time": then - BUCKET * BUCKETS}
-    strange = [
-        {"type": "node-changed", "node": ["x"], "time": then}, {"type": "node-created", "node": "7", "labels": 7, "time": then},
-        {**ready, "time": float("nan")}, {**ready, "node": None}, {"type": "x", "time": then}, {**done, "request": "unknown"},
-    ]  # fmt: skip
-    trends.recall([old, created, asked, ready, failed, done, own, again, *strange])
+    trends.heard(node(clock.now, "ready", seconds=4.0))
+    old, own = node(then - BUCKET * BUCKETS, "ready", seconds=8), node(clock.now + 1, "ready", seconds=8)
+    trends.recall(
+        [
+            old, node(then + 8, "ready", seconds=8), node(then + 9, "failed"), request(then + 10, seconds=10), own,
+            request(then + 20, seconds=None), {"type": "x", "time": then}, node(float("nan"), "ready"),
+        ]
+    )  # fmt: skip
     before = {row["time"]: row for row in trends.chart()}[int(then // BUCKET * BUCKET)]
     assert (before["ready"], before["failed"], before["launch"], before["wait"]) == (1, 1, 8, 10)
     assert trends.chart()[-1]["ready"] == 1
-    served = round(60 * 3 / (clock.now - then - 10), 3)
+    served = round(60 * 2 / (clock.now - then - 10), 3)
     assert trends.labels()["a"] == {"launch": 6.0, "wait": 10, "a_minute": served}
 
 
@@ -123,12 +115,10 @@ def test_old_points_keep_few_durations_and_their_percentiles() -> None:
     clock = Clock()
     trends = Trends(clock)
     for wait in range(1, 1001):
-        done = request("fulfilled")
-        done.state_time = 10.0 + wait
-        trends.request_changed("r", request("pending"), done)
+        trends.heard(request(clock.now, seconds=float(wait)))
     assert (trends.chart()[-1]["wait"], trends.chart()[-1]["wait_p95"]) == (500.5, 950.0)
     clock.now += BUCKET
-    trends.request_changed("r", request("pending"), request("fulfilled"))
+    trends.heard(request(clock.now))
     old = trends.chart()[-2]
     # Of every ten sorted waits the sixth is kept.
     assert (old["wait"], old["wait_p95"]) == (501.0, 946.0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodepool.zk.history import MOST_WAITING, HistoryReader, HistoryWriter
-from nodepool.zk.mirror.feed import KEPT, TYPES, Event, Feed, describe, matches
+from nodepool.zk.mirror.feed import KEPT, TYPES, Event, Feed, describe, matches, seconds_between
 from nodepool.zk.records import Node, NodeRequest
 
 
@@ -94,6 +94,21 @@ def test_events_of_a_node_and_a_request(zk: Zk, feed: Feed) -> None:
         assert "\n" not in text and "None" not in text, text
     assert describe(heard[3]) == "node 0000000001: deallocated from request r"
     assert describe(heard[10]) == "node 0000000001: launch attempt 1 failed: no room"
+
+
+def test_end_of_a_launch_and_a_wait_has_its_seconds(zk: Zk, feed: Feed) -> None:
+    feed.begin()
+    old, ready, asked, done = node("building"), node("ready"), request("pending"), request("fulfilled")
+    ready.created_time, ready.state_time, done.created_time, done.state_time = 10.0, 14.0, 10.0, 12.5
+    zk.node_tree.listeners[0]("0000000001", old, ready)
+    zk.node_tree.listeners[0]("0000000001", ready, node("in-use"))
+    zk.request_tree.listeners[0]("100-0000000001", asked, done)
+    assert [event.get("seconds") for event in feed.since(0)[0]] == [4.0, None, 2.5]
+
+
+@pytest.mark.parametrize("begin", [20.0, None, "x", -1e12, float("nan"), 10**400, -(10**400)])
+def test_wrong_clocks_give_no_seconds(begin: object) -> None:
+    assert seconds_between(begin, 14.0) is None
 
 
 def test_an_unchanged_record_is_no_event(zk: Zk, feed: Feed) -> None:
