@@ -239,11 +239,7 @@ class ImageMethods(FacadeBase):
 
     def getCachedImageUploads(self) -> list[ImageUpload]:
         """Return all mirrored uploads."""
-        tree = self.image_tree
-        if tree is None:
-            return self.readImages().uploads
-        with tree.lock:
-            return list(tree.uploads.values())
+        return self.readImages().uploads if self.image_tree is None else self.image_tree.data().uploads
 
     def storeImageUpload(
         self, image: str, build_id: str, provider: str, image_data: ImageUpload, upload_number: str | None = None

@@ -73,7 +73,7 @@ def upload(zk, other):
     """A ready build with a ready upload, shown."""
     build = make_build(other)
     number = make_upload(other, build)
-    wait_for(lambda: zk.image_tree.uploads, what="the upload in the mirror")
+    wait_for(lambda: zk.image_tree.data().uploads, what="the upload in the mirror")
     return build, number
 
 
@@ -103,10 +103,10 @@ def test_image_lists_are_available_as_json(get, upload):
 @pytest.mark.spec("CLI-6.5: state in /dib-image-list is paused for builds of a paused image")
 def test_builds_of_a_paused_image_are_shown_as_paused(get, zk, other, upload):
     other.setImagePaused(IMAGE, True)
-    wait_for(lambda: zk.image_tree.paused, what="the pause in the mirror")
+    wait_for(lambda: zk.image_tree.data().paused, what="the pause in the mirror")
     assert get("/dib-image-list")[0]["state"] == "paused"
     other.setImagePaused(IMAGE, False)
-    wait_for(lambda: not zk.image_tree.paused, what="the end of the pause in the mirror")
+    wait_for(lambda: not zk.image_tree.data().paused, what="the end of the pause in the mirror")
     assert get("/dib-image-list")[0]["state"] == "ready"
 
 
@@ -118,7 +118,7 @@ def test_image_status_shows_pending_and_building_requests(get, zk, other, upload
 
     assert shown() == (False, None)
     other.submitBuildRequest(IMAGE)
-    wait_for(lambda: zk.image_tree.requests, what="the request in the mirror")
+    wait_for(lambda: zk.image_tree.data().requests, what="the request in the mirror")
     assert shown() == (False, "pending")
     with other.imageBuildLock(IMAGE, blocking=False):
         make_build(other, state="building")
@@ -143,7 +143,7 @@ def test_progress_of_a_build(get, zk, other):
         log="/l/x.log", tail=["a secret of the tail"]))  # fmt: skip
     other.progress.write(BuildProgress(
         IMAGE, "f" * 32, "nb01", state="failed", reason="no space left", exit_code=1, ended=time.time()))  # fmt: skip
-    wait_for(lambda: len(zk.progress_tree.data().builds) == 2 and zk.image_tree.builds, what="the mirror")
+    wait_for(lambda: len(zk.progress_tree.data().builds) == 2 and zk.image_tree.data().builds, what="the mirror")
     rows = get("/dib-image-list")
     assert len(rows) == 1 and list(rows[0])[:6] == BUILD_KEYS
     assert list(rows[0])[6:] == ["phase", "elapsed", "expected", "exit_code", "reason", "log", "last_line", "progress"]
@@ -167,7 +167,7 @@ def test_progress_of_uploads(get, zk, other, zk_chroot):
     store = ProgressStore(builder.client)
     store.write(UploadProgress(IMAGE, build, "p", number, bytes_sent=25, bytes_total=100, rate=5.0))
     store.write(UploadFailure(IMAGE, "q", build, failed, "quota exceeded"))
-    wait_for(lambda: zk.progress_tree.data().uploads and zk.progress_tree.data().failures and len(zk.image_tree.uploads) == 2,
+    wait_for(lambda: zk.progress_tree.data().uploads and zk.progress_tree.data().failures and len(zk.image_tree.data().uploads) == 2,
              what="the mirror")  # fmt: skip
     running, broken = get("/image-list")
     assert list(running)[:8] == UPLOAD_KEYS

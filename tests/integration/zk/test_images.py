@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -332,10 +333,11 @@ def test_what_the_mirror_takes_for_what(zk: Any, zk_chroot: Chroot) -> None:
     assert second.wait_synced(20)
     for facade in (zk, second):  # by events, and by the first synchronisation
         tree = facade.image_tree
-        wait_for(lambda t=tree: len(t.uploads) == 1 and t.builds and t.paused and t.requests)  # type: ignore[misc]
+        wait_for(lambda t=tree: (d := t.data()).builds and len(d.uploads) == 1 and d.paused and d.requests)  # type: ignore[misc]
         wait_for(lambda f=facade: f.node_tree.is_locked("0000000001"))  # type: ignore[misc]
-        assert (tree.names, set(tree.builds), tree.paused) == ({"image", "empty"}, {("image", "b1")}, {"image"})
-        assert set(tree.uploads) == {("image", "b1", "prov", "0000000001")}
+        data = tree.data()
+        assert (data.names, [each.id for each in data.builds], data.paused) == ({"image", "empty"}, ["b1"], {"image"})
+        assert [(each.build_id, each.provider_name, each.id) for each in data.uploads] == [("b1", "prov", "0000000001")]
         assert set(facade.node_tree.nodes) == {"0000000001", "0000000002"}
         assert not facade.node_tree.is_locked("0000000002")
         assert facade.getNode("0000000001", cached=True).lock_contenders == {f"{'a' * 32}__lock__0000000003"}
@@ -347,25 +349,31 @@ def test_damaged_build_keeps_its_providers(zk: Any) -> None:
     number = zk.storeImageUpload("image", build_id, "prov", upload())
     tree, path = zk.image_tree, f"/nodepool/images/image/builds/{build_id}"
     key = ("image", build_id)
-    wait_for(lambda: tree.builds and tree.uploads, what="the mirror")
+    wait_for(lambda: tree.data().builds and tree.data().uploads, what="the mirror")
     good = zk.kazoo_client.get(path)[0]
     zk.kazoo_client.set(path, b"{")
-    wait_for(lambda: not tree.builds, what="the damaged record")
+    wait_for(lambda: not tree.data().builds, what="the damaged record")
     assert tree.data().providers == {key: {"prov"}}
     zk.kazoo_client.set(path, good)
-    wait_for(lambda: tree.builds, what="the repaired record")
-    assert tree.data().providers == {key: {"prov"}} and set(tree.uploads) == {(*key, "prov", number)}
+    wait_for(lambda: tree.data().builds, what="the repaired record")
+    assert tree.data().providers == {key: {"prov"}} and [each.id for each in tree.data().uploads] == [number]
     zk.kazoo_client.delete(path, recursive=True)
-    wait_for(lambda: not tree.builds, what="the end of the build")
+    wait_for(lambda: not tree.data().builds, what="the end of the build")
     assert tree.data().providers == {}
 
 
 def test_released_locks_of_images_leave_nothing_in_the_mirror(zk: Any, other: Any) -> None:
     tree, locks = zk.image_tree, image_locks(other)
-    for name, contenders in (("build", tree.build_contenders), ("upload", tree.upload_contenders)):
+    held: dict[str, Callable[[], object]] = {
+        "build": lambda: any(locked for _since, locked in tree.data().build_locks.values()),
+        "upload": lambda: tree.data().upload_locks,
+    }
+    for name, is_held in held.items():
         with locks[name][0](other, blocking=False):
-            wait_for(lambda found=contenders: found, what=f"the {name} lock in the mirror")  # type: ignore[misc]
-        wait_for(lambda found=contenders: not found, what=f"no entry for the {name} lock")  # type: ignore[misc]
+            wait_for(is_held, what=f"the {name} lock in the mirror")
+        wait_for(lambda found=is_held: not found(), what=f"no entry for the {name} lock")  # type: ignore[misc]
+    lock_nodes = [path for path in tree.known_paths() if "/lock/" in path]
+    assert lock_nodes == []
 
 
 def test_lock_that_is_released_while_it_is_checked_counts_as_not_held(zk: Any) -> None:

@@ -165,9 +165,9 @@ class BuildFollower:
         progress = self._progress.data().builds.get(build) if build else None
         if reason is None and progress is not None:
             reason = progress.reason
-        return Outcome(status, state, self.image, build, reason, progress,
-                       self._images.builds.get((self.image, build)) if build else None,
-                       self.image in self._images.requests)  # fmt: skip
+        images = self._images.data()
+        record = next((each for each in images.builds if (each.image_name, each.id) == (self.image, build)), None)
+        return Outcome(status, state, self.image, build, reason, progress, record, self.image in images.requests)
 
     def _complete(self) -> bool:
         """Return whether all changes have been read.
