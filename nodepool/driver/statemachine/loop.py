@@ -103,7 +103,7 @@ class MachineLoop:
 
 
 class Pace:
-    """Advances a machine, and decides when to do it again: soon after a change, then more and more rarely.
+    """Advances a machine: soon again after a change, then more and more rarely.
 
     :param wake: runs the next pass of the machine; called when its future is done.
     """

@@ -167,8 +167,8 @@ def test_progress_of_uploads(get, zk, other, zk_chroot):
     store = ProgressStore(builder.client)
     store.write(UploadProgress(IMAGE, build, "p", number, bytes_sent=25, bytes_total=100, rate=5.0))
     store.write(UploadFailure(IMAGE, "q", build, failed, "quota exceeded"))
-    wait_for(lambda: zk.progress_tree.data().uploads and zk.progress_tree.data().failures and len(zk.image_tree.data().uploads) == 2,
-             what="the mirror")  # fmt: skip
+    progress = zk.progress_tree.data
+    wait_for(lambda: progress().uploads and progress().failures and len(zk.image_tree.data().uploads) == 2, what="the mirror")
     running, broken = get("/image-list")
     assert list(running)[:8] == UPLOAD_KEYS
     assert {key: running[key] for key in list(running)[8:]} == {
