@@ -232,7 +232,7 @@ class CleanupWorker(threading.Thread):
                 self.log.warning("The search for leaks of provider %s is still running", name)
 
     def _start(self, what: str, provider: str, function: Callable[[], Any]) -> bool:
-        """Start a task of a provider on a separate thread; return False if its last one still runs."""
+        """Start a task of a provider; return False if its last one still runs."""
         name = f"Thread-{what}-{provider}"
         last = self._of_providers.get(name)
         if last is not None and not last.done():
