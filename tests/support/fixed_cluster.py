@@ -348,12 +348,12 @@ def write(kazoo: Any) -> None:
     create(paths.upload(IMAGE, BUILD, "east", "0000000001"), upload)
     store = ProgressStore(kazoo)
     tail = ["Get:1 http://archive.ubuntu.com noble InRelease", "E: Unable to fetch some archives", "exit status 100"]
-    store.write_build(
+    store.write(
         BuildProgress(
             IMAGE, BUILD, "nb01", state="ready", started=NOW - 41000, ended=NOW - 40000, duration=1000.0, sizes={"qcow2": 3 << 30}
         )
     )
-    store.write_build(
+    store.write(
         BuildProgress(
             IMAGE,
             FAILED_BUILD,
@@ -368,7 +368,7 @@ def write(kazoo: Any) -> None:
             next_try=NOW + 600,
         )
     )
-    store.write_failure(UploadFailure(IMAGE, "lab", BUILD, "0000000002", "quota exceeded"))
+    store.write(UploadFailure(IMAGE, "lab", BUILD, "0000000002", "quota exceeded"))
     problems = [
         {"provider": "east", "label": LABELS[1], "problem": "launch failed: Quota exceeded for instances"},
         {"provider": "lab", "label": None, "problem": "host h2 does not answer: connection refused"},
