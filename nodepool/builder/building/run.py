@@ -165,7 +165,7 @@ class BuildRun:
                 return process.wait(time.monotonic() + diskimage.build_timeout)
         finally:
             deadline = None if self._aborted is None else time.monotonic() + STOP_CLEAN_TIME
-            for left in entry.end(self.log, deadline):
+            for left in entry.end(deadline):
                 self.log.error("Leftovers of build %s remain: %s", self._base, left)
 
     def _close_to_others(self, directory: str) -> None:

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+import voluptuous as v
+
 from nodepool.base.boot import boot_id
 from nodepool.base.files import lock_file, replace_file, sync_directory
 from nodepool.builder.machine import mounts, processes
@@ -37,7 +39,6 @@ _TEMPORARY = re.compile(r"(?:dib_build|dib_image|profiledir)\.\w+")
 """Names that diskimage-builder creates with ``mktemp``."""
 _PRIVATE = re.compile(r"nodepool-build\.[0-9a-f]{16}")
 _DIB_VARIABLES = (b"TMP_BUILD_DIR=", b"TMP_IMAGE_DIR=", b"PROFILE_DIR=")
-_DIB_PROGRAM = "disk-image-create"
 _UNSAFE = re.compile(r"[^\w.+-]")
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
@@ -56,8 +57,6 @@ class BuildEntry:
     """The build's own directory below ``tmp_base``, its TMPDIR; None if the configuration names a TMPDIR."""
     marker: str
     boot_id: str
-    began: float
-    """UNIX time in seconds."""
     pid: int | None = None
     start_time: int | None = None
     """Of the process, in clock ticks since boot."""
@@ -117,9 +116,9 @@ class BuildEntry:
     def directories(self) -> list[str]:
         return [*self.build_dirs, *([self.private_tmp] if self.private_tmp else [])]
 
-    def end(self, log: Logger = log, deadline: float | None = None) -> list[str]:
+    def end(self, deadline: float | None = None) -> list[str]:
         """Clean up after the build; what fails remains recorded for the next start."""
-        problems = clean(self, log, deadline if deadline is not None else time.monotonic() + CLEAN_TIMEOUT)
+        problems = clean(self, deadline)
         with self._lock:
             self._ended = True
             if not problems:
@@ -170,7 +169,7 @@ class BuildJournal:
         entry = BuildEntry(
             image=image, build_id=build_id, images_dir=self.images_dir, tmp_base=base,
             private_tmp=os.path.join(base, f"nodepool-build.{secrets.token_hex(8)}") if private else None,
-            marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}", boot_id=boot_id(), began=time.time(),
+            marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}", boot_id=boot_id(),
             existing=sorted(name for name in _list(base) if _TEMPORARY.fullmatch(name)),
         )  # fmt: skip
         try:
@@ -203,7 +202,7 @@ class BuildJournal:
                     found.append(_running.get(path) or _load(path, self.images_dir))
                 except FileNotFoundError:
                     pass
-                except (OSError, ValueError, TypeError) as error:
+                except (OSError, ValueError, v.Invalid) as error:
                     log.error("Build journal %s is invalid (%s) and was renamed to %s.broken; check for leftovers of "
                               "that build yourself: processes, mounts, /dev/loop*, dib_* in the temporary directory",
                               path, error, name)  # fmt: skip
@@ -226,28 +225,22 @@ def _make_directory(path: str) -> None:
     os.chmod(path, 0o700)
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "image": (str,), "build_id": (str,), "tmp_base": (str,), "private_tmp": (str, type(None)), "marker": (str,),
-    "boot_id": (str,), "began": (int, float), "pid": (int, type(None)), "start_time": (int, type(None)),
-    "existing": (list,), "build_dirs": (list,),
-}  # fmt: skip
+_CONTENT = v.Schema({
+    "image": str, "build_id": str, "tmp_base": str, "private_tmp": v.Any(str, None), "marker": v.All(str, v.Length(min=1)),
+    "boot_id": str, "pid": v.Any(int, None), "start_time": v.Any(int, None), "existing": [str], "build_dirs": [str],
+}, required=True, extra=v.REMOVE_EXTRA)  # fmt: skip
 
 
 def _load(path: str, images_dir: str) -> BuildEntry:
     with open(path, encoding="utf-8") as file:
-        content = json.load(file)
-    if not isinstance(content, dict):
-        raise ValueError("it is not a JSON object")
-    for key, types in _TYPES.items():
-        if not isinstance(content.get(key), types):
-            raise ValueError(f"{key} is missing or has the wrong type")
-    entry = BuildEntry(images_dir=images_dir, **{key: content[key] for key in _TYPES})
+        content = _CONTENT(json.load(file))
+    entry = BuildEntry(images_dir=images_dir, **content)
     # The paths to delete must be ones that we would have recorded.
     if entry.private_tmp and (
         os.path.dirname(entry.private_tmp) != entry.tmp_base or not _PRIVATE.fullmatch(os.path.basename(entry.private_tmp))
     ):
         raise ValueError(f"private_tmp {entry.private_tmp} is not a directory that a builder creates")
-    if not entry.marker or not all(isinstance(path, str) and entry._acceptable(path) for path in entry.build_dirs):
+    if not all(map(entry._acceptable, entry.build_dirs)):
         raise ValueError("build_dirs contains directories that no build creates")
     if entry.path != path:
         raise ValueError("its name is not that of its build")
@@ -259,7 +252,7 @@ def belongs(entry: BuildEntry) -> list[int]:
     return [process.pid for process in processes.find(entry.origin())]
 
 
-def clean(entry: BuildEntry, log: Logger = log, deadline: float | None = None) -> list[str]:
+def clean(entry: BuildEntry, deadline: float | None = None) -> list[str]:
     """End the processes of a build, then unmount, detach and delete its leftovers.
 
     Return sentences about failures. May be repeated at any time.
@@ -272,8 +265,7 @@ def clean(entry: BuildEntry, log: Logger = log, deadline: float | None = None) -
     if left := processes.end(entry.origin(), now + (deadline - now) * 0.6):
         problems.append(f"processes {', '.join(map(str, left))} do not end")
     _harvest(entry)
-    candidates = _unclaimed(entry, log)
-    directories = [*entry.build_dirs, *candidates, *([entry.private_tmp] if entry.private_tmp else [])]
+    directories = entry.directories()
     problems += mounts.unmount_below(directories, deadline)
     files = os.path.join(entry.images_dir, image_id(entry.image, entry.build_id)) + "."
 
@@ -303,38 +295,6 @@ def _harvest(entry: BuildEntry) -> None:
                     entry.note_dir(line.partition(" ")[2].strip())
 
 
-def _unclaimed(entry: BuildEntry, log: Logger) -> list[str]:
-    """Return unused temporary trees created since the start of the build in a shared TMPDIR.
-
-    They are skipped while another diskimage-builder runs on this machine, since they may belong to it.
-    """
-    if entry.private_tmp:
-        return []
-    found = []
-    for name in _list(entry.tmp_base):
-        path = os.path.join(entry.tmp_base, name)
-        if not _TEMPORARY.fullmatch(name) or name in entry.existing or path in entry.build_dirs:
-            continue
-        with contextlib.suppress(OSError):
-            state = os.lstat(path)
-            if state.st_uid == os.geteuid() and state.st_ctime >= entry.began - 1:
-                found.append(path)
-    if found and (other := _other_build()):
-        log.info("Keeping %s: it may belong to process %s, which also builds an image", ", ".join(found), other)
-        return []
-    return found
-
-
-def _other_build() -> int | None:
-    """Return a process that builds an image here; those of this build have ended."""
-    for process in processes.processes():
-        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/cmdline", "rb") as file:
-            words = file.read(4096).split(b"\0")[:3]
-            if any(os.path.basename(os.fsdecode(word)) == _DIB_PROGRAM for word in words):
-                return process.pid
-    return None
-
-
 def clean_all(images_dir: str, log: Logger) -> list[tuple[str, str]]:
     """Clean up after builds that do not run in this process; return (image, build id).
 
@@ -346,7 +306,7 @@ def clean_all(images_dir: str, log: Logger) -> list[tuple[str, str]]:
             continue
         found.append((entry.image, entry.build_id))
         log.warning("Build %s of %s was interrupted; cleaning up", entry.build_id, entry.image)
-        for problem in entry.end(log):
+        for problem in entry.end():
             log.error("Leftovers of build %s of %s remain: %s", entry.build_id, entry.image, problem)
     return found
 

@@ -118,10 +118,10 @@ def test_journal_of_a_build(journal: BuildJournal, tmp_base: pathlib.Path, start
     assert json.loads(path.read_text())["build_dirs"] == [tree]
     process.kill()
     process.wait()
-    assert entry.end(log) == []
+    assert entry.end() == []
     assert not path.exists()
     assert not os.path.exists(entry.private_tmp)
-    assert entry.end(log) == []
+    assert entry.end() == []
     assert not entry.note_dir(tree)
     assert journal.entries() == []
     assert os.listdir(journal.directory) == []
@@ -138,7 +138,7 @@ def test_only_trees_of_the_tool_are_noted(journal: BuildJournal, tmp_base: pathl
         for path in ("/", "/home", str(tmp_base), str(tmp_base / "data"), str(elsewhere), str(tmp_base / "dib_build.before"),
                      str(tmp_base / "dib_build.link"), str(tmp_base / "dib_build.a" / ".." / "..")):  # fmt: skip
             assert not entry.note_dir(path), path
-        entry.end(log)
+        entry.end()
     assert elsewhere.exists()
     assert (tmp_base / "dib_build.before").exists()
 
@@ -171,7 +171,7 @@ def test_builds_of_this_process_are_not_abandoned(journal: BuildJournal, tmp_bas
     assert other.entries() == [entry]
     assert clean_all(journal.images_dir, log) == []
     assert process.poll() is None
-    entry.end(log)
+    entry.end()
     assert process.wait(5) == -signal.SIGTERM
 
 
@@ -192,7 +192,7 @@ def test_belongs_finds_all_kinds(journal: BuildJournal, tmp_base: pathlib.Path, 
     os.kill(leader.pid, signal.SIGKILL)
     leader.wait()
     assert len(belongs(entry)) == 2  # the one with the marker and the one inside; nothing proves the third
-    assert clean(entry, log, deadline()) == []
+    assert clean(entry, deadline()) == []
     assert bystander.poll() is None
     assert belongs(entry) == []
 
@@ -215,7 +215,7 @@ def test_session_without_leader(journal: BuildJournal, tmp_base: pathlib.Path, s
     os.kill(leader.pid, signal.SIGKILL)
     leader.wait()
     assert len(belongs(entry)) == 2
-    assert entry.end(log) == []
+    assert entry.end() == []
 
 
 def test_number_used_again_is_no_proof(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
@@ -227,7 +227,7 @@ def test_number_used_again_is_no_proof(journal: BuildJournal, tmp_base: pathlib.
     assert belongs(entry) == []
     entry.boot_id = "another boot"
     assert belongs(entry) == []
-    assert entry.end(log) == []
+    assert entry.end() == []
     assert stranger.poll() is None
 
 
@@ -244,7 +244,7 @@ def test_those_that_ignore_term_are_killed(journal: BuildJournal, tmp_base: path
     entry.started(process.pid)
     wait_for(lambda: len(belongs(entry)) > 2, what="children")
     started = time.monotonic()
-    assert entry.end(log) == []
+    assert entry.end() == []
     assert time.monotonic() - started < limit(8)
     assert process.wait(1) == -signal.SIGKILL
     assert belongs(entry) == []
@@ -307,7 +307,7 @@ def test_mounts_and_loop_devices_go(
         assert os.path.basename(other) in attached
         assert os.listdir(tmp_base) == []
         assert os.listdir(journal.directory) == []
-        assert clean(entry, log, deadline()) == []
+        assert clean(entry, deadline()) == []
     finally:
         subprocess.run(["losetup", "-d", other], check=True)
 
@@ -371,28 +371,21 @@ def test_what_cannot_be_removed_stays_written_down(
 
 
 def test_trees_in_a_shared_directory(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
+    """Only what certainly belongs to the build goes: another diskimage-builder may use the directory, too."""
     (tmp_base / "dib_build.before").mkdir()
     entry = journal.begin("i", "01", str(tmp_base), private=False)
     assert entry.private_tmp is None
-    for name in ("dib_build.noted", "dib_image.params", "dib_image.harvest", "profiledir.after", "data"):
+    for name in ("dib_build.noted", "dib_image.params", "dib_image.harvest", "dib_build.other", "data"):
         (tmp_base / name).mkdir()
     parameters = tmp_base / "dib_build.noted" / "block-device"
     parameters.mkdir()
     (parameters / "params.yaml").write_text(f"config: x\nimage-dir: {tmp_base}/dib_image.params\n")
     assert entry.note_dir(str(tmp_base / "dib_build.noted"))
     process = start("sleep 1000", TMP_IMAGE_DIR=str(tmp_base / "dib_image.harvest"), **entry.environment)
-    # As long as another build of the tool runs, only what certainly is ours goes.
-    other = start("exec -a disk-image-create sleep 1000")
-    wait_for(lambda: build_journal._other_build(), what="the other build")
-    assert clean(entry, log, deadline()) == []
+    wait_for(lambda: processes.find(entry.origin()), what="the process")
+    assert clean(entry, deadline()) == []
     assert process.wait(5) == -signal.SIGTERM
-    assert sorted(os.listdir(tmp_base)) == ["data", "dib_build.before", "profiledir.after"]
-    other.kill()
-    other.wait()
-    if build_journal._other_build():
-        pytest.skip("somebody builds an image on this machine just now")
-    assert entry.end(log) == []
-    assert sorted(os.listdir(tmp_base)) == ["data", "dib_build.before"]
+    assert sorted(os.listdir(tmp_base)) == ["data", "dib_build.before", "dib_build.other"]
 
 
 # One builder per directory, and the whole story
@@ -471,9 +464,9 @@ def test_builds_of_one_image_share_nothing(journal: BuildJournal, tmp_base: path
     second = journal.begin("i", "02", str(tmp_base))
     assert first.private_tmp != second.private_tmp
     assert first.marker != second.marker
-    first.end(log)
+    first.end()
     assert os.path.isdir(str(second.private_tmp))
-    second.end(log)
+    second.end()
 
 
 def test_without_rights_the_tool_s_sudo_is_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
