@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nodepool.process.program import arguments, whole_number
-from nodepool.process.service import make_daemon_parser, run_daemon, session_file
+from nodepool.process.service import make_daemon_parser, run_daemon, session_file, stop_all
 
 if TYPE_CHECKING:
     from nodepool.process.repl import ReplServer
@@ -19,8 +18,6 @@ PROG = "nodepool-builder"
 PID_FILE = "/var/run/nodepool/nodepool-builder.pid"
 #: Seconds for an orderly stop that ends running builds.
 STOP_LIMIT = 19.0
-
-log = logging.getLogger("nodepool.daemon")
 
 
 def _listen(text: str) -> tuple[str, int]:
@@ -97,12 +94,7 @@ class BuilderService:
         self._builder.abort_builds()
 
     def _stop(self, finish: bool) -> None:
-        for part in (self._repl, self._webapp):
-            if part is not None:
-                try:
-                    part.stop()
-                except Exception:
-                    log.exception("Error while stopping %s", type(part).__name__)
+        stop_all(self._repl, self._webapp)
         self._builder.stop(finish)
 
 

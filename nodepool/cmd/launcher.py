@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nodepool.metrics import tracing
 from nodepool.process.program import arguments
-from nodepool.process.service import make_daemon_parser, run_daemon, session_file
+from nodepool.process.service import make_daemon_parser, run_daemon, session_file, stop_all
 
 if TYPE_CHECKING:
     from nodepool.process.repl import ReplServer
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 PROG = "nodepool-launcher"
 PID_FILE = "/var/run/nodepool/nodepool.pid"
-
-log = logging.getLogger("nodepool.daemon")
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -71,12 +68,7 @@ class LauncherService:
             self._repl.start()
 
     def stop(self) -> None:
-        for part in (self._repl, self._webapp, self._pool):
-            if part is not None:
-                try:
-                    part.stop()
-                except Exception:
-                    log.exception("Error while stopping %s", type(part).__name__)
+        stop_all(self._repl, self._webapp, self._pool)
         tracing.stop()
 
 

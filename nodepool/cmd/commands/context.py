@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import getpass
 import os
 import shutil
@@ -70,16 +71,14 @@ class Context:
     """The arguments, and lazily created configuration and connection."""
 
     args: argparse.Namespace
-    _config: Config | None = field(default=None, repr=False)
     _client: ZooKeeperClient | None = field(default=None, repr=False)
     _zk: ZooKeeper | None = field(default=None, repr=False)
     _live: ZooKeeper | None = field(default=None, repr=False)
 
-    @property
+    @functools.cached_property
     def config(self) -> Config:
-        if self._config is None:
-            self._config = load_config(self.args.config, self.args.secure)
-        return self._config
+        config: Config = load_config(self.args.config, self.args.secure)
+        return config
 
     @property
     def zk(self) -> ZooKeeper:

@@ -5,11 +5,11 @@ This happens after ZooKeeper was restored or emptied.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from kazoo.exceptions import NodeExistsError
 from nodepool import status
 from nodepool.base.problems import one_line
 from nodepool.cmd.commands.aliens import list_all
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_listing
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_listing, running
 from nodepool.process.program import describe
 from nodepool.zk import paths
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED, NODE_ID, number_of
@@ -114,33 +114,26 @@ def recover(context: Context) -> int:
     return 0 if complete and not any(lost.failed for lost in chosen) else 1
 
 
-@contextmanager
+@contextlib.contextmanager
 def _providers(context: Context) -> Iterator[dict[str, StateMachineProvider | Exception]]:
     """Return started providers that create machines in clouds, or their exceptions."""
     from nodepool.driver import lifecycle
     from nodepool.driver.statemachine.provider import StateMachineProvider
 
     found: dict[str, StateMachineProvider | Exception] = {}
-    try:
+    with contextlib.ExitStack() as started:
         for name, config in sorted(context.config.providers.items()):
             # Slots on backing nodes are not machines of a cloud.
             if (context.args.wanted and name != context.args.wanted) or config.driver.name == "metastatic":
                 continue
             try:
                 manager = lifecycle.get_provider(config)
-                if not isinstance(manager, StateMachineProvider):
-                    continue
-                found[name] = manager
-                manager.start(context.zk)
+                if isinstance(manager, StateMachineProvider):
+                    started.enter_context(running(manager, context.zk))
+                    found[name] = manager
             except Exception as error:
                 found[name] = error
         yield found
-    finally:
-        started = [manager for manager in found.values() if not isinstance(manager, Exception)]
-        for manager in started:
-            manager.stop()
-        for manager in started:
-            manager.join()
 
 
 def _find(context: Context, managers: dict[str, StateMachineProvider | Exception]) -> tuple[list[Lost], bool]:
