@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
@@ -28,8 +27,8 @@ class BackingRequests:
     def __init__(self, slots: BackingSlots) -> None:
         self._slots = slots
         self.log = slots.log
-        self.open: dict[str, tuple[BackingNodeRecord, Callable[[NodeRequest | None], None]]] = {}
-        """By request id: its record and its watcher."""
+        self.open: dict[str, BackingNodeRecord] = {}
+        """By request id."""
         self.taking: dict[str, BackingNodeRecord] = {}
         """By id of a node that is being adopted."""
         self.doubtful: set[float] = set()
@@ -53,31 +52,26 @@ class BackingRequests:
                 self.fail(record, f"The request for a backing node could not be stored: {error!r}", actions)
             return
         request_id = str(results[0]).rsplit("/", 1)[1]
-
-        def changed(request: NodeRequest | None) -> None:
-            try:
-                self._request_changed(record, request_id, request)
-            except Exception:
-                self.log.exception("Error handling backing request %s:", request_id)
-
         self.log.info("Requested a backing node for label %s: request %s", record.label_name, request_id)
         with self._slots.lock:
             record.request_id = request_id
-            self.open[request_id] = (record, changed)
+            self.open[request_id] = record
             # It may have been abandoned before it was stored.
             unwanted = self._slots.stopped or record not in self._slots.book
-        self._slots.zk.watchRequest(request_id, changed)
+        # It may have been fulfilled before we knew its id.
+        request = self._slots.zk.getCachedRequest(request_id)
         if unwanted:
             self.forget(request_id, delete=True)
-            return
-        # It may have been fulfilled before we watched it.
-        request = self._slots.zk.getCachedRequest(request_id)
-        if request is not None:
-            changed(request)
+        elif request is not None:
+            self.request_changed(request_id, None, request)
 
-    def _request_changed(self, record: BackingNodeRecord, request_id: str, request: NodeRequest | None) -> None:
+    def request_changed(self, request_id: str, _old: NodeRequest | None, request: NodeRequest | None) -> None:
+        """Handle a change of any request, on the connection thread."""
+        if request_id not in self.open:
+            return
         with self._slots.changing() as actions:
-            if request_id not in self.open or record.node_id is not None or record.taking:
+            record = self.open.get(request_id)
+            if record is None or record.node_id is not None or record.taking:
                 return
             if request is None:
                 self.gone(record, actions)
@@ -107,11 +101,9 @@ class BackingRequests:
     def forget(self, request_id: str, delete: bool) -> None:
         """End our interest in a request, and the request itself."""
         with self._slots.lock:
-            record, changed = self.open.pop(request_id, (None, None))
+            record = self.open.pop(request_id, None)
             if record is not None:
                 record.request_id = None
-        if changed is not None:
-            self._slots.zk.unwatchRequest(request_id, changed)
         if delete:
             txn = Txn(self._slots.zk.kazoo_client)
             txn.delete(paths.request(request_id))

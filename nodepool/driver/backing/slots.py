@@ -53,12 +53,15 @@ def wake(machine: Occupant) -> None:
 class Asking(Protocol):
     """The requests for backing nodes."""
 
-    open: dict[str, tuple[BackingNodeRecord, Callable[[NodeRequest | None], None]]]
+    open: dict[str, BackingNodeRecord]
     taking: dict[str, BackingNodeRecord]
     doubtful: set[float]
 
     def ask(self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]) -> None:
         """Request a backing node for the machine."""
+
+    def request_changed(self, request_id: str, _old: NodeRequest | None, request: NodeRequest | None) -> None:
+        """Handle a change of any request, on the connection thread."""
 
     def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None:
         """Fail the launches whose request no longer exists."""
@@ -114,7 +117,7 @@ class BackingSlots:
         self._init_lock = threading.Lock()
         self._waiting: dict[str, Occupant] = {}
         self._executor: Executor | None = None
-        self._listening: Any = None
+        self._listening: list[tuple[list[Any], Any]] = []
         self.stop_event = threading.Event()
 
     @property
@@ -126,7 +129,9 @@ class BackingSlots:
             self.stopped = True
             self.stop_event.set()
             requests = list(self.requests.open)
-        self._unlisten()
+        listening, self._listening = self._listening, []
+        for listeners, listener in listening:
+            listeners.remove(listener)
         self.housekeeping.stop()
         for request_id in requests:
             # Its node would not be used.
@@ -357,17 +362,16 @@ class BackingSlots:
         with self._init_lock:
             if self.performed_init or self.stopped:
                 return
-            tree = self.zk.node_tree
-            if tree is not None and self._listening is None:
-                self._listening = tree
-                tree.listeners.append(self._node_event)
+            if not self._listening:
+                self._listening = [
+                    (self.zk.node_tree.listeners, self._node_event),
+                    (self.zk.request_tree.listeners, self.requests.request_changed),
+                ]
+                for listeners, listener in self._listening:
+                    listeners.append(listener)
             self.housekeeping.recover()
             self.housekeeping.start()
             self.performed_init = True
-
-    def _unlisten(self) -> None:
-        if self._listening is not None and self._node_event in self._listening.listeners:
-            self._listening.listeners.remove(self._node_event)
 
     def _node_event(self, node_id: str, old: Node | None, new: Node | None) -> None:
         """Handle a change of any node, on the connection thread."""

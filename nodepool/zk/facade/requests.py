@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nodepool.exceptions import ZKException
 from nodepool.zk import declines, paths
 from nodepool.zk.components import ComponentTree, RegisteredPool
 from nodepool.zk.facade.base import FacadeBase
@@ -104,17 +103,7 @@ class RequestMethods(FacadeBase):
         """Delete a lock directory with everything below it."""
         self._remove(paths.request_lock(lock_id), recursive=True)
 
-    # -- watching
-
-    def watchRequest(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
-        """Call back with the record at each change, None once deleted; on the event thread."""
-        if self.request_tree is None:
-            raise ZKException("watching requests requires the cache")
-        self.request_tree.watch(request_id, callback)
-
-    def unwatchRequest(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
-        if self.request_tree is not None:
-            self.request_tree.unwatch(request_id, callback)
+    # -- launchers
 
     def getRegisteredPools(self) -> list[RegisteredPool]:
         """Return the pools of all launchers.

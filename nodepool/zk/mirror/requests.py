@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +26,6 @@ class RequestTree(Tree[NodeRequest]):
         super().__init__(client, paths.REQUESTS)
         self.requests: dict[str, NodeRequest] = {}
         self.listeners: list[RequestListener] = []
-        self.watchers: dict[str, list[Callable[[NodeRequest | None], Any]]] = defaultdict(list)
         self.pending: set[str] = set()
         #: label -> number of unfinished min-ready requests of any launcher.
         self.min_ready_open: Counter[str] = Counter()
@@ -77,10 +76,6 @@ class RequestTree(Tree[NodeRequest]):
             else:
                 self.pending.discard(request_id)
         self.announce(self.listeners, request_id, old, request)
-        if request_id in self.watchers:
-            with self.lock:
-                watchers = list(self.watchers.get(request_id, ()))
-            self.announce(watchers, request)
 
     def _count(self, request: NodeRequest, sign: int) -> None:
         labels = frozenset(request.node_types)
@@ -101,16 +96,3 @@ class RequestTree(Tree[NodeRequest]):
         """Return all requests, sorted by id."""
         with self.lock:
             return [request for _, request in sorted(self.requests.items())]
-
-    def watch(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
-        """Call back with the record at each change, None once deleted (on the connection thread)."""
-        with self.lock:
-            self.watchers[request_id].append(callback)
-
-    def unwatch(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
-        with self.lock:
-            callbacks = self.watchers.get(request_id)
-            if callbacks and callback in callbacks:
-                callbacks.remove(callback)
-                if not callbacks:
-                    del self.watchers[request_id]
