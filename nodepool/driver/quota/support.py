@@ -96,26 +96,30 @@ class QuotaSupport:
     def _limits(self) -> QuotaInformation:
         """Return limits minus unmanaged use: the cached object, do not change it."""
         cached, outdated, _ = self._known_limits()
-        if cached is not None and not outdated:
-            return cached[1]
-        with self.quota_lock:
-            cached, outdated, _ = self._known_limits()
-            if cached is not None and not outdated:
-                return cached[1]
-            considered = self._quota_contradicted
-            try:
-                limits = self._ask_limits()
-            except FOREIGN as error:
-                if cached is None:
-                    raise
-                self._older_limits(error)
-                limits = cached[1]
-            self._current_nodepool_quota = (self.clock.monotonic(), limits)
-            self._quota_considered = considered
-            return limits
+        if cached is None or outdated:
+            with self.quota_lock:
+                cached, outdated, _ = self._known_limits()
+                if cached is None or outdated:
+                    cached = self._query_limits(cached)
+        return cached[1]
 
-    def _older_limits(self, error: BaseException) -> None:
-        self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error_line(error))
+    def _query_limits(self, cached: tuple[float, QuotaInformation] | None) -> tuple[float, QuotaInformation]:
+        """Query the limits; if that fails, keep older ones until the next attempt."""
+        considered = self._quota_contradicted
+        try:
+            limits = self.getProviderLimits().copy()
+            limits.subtract(self.unmanagedQuotaUsed())
+            self.log.debug("Available quota for %s: %s", self.provider.name, limits)
+            known = self.clock.monotonic(), limits
+        except FOREIGN as error:
+            if cached is None:
+                raise
+            self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error_line(error))
+            self._quota_renew_after = self.clock.monotonic() + min(self.RENEWAL_PAUSE, max_age())
+            known = self._quota_renew_after - max_age(), cached[1]
+        self._current_nodepool_quota = known
+        self._quota_considered = considered
+        return known
 
     def known_limits(self) -> Mapping[str, float] | None:
         """Return the last known limits without querying the cloud; None: not known yet."""
@@ -129,12 +133,6 @@ class QuotaSupport:
         cached = self._current_nodepool_quota
         old = cached is None or self.clock.monotonic() - cached[0] >= max_age()
         return cached, old or contradicted, contradicted
-
-    def _ask_limits(self) -> QuotaInformation:
-        limits = self.getProviderLimits().copy()
-        limits.subtract(self.unmanagedQuotaUsed())
-        self.log.debug("Available quota for %s: %s", self.provider.name, limits)
-        return limits
 
     def short_of_limits(self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool) -> Shortage | None:
         """Apply :meth:`fits` to the limits; only the very first call waits for the cloud.
@@ -178,18 +176,7 @@ class QuotaSupport:
     def _renew_now(self) -> None:
         # A cloud that refuses launches and does not report limits is not queried all the time.
         self._quota_stopping.wait(max(0.0, self._quota_renew_after - self.clock.monotonic()))
-        cached, considered = self._current_nodepool_quota, self._quota_contradicted
-        assert cached is not None
-        try:
-            limits = self._ask_limits()
-            when = self.clock.monotonic()
-        except FOREIGN as error:
-            self._older_limits(error)
-            pause = min(self.RENEWAL_PAUSE, max_age())
-            self._quota_renew_after = self.clock.monotonic() + pause
-            limits, when = cached[1], self._quota_renew_after - max_age()
-        self._current_nodepool_quota = (when, limits)
-        self._quota_considered = considered
+        self._query_limits(self._current_nodepool_quota)
 
     def estimatedNodepoolQuota(self) -> QuotaInformation:
         """Return a copy of the limits minus unmanaged use, cached for ``MAX_QUOTA_AGE`` s.
