@@ -56,13 +56,6 @@ class RequestMethods(FacadeBase):
         else:
             request.stat = self.kazoo_client.set(paths.request(request.id), request.serialize())
 
-    def updateNodeRequest(self, request: NodeRequest) -> None:
-        """Read the record again.
-
-        :raises NoNodeError: it no longer exists.
-        """
-        self._refresh(request, paths.request(request.id or ""))
-
     def deleteNodeRequest(self, request: NodeRequest) -> None:
         if request.id is not None:
             self._remove(paths.request(request.id))

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import uuid
+from dataclasses import dataclass
 
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, KazooException, NodeExistsError, NoNodeError
 
@@ -17,19 +18,14 @@ from nodepool.zk.writer import Txn
 log = logging.getLogger("nodepool.zk.locks")
 
 
+@dataclass(frozen=True, slots=True)
 class LockHandle:
     """A lock that we hold: the path of our contender and its session."""
 
-    __slots__ = ("directory", "ephemeral", "path", "session_id")
-
-    def __init__(self, directory: str, path: str, session_id: int | None, ephemeral: bool = True) -> None:
-        self.directory = directory
-        self.path = path
-        self.session_id = session_id
-        self.ephemeral = ephemeral
-
-    def __repr__(self) -> str:
-        return f"<LockHandle {self.path}>"
+    directory: str
+    path: str
+    session_id: int | None
+    ephemeral: bool = True
 
 
 def contender_prefix(directory: str) -> str:

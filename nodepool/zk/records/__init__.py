@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Self
 
@@ -369,21 +370,12 @@ class Node(BaseModel):
         return other
 
 
+@dataclass(unsafe_hash=True)
 class NodeRequestLockStats:
     """The lock directory of a request and its znode stat."""
 
-    def __init__(self, lock_id: str | None = None, stat: ZnodeStat | None = None) -> None:
-        self.lock_id = lock_id
-        self.stat = stat
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NodeRequestLockStats) and self.lock_id == other.lock_id
-
-    def __hash__(self) -> int:
-        return hash(self.lock_id)
-
-    def __repr__(self) -> str:
-        return f"<NodeRequestLockStats {self.lock_id}>"
+    lock_id: str | None = None
+    stat: ZnodeStat | None = field(default=None, compare=False)
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kazoo.protocol.states import ZnodeStat
@@ -111,17 +112,14 @@ class ImageUpload(_ImageRecord):
         return upload
 
 
+@dataclass
 class ImageBuildRequest:
     """A manual request to build an image; ``stat.ctime`` is its creation time."""
 
-    def __init__(self, image_name: str, pending: bool, stat: ZnodeStat | None = None) -> None:
-        self.image_name = image_name
-        self.pending = pending
-        self.stat = stat
+    image_name: str
+    pending: bool
+    stat: ZnodeStat | None = None
 
     @property
     def state_time(self) -> float | None:
         return self.stat.ctime / 1000 if self.stat else None
-
-    def __repr__(self) -> str:
-        return f"<ImageBuildRequest {self.image_name} pending={self.pending}>"
