@@ -137,19 +137,16 @@ class NodeReconciler:
         age = self.state.clock.time() - (node.state_time or 0)
         if age < limit:
             return float(limit - age) + 0.01
+        self.discard(node, message)
+        return None
+
+    def discard(
+        self, node: zk.Node, message: str = "Deleting ready node %s: its instance does not exist or does not run"
+    ) -> None:
+        """Mark an unlocked node for deletion, unless its record has changed since it was read."""
         changed = node.copy()
         changed.state = zk.DELETING
         self._change(node, changed, message)
-        return None
-
-    def discard(self, node: zk.Node) -> None:
-        """Delete a ready node without an instance.
-
-        Does nothing if the record has changed since it was read.
-        """
-        changed = node.copy()
-        changed.state = zk.DELETING
-        self._change(node, changed, "Deleting ready node %s: its instance does not exist or does not run")
 
     def _init(self, node: zk.Node) -> float | None:
         if node.allocated_to is not None and not self._request_missing(node.allocated_to):
@@ -158,9 +155,7 @@ class NodeReconciler:
         if age < INIT_AGE and any(pool.id == node.launcher for pool in self.state.zk.getRegisteredPools()):
             # Its creator is alive; no event announces when that ends.
             return float(min(INIT_LOOK, INIT_AGE - age + 0.01))
-        changed = node.copy()
-        changed.state = zk.DELETING
-        self._change(node, changed, "Node %s was never launched and its request no longer exists")
+        self.discard(node, "Node %s was never launched and its request no longer exists")
         return None
 
     def _request_missing(self, request_id: str) -> bool:
