@@ -82,7 +82,6 @@ class LauncherEvents:
             self._session_was_lost = True
             for worker in list(self._state.pool_threads.values()):
                 worker.session_lost()
-            self._min_ready.session_lost()
             self._statistics.session_lost()
         elif state == KazooState.CONNECTED:
             if self._session_was_lost:
@@ -151,7 +150,8 @@ class LauncherEvents:
         self._statistics.wake()
         if new is not None and new._state == PENDING and self._state.zk is not None and (old is None or old._state != PENDING):
             self._cleanup.lost.taken(request_id)
-        if self._min_ready.owns(request_id) or (new is None and old is not None and old.requestor == MIN_READY):
+        request = new or old
+        if request is not None and request.requestor == MIN_READY:
             self._min_ready.wake()  # also when an entry of a dead launcher is deleted
         if new is None and self._state.zk is not None:
             handler = self._state.handlers.get(request_id)

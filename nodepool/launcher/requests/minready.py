@@ -44,9 +44,6 @@ class MinReady(threading.Thread):
         self.state = state
         self._event = threading.Event()
         self._stopping = False
-        #: Our own requests: id -> label.
-        self._requests: dict[str, str] = {}
-        self._adopt = False
         self._failed = KeyedBackoff(RETRY)
         #: Clouds are asked whether they can create a label on separate threads, one for each provider.
         self._lanes: dict[str, Executor] = {}
@@ -69,15 +66,10 @@ class MinReady(threading.Thread):
             question.cancel()
         wait(self._asked.values(), timeout)
 
-    def session_lost(self) -> None:
-        """Forget our requests, which were ephemeral.
-
-        The following synchronization wakes this thread.
-        """
-        self._requests.clear()
-
-    def owns(self, request_id: str) -> bool:
-        return request_id in self._requests
+    def owns(self, request: NodeRequest) -> bool:
+        """Return whether our session has created this request; the owner of one just written is not known yet."""
+        owner = request.stat.ephemeralOwner if request.stat is not None else None
+        return request.requestor == MIN_READY and owner in (0, self.state.zk.client.session_id)
 
     def run(self) -> None:
         while not self._stopping:
@@ -205,7 +197,6 @@ class MinReady(threading.Thread):
             if need <= 0:
                 return True
             txn = Txn(kazoo)
-            indexes = []
             for _ in range(need):
                 request = NodeRequest()
                 request.state = REQUESTED
@@ -213,24 +204,16 @@ class MinReady(threading.Thread):
                 request.node_types = [label.name]
                 request.reuse = False
                 request.event_id = uuid.uuid4().hex
-                indexes.append(
-                    txn.create(
-                        f"{paths.REQUESTS}/{PRIORITY}-",
-                        request.serialize(),
-                        ephemeral=True,
-                        sequence=True,
-                        tree=zk.request_tree,
-                        record=request,
-                    )
+                txn.create(
+                    f"{paths.REQUESTS}/{PRIORITY}-",
+                    request.serialize(),
+                    ephemeral=True,
+                    sequence=True,
+                    tree=zk.request_tree,
+                    record=request,
                 )
             txn.delete(mark.path)
-            try:
-                results = zk.writer.run(txn)
-            except (KazooException, TimeoutError):
-                self._adopt = True  # they may exist
-                raise
-            for index in indexes:
-                self._requests[str(results[index]).rsplit("/", 1)[1]] = label.name
+            zk.writer.run(txn)
             self.log.info("Creating %s min-ready requests for label %s", need, label.name)
             taken = False
             return True
@@ -241,37 +224,19 @@ class MinReady(threading.Thread):
     def _follow(self) -> None:
         """Process our requests: free nodes of fulfilled ones, retry failed ones later."""
         zk = self.state.zk
-        if self._adopt:
-            self._adopt_own()
-        for request_id, label in list(self._requests.items()):
-            request = zk.request_tree.get(request_id)
-            if request is None:
-                if zk.kazoo_client.exists(paths.request(request_id)) is None:
-                    self._requests.pop(request_id, None)
-                continue
+        with zk.request_tree.lock:
+            requests = [zk.request_tree.requests[i] for i in sorted(zk.request_tree.min_ready)]
+        for request in filter(self.owns, requests):
+            label = request.node_types[0] if request.node_types else ""
             if request.state == FULFILLED:
                 self._failed.succeeded(label)
                 self._finish(request)
             elif request.state == FAILED:
                 self._failed.failed(label)
                 self.log.info(
-                    "Min-ready request %s for %s failed; next attempt in %.0f s", request_id, label, self._failed.wait(label)
+                    "Min-ready request %s for %s failed; next attempt in %.0f s", request.id, label, self._failed.wait(label)
                 )
                 zk.deleteNodeRequest(request)
-                self._requests.pop(request_id, None)
-
-    def _adopt_own(self) -> None:
-        """Find the requests that our session has created, after the answer was lost."""
-        zk = self.state.zk
-        session = zk.client.session_id
-        found = [
-            r
-            for r in zk.nodeRequestIterator(cached=False)
-            if r.requestor == MIN_READY and r.stat is not None and r.stat.ephemeralOwner == session
-        ]
-        for request in found:
-            self._requests.setdefault(request.id or "", request.node_types[0])
-        self._adopt = False
 
     def _finish(self, request: NodeRequest) -> None:
         zk = self.state.zk
@@ -289,4 +254,3 @@ class MinReady(threading.Thread):
             zk.writer.run(txn)
         except TransactionFailed:
             zk.deleteNodeRequest(request)  # the node is freed when its request is deleted
-        self._requests.pop(request.id or "", None)

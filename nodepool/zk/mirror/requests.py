@@ -27,6 +27,8 @@ class RequestTree(Tree[NodeRequest]):
         self.requests: dict[str, NodeRequest] = {}
         self.listeners: list[RequestListener] = []
         self.pending: set[str] = set()
+        #: Those for min-ready, of any launcher.
+        self.min_ready: set[str] = set()
         #: label -> number of unfinished min-ready requests of any launcher.
         self.min_ready_open: Counter[str] = Counter()
         #: label -> number of fulfilled min-ready requests whose nodes are not free yet.
@@ -71,10 +73,14 @@ class RequestTree(Tree[NodeRequest]):
                 self._count(old, -1)
             if request is not None:
                 self._count(request, 1)
-            if request is not None and request._state == PENDING:
-                self.pending.add(request_id)
-            else:
-                self.pending.discard(request_id)
+            for ids, fits in (
+                (self.pending, request is not None and request._state == PENDING),
+                (self.min_ready, request is not None and request.requestor == MIN_READY),
+            ):
+                if fits:
+                    ids.add(request_id)
+                else:
+                    ids.discard(request_id)
         self.announce(self.listeners, request_id, old, request)
 
     def _count(self, request: NodeRequest, sign: int) -> None:

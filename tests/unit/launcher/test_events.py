@@ -46,7 +46,6 @@ class Parts:
             handlers=SimpleNamespace(get=lambda _id: self.handler), declines=part.declines,
         )  # fmt: skip
         part.worker.pool_name = "main"
-        part.min_ready.owns = lambda request_id: request_id == "100-own"
         LauncherEvents(
             state, part.assignment, part.nodes, part.min_ready, part.cleanup, part.statistics, part.feed
         ).attach(self.zk)  # fmt: skip
@@ -112,11 +111,7 @@ def test_mirror_of_which_one_tree_is_not_read_yet_wakes_nobody(parts: Parts) -> 
 
 
 def test_lost_session_is_told_to_all_that_hold_something(parts: Parts) -> None:
-    assert parts.state_changed(KazooState.LOST) == {
-        "worker.session_lost()",
-        "min_ready.session_lost()",
-        "statistics.session_lost()",
-    }
+    assert parts.state_changed(KazooState.LOST) == {"worker.session_lost()", "statistics.session_lost()"}
     assert parts.state_changed(KazooState.CONNECTED) == {"assignment.session_lost()", "cleanup.wake()"}
     assert parts.state_changed(KazooState.CONNECTED) == {"cleanup.wake()"}, "that session was not lost"
 
@@ -212,9 +207,10 @@ def test_request_that_is_gone_has_its_nodes_looked_at_and_its_handler_goes_on(pa
     assert any(call.startswith("worker.progress(") for call in woken) and len(woken) == 3
 
 
-@pytest.mark.parametrize("request_id, requestor", [("100-own", None), ("100-other", MIN_READY)])
-def test_min_ready_is_told_that_its_request_is_gone(parts: Parts, request_id: str, requestor: str | None) -> None:
-    assert "min_ready.wake()" in parts.request_changed(request_id, request(requestor=requestor), None)
+@pytest.mark.parametrize("gone", [True, False])
+def test_min_ready_is_told_of_changes_of_its_requests(parts: Parts, gone: bool) -> None:
+    made = request(requestor=MIN_READY)
+    assert "min_ready.wake()" in parts.request_changed("100-1", made, None if gone else made)
 
 
 def test_statistics_are_made_anew_after_each_change(parts: Parts) -> None:

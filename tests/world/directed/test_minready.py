@@ -28,7 +28,7 @@ def test_min_ready_nodes(bench: LauncherBench) -> None:
     request_id, _nodes = bench.fulfilled("fake-label")
     assert bench.zuul.request(request_id)["nodes"][0] in {n.id for n in nodes}
     bench.wait_nodes(2, state="ready", allocated_to=None)
-    wait_for(lambda: not pool.min_ready._requests)
+    wait_for(lambda: not pool.zk.request_tree.min_ready)
 
 
 @pytest.mark.spec("ZK-5: our own requests carry what Zuul indexes; LAU-14")
