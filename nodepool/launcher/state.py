@@ -10,7 +10,7 @@ from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.config.model import Config
-from nodepool.driver.request.base import Claims, RequestHandler, RequestHost
+from nodepool.driver.request.base import RequestHandler, RequestHost
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.declines import Declines
 from nodepool.metrics.launches import normalize_statsd_name
@@ -40,7 +40,7 @@ class LauncherState:
         #: Seconds.
         self.cleanup_interval: float = 60
         self.delete_interval: float = 5
-        self.claims = Claims()
+        self.claims: dict[str | None, object] = {}
         self.declines = Declines(lambda: self.zk, self.statsd)
         #: The configured pools by provider and pool.
         self.pool_threads: Mapping[tuple[str, str], Pool] = {}

@@ -76,10 +76,10 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_MIRRORED}test_record_that_vanished_during_a_lost_connection_is_forgotten",
     ),
     "claims-are-always-granted": Mutation(
-        "nodepool.driver.request.base",
-        "            if node_id in self._ids:\n                return False\n",
-        "",
-        "tests/unit/launcher/test_state.py::test_free_node_is_claimed_by_one_handler_at_a_time",
+        _WRITES,
+        "            if node_id in held or claims.setdefault(node_id, claim) is not claim:\n",
+        "            if node_id in held or (claims.setdefault(node_id, claim) is None):\n",
+        "tests/unit/driver/request/test_states.py::test_free_node_is_claimed_by_one_handler_at_a_time_and_for_one_label",
     ),
     "work-queue-forgets-keys-in-work": Mutation(
         "nodepool.base.workqueue",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import itertools
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -28,31 +27,12 @@ class NodeRequestHandlerNotifications:
         """Handle the assignment of the ready *node* to the request."""
 
 
-class Claims:
-    """Free nodes that a handler of this process is about to assign."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ids: set[str | None] = set()
-
-    def claim(self, node_id: str | None) -> bool:
-        """Claim a free node; return False if another handler of this process has chosen it."""
-        with self._lock:
-            if node_id in self._ids:
-                return False
-            self._ids.add(node_id)
-            return True
-
-    def release(self, node_id: str | None) -> None:
-        with self._lock:
-            self._ids.discard(node_id)
-
-
 class Launcher(Protocol):
     """The launcher of a pool."""
 
     clock: Clock
-    claims: Claims
+    #: Ids of free nodes that a handler is about to assign, with the claim on each; claim them with `setdefault`.
+    claims: dict[str | None, object]
 
     @property
     def statsd(self) -> StatsClient | None:

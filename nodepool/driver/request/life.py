@@ -5,7 +5,6 @@ It begins in :meth:`Life.serve`.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 from typing import Any
@@ -101,7 +100,7 @@ class Life(Engine):
                 self._wait_for_room(step.short)
             txn = step.accepting(self._known) if step.reused or step.created or not handler.accepted else None
         except FOREIGN:  # also of a record that JSON does not know: nothing was sent
-            self._forget(step)
+            step.forget()
             host.capacity.end_creation(handler)
             raise
         if txn is not None and not (yield from self._accept(step, txn)):
@@ -127,24 +126,20 @@ class Life(Engine):
         # It counts recorded nodes: the next one is checked when this one has been recorded, and in one request at a time.
         serial = handler.counts_records
         for label in self.labels.missing(handler.request.node_types):
-            node = self._find_reusable(label) if handler.request.reuse else None
-            if node is not None:
-                step.reused.append((label, node))
+            if handler.request.reuse and step.reuse(label, self._held):
                 continue
             if serial and step.created:
                 step.more = True
                 break
             if serial and not host.capacity.begin_creation(handler):
-                self._forget(step)
+                step.forget()
                 return False  # run() is called when it is our turn
             if serial and not handler.accepted and host.capacity.paused:
                 # Another handler of the pool has paused while this one waited for its turn.
                 raise End(Outcome(How.WITHDRAWN, checked=True))
-            node = self._new_node(label)
-            if node is None:
+            if not step.create(label):
                 step.short = label
                 break
-            step.created.append((label, node))
         if not step.created:
             host.capacity.end_creation(handler)
         return True
@@ -168,66 +163,13 @@ class Life(Engine):
             )
         self.pause(True)
 
-    def _find_reusable(self, label: str) -> zk.Node | None:
-        handler, host = self.handler, self.handler.pw
-        tree = handler.zk.node_tree
-        for node_id in tree.iter_free(handler.provider.name, handler.pool.name, label):
-            if node_id in self._held or not host.nodepool.claims.claim(node_id):
-                continue
-            taken = False
-            try:
-                candidate = tree.get(node_id)
-                if (
-                    candidate is not None
-                    and candidate.state == zk.READY
-                    and candidate.allocated_to is None
-                    and handler.checkReusableNode(candidate)
-                ):
-                    handler.noteReuse(candidate)
-                    taken = True
-                    return candidate.copy()
-            finally:
-                if not taken:
-                    host.nodepool.claims.release(node_id)
-        return None
-
-    def _new_node(self, label: str) -> zk.Node | None:
-        handler, manager = self.handler, self.handler.manager
-        with manager.quota_lock if isinstance(manager, QuotaSupport) else contextlib.nullcontext():
-            if not handler.hasRemainingQuota(label):
-                return None
-            node = zk.Node()
-            node.state = zk.INIT
-            node.created_time = node.state_time
-            node.type = [label]
-            node.provider = handler.provider.name
-            node.pool = handler.pool.name
-            node.launcher = handler.launcher_id
-            node.allocated_to = handler.request.id
-            node.tenant_name = handler.request.tenant_name
-            node.requestor = handler.request.requestor
-            node.attributes = handler.pool.node_attributes
-            handler.setNodeMetadata(node)
-            needs = node.resources
-            if not needs and isinstance(manager, QuotaSupport):
-                needs = manager.quotaNeededByLabel(label, handler.pool).get_resources()
-            handler.zk.reservations.reserve(id(node), node.provider, node.pool, None, needs or {"instances": 1})
-            return node
-
-    def _forget(self, step: Step) -> None:
-        """Release claims and quota of a step that was written, or will not be."""
-        for _label, node in step.reused:
-            self.handler.pw.nodepool.claims.release(node.id)
-        for _label, node in step.created:
-            self.handler.zk.reservations.release(id(node))
-
     # -- accept
 
     def _accept(self, step: Step, txn: Txn) -> Steps[bool]:
         """Accept the request with the nodes of the step; return False to choose again."""
         handler, host = self.handler, self.handler.pw
         results, error = yield from self.write(State.WRITING, txn)
-        self._forget(step)
+        step.forget()
         if results is None or not step.more:
             host.capacity.end_creation(handler)
         if results is None:

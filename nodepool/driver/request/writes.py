@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import NodeRequestHandlerNotifications, RequestHandler
 from nodepool.driver.request.state import LabelRecorder
 from nodepool.zk import paths
@@ -32,6 +34,63 @@ class Step:
     record: zk.NodeRequest | None = None
     #: Record, or ("lock", record) -> index of the result.
     indexes: dict[object, int] = field(default_factory=dict)
+
+    # -- choosing nodes
+
+    def reuse(self, label: str, held: Container[str | None]) -> bool:
+        """Choose a ready node for the label, and claim it; return False if there is none.
+
+        :param held: ids of nodes that are locked, although the mirror shows them as free.
+        """
+        handler = self.handler
+        tree, claims, claim = handler.zk.node_tree, handler.pw.nodepool.claims, object()
+        for node_id in tree.iter_free(handler.provider.name, handler.pool.name, label):
+            if node_id in held or claims.setdefault(node_id, claim) is not claim:
+                continue
+            with contextlib.ExitStack() as unless_chosen:
+                unless_chosen.callback(claims.pop, node_id, None)
+                node = tree.get(node_id)
+                if node is None or (node.state, node.allocated_to) != (zk.READY, None) or not handler.checkReusableNode(node):
+                    continue
+                handler.noteReuse(node)
+                unless_chosen.pop_all()
+            self.reused.append((label, node.copy()))
+            return True
+        return False
+
+    def create(self, label: str) -> bool:
+        """Plan a new node for the label, and promise its quota; return False if there is none."""
+        handler, manager = self.handler, self.handler.manager
+        with manager.quota_lock if isinstance(manager, QuotaSupport) else contextlib.nullcontext():
+            if not handler.hasRemainingQuota(label):
+                return False
+            node = zk.Node()
+            node.state = zk.INIT
+            node.created_time = node.state_time
+            node.type = [label]
+            node.provider = handler.provider.name
+            node.pool = handler.pool.name
+            node.launcher = handler.launcher_id
+            node.allocated_to = handler.request.id
+            node.tenant_name = handler.request.tenant_name
+            node.requestor = handler.request.requestor
+            node.attributes = handler.pool.node_attributes
+            handler.setNodeMetadata(node)
+            needs = node.resources
+            if not needs and isinstance(manager, QuotaSupport):
+                needs = manager.quotaNeededByLabel(label, handler.pool).get_resources()
+            handler.zk.reservations.reserve(id(node), node.provider, node.pool, None, needs or {"instances": 1})
+        self.created.append((label, node))
+        return True
+
+    def forget(self) -> None:
+        """Release claims and quota of nodes that were written, or will not be."""
+        for _label, node in self.reused:
+            self.handler.pw.nodepool.claims.pop(node.id, None)
+        for _label, node in self.created:
+            self.handler.zk.reservations.release(id(node))
+
+    # -- writing them
 
     def accepting(self, known: Mapping[str, bool]) -> Txn:
         """Return the transaction that accepts the request, with its nodes.

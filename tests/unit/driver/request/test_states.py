@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from nodepool.base.clock import SYSTEM
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
+from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
 
@@ -51,12 +51,11 @@ class Pool:
     def __init__(self, world: World) -> None:
         self.world = world
         self.tasks: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self.claims: Counter[str | None] = Counter()
+        self.claims: dict[str | None, object] = {}
         self.outcomes: list[Outcome] = []
         self.creators: set[int] = set()
         self.capacity = self
-        claims = SimpleNamespace(claim=self.claim, release=self.unclaim)
-        self.nodepool = SimpleNamespace(clock=SYSTEM, claims=claims, decline=lambda *_args: None)
+        self.nodepool = SimpleNamespace(clock=SYSTEM, claims=self.claims, decline=lambda *_args: None)
 
     def getZK(self) -> Any:
         return self.world.zk
@@ -72,13 +71,6 @@ class Pool:
 
     def post(self, _handler: Any, function: Callable[..., Any], *args: Any) -> None:
         self.tasks.append((function, args))
-
-    def claim(self, node_id: str | None) -> bool:
-        self.claims[node_id] += 1
-        return True
-
-    def unclaim(self, node_id: str | None) -> None:
-        self.claims[node_id] -= 1
 
     def begin_creation(self, handler: Any) -> bool:
         self.creators.add(id(handler))
@@ -273,7 +265,7 @@ def test_any_order_of_events(events: list[str], room: int, ready: int) -> None:
             happen(world, event)
     assert handler.done
     assert len(world.pool.outcomes) == 1
-    assert not +world.pool.claims
+    assert not world.pool.claims
     assert not world.promises
     assert not world.pool.creators
     assert not errors
@@ -289,6 +281,25 @@ def test_pool_gets_one_outcome_for_each_way_to_end(events: list[str], how: How) 
     for event in events:
         happen(world, event)
     assert [outcome.how for outcome in world.pool.outcomes] == [how]
+
+
+def test_free_node_is_claimed_by_one_handler_at_a_time_and_for_one_label() -> None:
+    world = World(9, 2)
+    world.pool.claims["r0"] = "another handler"
+    happen(world, "run")
+    written = [getattr(operation, "path", "") for operation in world.sent[0][0].operations]
+    assert paths.node("r1") in written and paths.node("r0") not in written
+    assert world.pool.claims.keys() == {"r0", "r1"}
+    happen(world, "ok")
+    assert world.pool.claims == {"r0": "another handler"}
+
+
+def test_node_that_the_driver_refuses_is_not_claimed_any_more() -> None:
+    world = World(0, 1)
+    handler: Any = world.handler
+    handler.checkReusableNode = lambda _node: False
+    happen(world, "run")
+    assert world.pool.claims == {}
 
 
 def test_decline_by_a_hook_of_the_driver_is_handled_after_its_step() -> None:
