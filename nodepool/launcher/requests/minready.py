@@ -67,7 +67,8 @@ class MinReady(threading.Thread):
         wait(self._asked.values(), timeout)
 
     def owns(self, request: NodeRequest) -> bool:
-        """Return whether our session has created this request; the owner of one just written is not known yet."""
+        """Return whether our session has created this request for min-ready."""
+        # The mirror does not know the owner of one that was just written by us.
         owner = request.stat.ephemeralOwner if request.stat is not None else None
         return request.requestor == MIN_READY and owner in (0, self.state.zk.client.session_id)
 
