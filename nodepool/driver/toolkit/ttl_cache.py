@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -23,66 +23,48 @@ class _CachedCall(Generic[T]):
         self._func = func
         # reentrant: the done-callback of a refresh that has ended already runs immediately, under the lock
         self._lock = threading.RLock()
-        self._have_value = False
-        self._value: Any = None
-        self._fetched = 0.0
+        #: The last value and the last error, if that is newer, with their times.
+        self._value: tuple[float, T] | None = None
+        self._failure: tuple[float, BaseException] | None = None
         self._refreshing = False
-        self._error: BaseException | None = None
-        self._retry_at = 0.0
 
     def __call__(self, *args: object, **kw: object) -> T:
         cache = self._cache
         with self._lock:
-            now = cache.clock()
-            age = now - self._fetched
-            error = self._error if age > cache.max_age else None
-            may_ask = not self._refreshing and now >= self._retry_at
-            if not self._have_value or (error is not None and may_ask):
-                # There is no usable answer, or the error is outdated, too: this call waits for an answer.
-                return self._fetch(args, kw)
-            if error is not None:
-                raise error
-            value: T = self._value
-            if age >= cache.ttl and may_ask:
-                self._start_refresh(args, kw)
+            now, failure = cache.clock(), self._failure
+            may_ask = not self._refreshing and (failure is None or now >= failure[0] + cache.ttl)
+            if self._value is None:
+                return self._ask(*args, **kw)
+            fetched, value = self._value
+            if failure is not None and now - fetched > cache.max_age:
+                if may_ask:  # the error is outdated, too: this call waits for an answer
+                    return self._ask(*args, **kw)
+                raise failure[1]
+            if now - fetched >= cache.ttl and may_ask:
+                self._refresh(*args, **kw)
             return value
 
-    def _fetch(self, args: tuple[Any, ...], kw: dict[str, Any]) -> T:
+    def _ask(self, *args: object, **kw: object) -> T:
         try:
             value = self._func(*args, **kw)
         except Exception as error:
-            self._failed(error)
+            self._failure = self._cache.clock(), error
             raise
-        self._store(value)
+        self._value, self._failure = (self._cache.clock(), value), None
         return value
 
-    def _failed(self, error: BaseException) -> None:
-        self._error = error
-        self._retry_at = self._cache.clock() + self._cache.ttl
-
-    def _store(self, value: T) -> None:
-        self._value, self._have_value = value, True
-        self._fetched = self._cache.clock()
-        self._error = None
-
-    def _start_refresh(self, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
+    def _refresh(self, *args: object, **kw: object) -> None:
         try:
-            future = self._cache.executor.submit(self._func, *args, **kw)
+            future = self._cache.executor.submit(self._ask, *args, **kw)
         except RuntimeError:
             return  # the provider is stopping: the last value has to do
         self._refreshing = True
-        future.add_done_callback(self._refreshed)
+        future.add_done_callback(functools.partial(self._refreshed, self._failure is None))
 
-    def _refreshed(self, future: Future[T]) -> None:
+    def _refreshed(self, first: bool, future: Future[T]) -> None:
         with self._lock:
             self._refreshing = False
-            if future.cancelled():
-                return
-            error, first = future.exception(), self._error is None
-            if error is None:
-                self._store(future.result())
-                return
-            self._failed(error)
+        if not future.cancelled() and (error := future.exception()) is not None:
             name = getattr(self._func, "__qualname__", repr(self._func))
             if first:
                 LOG.warning("Refreshing %s failed, keeping the last answer: %s", name, error, exc_info=error)
