@@ -324,19 +324,11 @@ class ComponentTree(Tree[Any]):
 
 
 class _ComponentRegistry:
-    """Process-wide name for test benches; each connection holds its own entries."""
-
-    log = logging.getLogger("nodepool.ComponentRegistry")
-
-    def __init__(self) -> None:
-        self.registry: object = None
-
-    def create(self, client: ZooKeeperClient) -> None:
-        self.registry = client
+    """Name for test benches; each connection holds its own entries."""
 
     def clearRegistry(self) -> None:
-        """Forget all components."""
-        self.registry = None
+        """Forget all components: none are kept here."""
+        return
 
 
 COMPONENT_REGISTRY = _ComponentRegistry()

@@ -221,11 +221,9 @@ class ImageMethods(FacadeBase):
         tree = self.image_tree
         if cached and state == READY and tree is not None and tree.synced.is_set():
             return tree.newest_ready(image, provider)
-        candidates: list[ImageUpload] = []
-        for build_id in self.getBuildIds(image):
-            candidates += self.getUploads(image, build_id, provider, [state])
-        newest = newest_first(candidates, 1)
-        return newest[0] if newest else None
+        wanted = (image, provider, state)
+        found = [u for u in self.readImages(cached=False).uploads if (u.image_name, u.provider_name, u.state) == wanted]
+        return max(found, key=lambda upload: upload.state_time or 0, default=None)
 
     def getProviderUploads(self, provider_name: str) -> dict[str, dict[str, list[ImageUpload]]]:
         """Return {image: {build: [upload]}} of one provider."""
