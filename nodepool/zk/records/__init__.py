@@ -190,6 +190,15 @@ _NODE_TEXTS = (
 )  # fmt: skip
 
 
+#: Fields with the types that users of a node can read, and what others are.
+_NODE_KINDS: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (_NODE_TEXTS, (str, NoneType), "not a string"),
+    (("resources", "attributes", "node_properties"), (dict, NoneType), "not an object"),
+    (("connection_port",), (int, dict), "neither a number nor an object"),
+    (("slot",), (int, NoneType), "not a number"),
+)
+
+
 class Node(BaseModel):
     """A node (ZK-7). ``lock_contenders`` is set by the mirror."""
 
@@ -333,21 +342,15 @@ class Node(BaseModel):
 
     def unfit(self) -> str | None:
         """Return why users of the node could not read this record, or None (ZK-7.2)."""
-        for name in _NODE_TEXTS:
-            if not isinstance(getattr(self, name), (str, NoneType)):
-                return f"{name} is not a string"
-        for name in ("resources", "attributes", "node_properties"):
-            if not isinstance(getattr(self, name), (dict, NoneType)):
-                return f"{name} is not an object"
+        for names, kinds, what in _NODE_KINDS:
+            for name in names:
+                if not isinstance(getattr(self, name), kinds):
+                    return f"{name} is {what}"
         for name, amount in (self.resources or {}).items():
             if not isinstance(amount, (int, float)) or not abs(amount) < LARGEST:  # NaN fails the comparison, too
                 return f"resources: {name} is not a finite number"
         if not isinstance((self.attributes or {}).get("executor-zone"), (str, NoneType)):
             return "attributes: executor-zone is not a string"
-        if not isinstance(self.connection_port, (int, dict)):
-            return "connection_port is neither a number nor an object"
-        if not isinstance(self.slot, (int, NoneType)):
-            return "slot is not a number"
         if not all(isinstance(key, str) for key in self.host_keys):
             return "host_keys is not a list of strings"
         return None
