@@ -339,12 +339,12 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     found.problems = _problems(zk, label=node.type) if node.state not in ("ready", "in-use", "hold") else []
     found.answer = {
         "init": "queued for launch",
-        "building": "its machine is being launched",
+        "building": "the machine is being launched",
         "ready": "given to a request" if node.allocated_to else "free",
         "in-use": "in use",
         "used": "used; it is deleted as soon as its lock is released",
-        "hold": "held; `nodepool delete` releases it",
-        "deleting": "its machine is being deleted; the deletion is retried until it succeeds",
+        "hold": f"held; `nodepool delete {node.id}` releases it",
+        "deleting": "the machine is being deleted; the deletion is retried until it succeeds",
         "failed": "its launch failed; it is being deleted",
         "aborted": "its launch was aborted because of a quota; it is being deleted",
     }.get(str(node.state), str(node.state))
@@ -443,16 +443,17 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
     if not (nodes or pools or having):
         return found
     found.facts.append(("nodes", _counts(nodes)))
-    running = False
+    running, refused = False, "no launcher runs it; its nodes remain unchanged"
     for report in having:
         host = f"launcher {report['name']}"
         why = report["not_running"].get(name)
         if why is not None:
             found.candidates.append(Candidate(host, f"does not run it: {why}"))
+            refused = f"does not run: {why}"
             continue
         running = True
         entry = report["providers"][name]
-        found.facts.append((host, f"driver {entry.get('driver')}, {entry.get('launching', 0)} launches under way"))
+        found.facts.append((host, f"driver {entry.get('driver')}, launching {known.count_of(entry.get('launching', 0), 'node')}"))
         calls = cluster.calls_of(entry)
         if calls["pace"]:
             found.facts.append(("pace of calls", calls["pace"]))
@@ -461,12 +462,15 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
             found.facts.append(("last failed call", f"{age} ago, {calls['error']}"))
         limits, used = entry.get("limits") or {}, entry.get("used") or {}
         for resource, limit in sorted(limits.items()):
-            found.facts.append((f"limit of {resource}", f"{use_text(resource, used.get(resource, 0), limit)} used by our nodes"))
+            if limit or used.get(resource):
+                found.facts.append(
+                    (f"limit of {resource}", f"{use_text(resource, used.get(resource, 0), limit)} used by our nodes")
+                )
     for pool in sorted(pools, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"takes requests, priority {pool.priority:g}"
         found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
     found.problems = _problems(zk, provider=[name])
-    found.answer = "runs" if running or pools else "no launcher runs it; its nodes remain unchanged"
+    found.answer = "runs" if running or pools else refused
     _set(found, causes.of_provider(zk, name, clock), found.answer)
     return found
 

@@ -42,14 +42,14 @@ type Trends = {
 type Series = { name: string; values: Values; color: string; dash?: number[] };
 type Chart = { title: string; stacked?: boolean; bars?: boolean; format: (value: number | null | undefined) => string; nothing: string; series: Series[] };
 /** What the pages use of uPlot. */
-type Plot = { destroy(): void };
+type Plot = { destroy(): void; setLegend(shown: { idx: number }): void };
 type Axis = { stroke: string; grid: object; ticks: object; size?: number; incrs?: number[]; values: (plot: Plot, ticks: number[]) => string[] };
 type PlotSeries = {
   label: string; stroke?: string; width?: number; dash?: number[]; fill?: string; paths?: unknown; points?: object;
   value: (plot: Plot, value: number | null, series: number, index: number | null) => string;
 };
 type PlotOptions = {
-  width: number; height: number; cursor: object; legend: object; axes: Axis[];
+  width: number; height: number; cursor: object; legend: object; hooks: { ready: ((plot: Plot) => void)[] }; axes: Axis[];
   scales: { x: object; y: { range: (plot: Plot, low: number | null, high: number) => [number, number] } };
   series: PlotSeries[];
 };

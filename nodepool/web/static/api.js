@@ -17,7 +17,7 @@ export async function call(method, path, body, token = sessionStorage.getItem(TO
   /** @type {{ detail?: string, code?: string }} */
   let problem = {};
   try { problem = JSON.parse(text); } catch { /* of a proxy */ }
-  throw Object.assign(new Error(problem.detail || `${answer.status}: ${text.slice(0, 300)}`), { code: problem.code, status: answer.status });
+  throw Object.assign(new Error(problem.detail || text.slice(0, 300) || `The answer has the status ${answer.status}`), { code: problem.code, status: answer.status });
 }
 
 /** @template T @param {string} path @returns {Promise<T>} */

@@ -45,7 +45,7 @@ function problems(row) {
 function slots(row, hasLimits) {
   const nodes = Object.values(row.states).reduce((sum, each) => sum + each, 0);
   const parts = [];
-  if (!hasLimits) parts.push(plural(nodes, row.driver === "static" || row.driver === "metastatic" ? "slot" : "node"));
+  if (!hasLimits && nodes) parts.push(plural(nodes, row.driver === "static" || row.driver === "metastatic" ? "slot" : "node"));
   if (row.hosts) parts.push(`${row.hosts - row.hosts_down} of ${plural(row.hosts, "host")} usable`);
   else if (row.hosts_down) parts.push(`${plural(row.hosts_down, "host")} down`);
   if (!parts.length) return null;
@@ -71,8 +71,9 @@ export function merged(rows) {
 /** @param {MergedProvider} row */
 export function providerCard(row) {
   const limits = scarcest(row.used, row.limit);
-  return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider)),
-    el("p", { class: "dim" }, `${row.driver || "unknown driver"}, ${row.launchers.length ? `launcher ${row.launchers.join(", ")}` : "no launcher"}; nodes: ${row.nodes}`),
+  const runs = !row.driver?.startsWith("not running");
+  return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider)), runs ? null : el("p", { class: "bad" }, row.driver),
+    el("p", { class: "dim" }, runs ? `${row.driver || "unknown driver"}, ` : "", row.launchers.length ? `launcher ${row.launchers.join(", ")}` : "no launcher", `; nodes: ${row.nodes}`),
     slots(row, limits.length > 0), limits.map(meter), problems(row));
 }
 

@@ -80,6 +80,8 @@ function draw(uPlot, place, kind, times, from, to) {
     width: Math.max(200, place.clientWidth), height: HEIGHT,
     cursor: { sync: { key: "overview" }, drag: { x: false, y: false } },
     legend: { live: true },
+    // The latest values, until somebody points at others.
+    hooks: { ready: [(plot) => plot.setLegend({ idx: times.length - 1 })] },
     scales: { x: { time: true, range: () => [from, to] }, y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.05 : 1] } },
     axes: [
       { ...axis, values: (_plot, ticks) => ticks.map(clock) },
@@ -87,7 +89,7 @@ function draw(uPlot, place, kind, times, from, to) {
         { ...axis, size: 60, incrs: STEPS, values: (_plot, ticks) => ticks.map(tickOf) },
     ],
     series: [
-      { label: "Time", value: (_plot, value) => (value === null ? "--" : moment(value)) },
+      { label: "Time", value: (_plot, value) => (value === null ? "--" : clock(value)) },
       ...order.map(/** @returns {PlotSeries} */ (number) => ({
         label: series[number].name, stroke: color(series[number].color), width: kind.stacked ? 1 : 2, dash: series[number].dash,
         fill: kind.stacked ? color(series[number].color) : undefined,

@@ -47,15 +47,18 @@ export function until(seconds) {
   return el("time", { datetime: new Date(seconds * 1000).toISOString(), title: moment(seconds) }, left > 0 ? `in ${age(left)}` : "due");
 }
 
+// Ids, and names that are not much longer, stay in one line.
+/** @param {string} name */
+export const shortClass = (name) => (String(name).length <= 24 ? "id" : null);
+
 /** @param {string} kind @param {string} name */
 export function link(kind, name) {
-  const id = kind === "node" || kind === "request";
-  return el("a", { href: `/ui/${kind}/${encodeURIComponent(name)}`, class: id ? "id" : null }, String(name));
+  return el("a", { href: `/ui/${kind}/${encodeURIComponent(name)}`, class: shortClass(name) }, String(name));
 }
 
 /** @param {string} text */
 export function state(text) {
-  return el("span", { class: `state ${/^[a-z-]+$/.test(text) ? text : ""}` }, String(text));
+  return el("span", { class: `state ${/^[a-z -]+$/.test(text) ? text.replaceAll(" ", "-") : ""}` }, String(text));
 }
 
 /** @param {Child[]} parts @returns {Child[]} */

@@ -2,7 +2,7 @@
 
 import { PURPOSE, TIME, buttons, isMine, may, question, tell } from "./actions.js";
 import { call } from "./api.js";
-import { command, el, fill, link, links, rich, since } from "./dom.js";
+import { command, el, fill, link, links, rich, since, state } from "./dom.js";
 import { nothing } from "./empty.js";
 import { age } from "./format.js";
 
@@ -27,8 +27,8 @@ function row(lease, load) {
   const why = lease.why ? [lease.why.queue_position ? `position ${lease.why.queue_position} in the queue, ` : "", rich(lease.why.text)] : "";
   const tools = mine ? [buttons("lease", lease.id, load), lease.state === "held" ? el("button", { type: "button", onclick: () => connect(lease) }, "Connect") : null] : [];
   return el("tr", {}, [
-    lease.id, lease.state, lease.owner, links("label", lease.labels),
-    lease.nodes.flatMap((node, index) => [index ? ", " : "", link("node", node.id)]), since(Date.parse(lease.created) / 1000), left, lease.purpose,
+    el("span", { class: "id" }, lease.id), state(lease.state), lease.owner, links("label", lease.labels),
+    lease.nodes.flatMap((node, index) => [index ? ", " : "", link("node", node.id)]), since(Date.parse(lease.created) / 1000), el("span", { class: "id" }, left), lease.purpose,
     [why, el("span", { class: "tools" }, tools)],
   ].map((value) => el("td", {}, value)));
 }

@@ -4,15 +4,14 @@ import { ask } from "./api.js";
 import { merged, poolCard, providerCard } from "./cards.js";
 import { chartsOf } from "./charts.js";
 import { counts, el, fill, link } from "./dom.js";
+import { nothing } from "./empty.js";
 import { number } from "./format.js";
 import { healthLine, waiting } from "./health.js";
 import { part } from "./refresh.js";
 import { smallTable } from "./tables.js";
 
-/** @param {string} text @param {string} command @param {string} rest */
-function empty(text, command, rest) {
-  return el("p", { class: "dim" }, text, el("code", {}, command), rest);
-}
+/** @param {string} table */
+const empty = (table) => el("p", { class: "dim" }, nothing(table, false, null));
 
 /** @param {string} title @param {number | string} value @param {string} detail @param {string} [href] */
 function figure(title, value, detail, href) {
@@ -37,10 +36,10 @@ function labelRow(row, longest) {
 
 /** @param {Label[]} rows */
 function labelBars(rows) {
-  if (!rows.length) return empty("No label. Labels appear here when a pool of a running launcher offers them; see ", "nodepool label-list", ".");
+  if (!rows.length) return empty("labels");
   const longest = Math.max(1, ...rows.map((row) => Object.values(row.states).reduce((sum, each) => sum + each, 0)));
   return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Labels" }, el("table", { class: "bars" },
-    el("thead", {}, el("tr", {}, ["Label", "Nodes", "", "Waiting"].map((text) => (text ? el("th", { scope: "col" }, text) : el("td", {}))))),
+    el("thead", {}, el("tr", {}, ["Label", "Nodes", "", "Waiting"].map((text) => (text ? el("th", { scope: "col", class: text === "Waiting" ? "number" : null }, text) : el("td", {}))))),
     el("tbody", {}, rows.map((row) => labelRow(row, longest)))));
 }
 
@@ -56,20 +55,20 @@ function figures({ nodes, requests, launches: { ready, failed } }) {
   return [
     figure("Nodes", total(nodes), counts(nodes), "/ui/nodes"),
     figure("Requests waiting", (requests.requested || 0) + (requests.pending || 0), counts(requests), "/ui/requests?state=requested,pending"),
-    figure("Launch success rate", ready + failed ? `${Math.round(100 * ready / (ready + failed))} %` : "-", `${ready} of ${ready + failed} in the last hour`),
+    figure("Launch success rate", ready + failed ? `${Math.round(100 * ready / (ready + failed))} %` : "--", ready + failed ? `${ready} of ${ready + failed} in the last hour` : "no launch ended in the last hour"),
   ];
 }
 
 /** @param {Provider[]} rows */
 function providers(rows) {
   return rows.length ? el("div", { class: "cards many" }, merged(rows).map(providerCard)) :
-    empty("No provider. Providers appear here when a launcher with a section providers in its configuration runs; see ", "nodepool config-validate", ".");
+    empty("providers");
 }
 
 /** @param {Pool[]} rows */
 function pools(rows) {
   return rows.length ? el("div", { class: "cards many" }, rows.map(poolCard)) :
-    empty("No pool. Pools appear here when a launcher has registered them; ", "/ready", " of the launcher says what it waits for.");
+    empty("pools");
 }
 
 /** @param {View} view */

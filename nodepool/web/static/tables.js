@@ -52,7 +52,7 @@ export function smallTable(title, columns, rows, table, load = null) {
     el("table", {}, el("thead", {}, el("tr", {}, columns.map((column) => el("th", { scope: "col" }, column.title)), load ? el("td", {}) : null)),
       el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((column) => el("td", { class: shape(column, row[column.key]) }, cell(table, column, row[column.key]))),
         load ? el("td", {}, actionsOf(table, row, load)) : null))))) :
-    el("p", { class: "dim" }, "none"));
+    el("p", { class: "dim" }, nothing(table, false, null)));
 }
 
 // A button for each filter of the address that has no box: it takes it away.
@@ -177,13 +177,16 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     given.delete("offset");
     changed();
   }
-  function header() {
+  /** @param {Row[]} rows */
+  function header(rows) {
     const sort = given.get("sort") || order;
-    head.replaceChildren(...columns.map(({ key, title: text, type }) => {
+    head.replaceChildren(...columns.map((column) => {
+      const { key, title: text, type } = column;
+      const value = rows.find((row) => typeof row[key] === "number")?.[key] ?? null;
       const sorted = sort === key || sort === `-${key}`;
       // Times are shown as ages: the latest is the lowest.
       const up = (sort === key) !== (type === "time");
-      return el("th", { scope: "col", "aria-sort": sorted ? (up ? "ascending" : "descending") : null },
+      return el("th", { scope: "col", class: shape(column, value), "aria-sort": sorted ? (up ? "ascending" : "descending") : null },
         el("button", { type: "button", onclick: () => choose("sort", sort === key ? `-${key}` : key) }, text, sorted ? (up ? " \u25b2" : " \u25bc") : ""));
     }));
   }
@@ -251,13 +254,13 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     choices(found, all);
     chosenOnes.draw(all, columns.map(({ key }) => key), standard);
     const focused = /** @type {HTMLTableCellElement | null} */ (document.activeElement?.closest("thead th"))?.cellIndex;
-    header();
+    header(found.rows);
     if (focused !== undefined) head.cells[focused]?.querySelector("button")?.focus();
     if (actions()) head.append(el("td", {}));
     fill(body, found.rows.length ? rowsOf(found, load) : el("tr", {}, el("td", { colspan: columns.length }, nothing(name, hides(), clear))));
     groupLinks(found);
     const offset = Number(given.get("offset") || 0);
-    caption.textContent = found.total > LINES ? `${number(offset + 1)} to ${number(offset + found.rows.length)} of ${number(found.total)}` : number(found.total);
+    caption.textContent = found.total > LINES ? `${number(offset + 1)} to ${number(offset + found.rows.length)} of ${number(found.total)}` : `${number(found.total)} ${found.total === 1 ? "row" : "rows"}`;
     before.disabled = offset === 0;
     after.disabled = offset + found.rows.length >= found.total;
     before.hidden = after.hidden = before.disabled && after.disabled;

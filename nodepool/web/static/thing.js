@@ -32,7 +32,7 @@ function fact(title, value) {
   if (COMMANDS.has(title)) return command(value);
   const kind = FACTS[title];
   // "3 ready" is a number of nodes.
-  if (!kind || (kind === "node" && !/^\d{10}(, \d{10})*$/.test(value))) return rich(value);
+  if (!kind || value.startsWith("none") || (kind === "node" && !/^\d{10}(, \d{10})*$/.test(value))) return rich(value);
   return links(kind, value.split(", "));
 }
 
@@ -46,10 +46,10 @@ function timeline(steps) {
     OPEN.has(last.step) ? el("li", { class: "now" }, el("strong", {}, "now"), " after ", since(last.time)) : null)];
 }
 
-/** @param {Explanation} found */
-function candidates(found) {
+/** @param {string} kind @param {Explanation} found */
+function candidates(kind, found) {
   if (!found.candidates.length) return null;
-  return [el("h2", {}, "Candidate pools"), el("ul", {}, found.candidates.map((each) => el("li", {}, el("strong", {}, each.name), ": ", rich(each.verdict),
+  return [el("h2", {}, kind === "provider" ? "Pools" : "Candidate pools"), el("ul", {}, found.candidates.map((each) => el("li", {}, el("strong", {}, each.name), ": ", rich(each.verdict),
     each.age === null ? null : ` (for ${age(each.age)})`, each.help ? el("div", { class: "dim" }, "Suggestion: ", rich(each.help)) : null)))];
 }
 
@@ -79,7 +79,7 @@ export async function thingPage({ main }, kind, name) {
       found.problems.length ? el("ul", {}, found.problems.map((each) => el("li", { class: "bad" }, rich(each)))) : null,
       el("dl", {}, Object.entries(found.facts).map(([title, value]) => [el("dt", {}, title), el("dd", {}, fact(title, value))])),
       timeline(found.timeline),
-      candidates(found),
+      candidates(kind, found),
       Object.entries(found.logs).map(([title, text]) => el("details", { open: true }, el("summary", {}, title), el("pre", { tabindex: "0" }, text))),
       tables.map(({ columns, rows }, index) => {
         const [title, table, keys] = OF_IMAGE[index];

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
+from nodepool import metrics
+from nodepool.config.access import AccessConfig
+from nodepool.web.actions.actions import Actions
 from nodepool.web.server import WebApp
+from tests.conftest import wait_for
+from tests.support import fixed_cluster
 from tests.support.launcher import LauncherBench, config, provider
 
 HOSTILE = "<img src=x onerror=alert(1)>/%41"
@@ -33,3 +38,21 @@ def site(bench: LauncherBench) -> Iterator[Site]:
         yield Site(bench, pool, app)
     finally:
         app.stop()
+
+
+@pytest.fixture
+def fixed_address(zk: Any, zk_chroot: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The pages over a cluster that never changes."""
+    fixed_cluster.stop_clocks(monkeypatch)
+    fixed_cluster.write(zk_chroot.connect().client)
+    expected = (len(fixed_cluster.nodes()), len(fixed_cluster.requests()))
+    wait_for(
+        lambda: (len(zk.readNodes(with_contenders=False)), len(zk.readRequests())) == expected and zk.readReports(),
+        what="the mirror",
+    )
+    launcher: Any = fixed_cluster.Launcher(zk)
+    actions = Actions(lambda: zk, lambda: None, None, AccessConfig, "loopback")
+    app = WebApp(launcher, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics(), actions=actions)
+    app.start()
+    yield f"http://127.0.0.1:{app.server.socket.getsockname()[1]}"
+    app.stop()

@@ -97,6 +97,8 @@ def test_cards_show_the_scarcest_limit_first_in_real_units(site: Site) -> None:
             limit={"cores": 100, "ram": 163840, "volumes": 0, "instances": 2000},
         )  # fmt: skip
         assert text.endswith("RAM 160 of 160 GiB, fullcores 19 of 100, 19 %instances 0 of 2,000, 0 %")
+        refused = card(seen, driver="not running: no aws", states={}, nodes="none")
+        assert refused == "eastnot running: no awslauncher nl01; nodes: none"
         assert "5 slots, 1 host down" in card(seen, hosts_down=1)
         assert "5 nodes, 2 of 3 hosts usable" in card(seen, driver="nodemanager", hosts=3, hosts_down=1)
         assert card(seen, problems=1).endswith("1 problem") and card(seen, problems=2).endswith("2 problems")
@@ -133,6 +135,8 @@ def test_charts_show_values_on_hover_and_as_a_table(site: Site, monkeypatch: pyt
         seen.page.locator(".uplot canvas").nth(3).wait_for()
         seen.page.get_by_role("button", name="1 h").click()
         seen.page.locator("button[aria-pressed=true]").get_by_text("1 h").wait_for()
+        legend = chart(seen, "Nodes by state").locator(".u-legend")
+        wait_for(lambda: "1,300" in legend.inner_text(), what="the latest values, without pointing")
         # The cursors of all charts move together.
         over = chart(seen, "Nodes by state").locator(".u-over")
         over.scroll_into_view_if_needed()

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import datetime
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from nodepool import metrics
-from nodepool.config.access import AccessConfig
-from nodepool.web.actions.actions import Actions
-from nodepool.web.server import WebApp
 from tests import REPOSITORY
-from tests.conftest import wait_for
 from tests.support import fixed_cluster, pictures
 from tests.support.browser import Browser, browser
 from tests.support.fixed_cluster import IMAGE, IN_USE_NODE, NOW, WAITING_REQUEST
@@ -40,23 +34,6 @@ PAGES = {
     "events": "events", "config": "config", "leases": "leases",
 }  # fmt: skip
 NARROW = ("overview", "request", "nodes")
-
-
-@pytest.fixture
-def address(zk: Any, zk_chroot: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The pages over the fixed cluster."""
-    fixed_cluster.stop_clocks(monkeypatch)
-    fixed_cluster.write(zk_chroot.connect().client)
-    wait_for(
-        lambda: (len(zk.readNodes(with_contenders=False)), len(zk.readRequests())) == (8, 9) and zk.readReports(),
-        what="the mirror",
-    )
-    launcher: Any = fixed_cluster.Launcher(zk)
-    actions = Actions(lambda: zk, lambda: None, None, AccessConfig, "loopback")
-    app = WebApp(launcher, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics(), actions=actions)
-    app.start()
-    yield f"http://127.0.0.1:{app.server.socket.getsockname()[1]}"
-    app.stop()
 
 
 def prepare(seen: Browser) -> None:
@@ -95,14 +72,16 @@ def taken(seen: Browser, path: str) -> bytes:
 
 @pytest.mark.spec("issue: compared screenshots, 390 and 1280 px, light and dark")
 @pytest.mark.parametrize("scheme, width, names", [("light", 1280, tuple(PAGES)), ("dark", 390, NARROW)])
-def test_pages_look_as_before(address: str, tmp_path: pathlib.Path, scheme: str, width: int, names: tuple[str, ...]) -> None:
+def test_pages_look_as_before(
+    fixed_address: str, tmp_path: pathlib.Path, scheme: str, width: int, names: tuple[str, ...]
+) -> None:
     options = {
         "color_scheme": scheme,
         "viewport": {"width": width, "height": 800},
         "reduced_motion": "reduce",
         "bypass_csp": True,
     }
-    with browser(address, ARGUMENTS, timezone_id="UTC", locale="en-US", **options) as seen:
+    with browser(fixed_address, ARGUMENTS, timezone_id="UTC", locale="en-US", **options) as seen:
         pictures.require_version(seen.page.context.browser.version)
         prepare(seen)
         found = [pictures.compare(taken(seen, PAGES[name]), f"{name}-{width}-{scheme}", tmp_path) for name in names]
