@@ -77,7 +77,8 @@ export async function thingPage({ main }, kind, name) {
       found.answer === "gone" ? null : el("div", { class: "tools" }, buttons(kind, name, load)),
       found.problems.length ? el("h2", {}, "Problems") : null,
       found.problems.length ? el("ul", {}, found.problems.map((each) => el("li", { class: "bad" }, rich(each)))) : null,
-      el("dl", {}, Object.entries(found.facts).map(([title, value]) => [el("dt", {}, title), el("dd", {}, fact(title, value))])),
+      // The builds of an image are in a table.
+      el("dl", {}, Object.entries(found.facts).filter(([title]) => kind !== "image" || !title.startsWith("build ")).map(([title, value]) => [el("dt", {}, title), el("dd", {}, fact(title, value))])),
       timeline(found.timeline),
       candidates(kind, found),
       Object.entries(found.logs).map(([title, text]) => el("details", { open: true }, el("summary", {}, title), el("pre", { tabindex: "0" }, text))),
