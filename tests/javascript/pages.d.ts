@@ -74,4 +74,4 @@ type Lease = {
   why: { text: string; queue_position: number | null } | null;
 };
 type Field = { key: string; title: string; type: string; read: (text: string) => unknown; [attribute: string]: string | number | boolean | ((text: string) => unknown) };
-type Action = { title: string; role: string; call: (name: string) => [string, string]; command: (name: string) => string; fields?: Field[]; force?: boolean };
+type Action = { title: string; role: string; call: (name: string) => [string, string]; command: (...names: string[]) => string; fields?: Field[]; force?: boolean };

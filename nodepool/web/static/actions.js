@@ -2,6 +2,7 @@
 
 import { TOKEN, call } from "./api.js";
 import { byId, command, el, fill } from "./dom.js";
+import { shellQuoted } from "./format.js";
 
 const ROLES = ["read", "borrow", "operate", "admin"];
 
@@ -25,11 +26,11 @@ const ACTIONS = {
   ],
   build: [{
     title: "Delete", role: "operate", call: (name) => ["DELETE", `images/${name}`],
-    command: (name) => { const [image, , build] = name.split("/").map(decodeURIComponent); return `nodepool dib-image-delete ${image}-${build}`; },
+    command: (image, build) => `nodepool dib-image-delete ${image}-${build}`,
   }],
   upload: [{
     title: "Delete", role: "operate", call: (name) => ["DELETE", `images/${name}`],
-    command: (name) => { const [image, , build, , provider, , upload] = name.split("/").map(decodeURIComponent); return `nodepool image-delete --image ${image} --build-id ${build} --provider ${provider} --upload-id ${upload}`; },
+    command: (image, build, provider, upload) => `nodepool image-delete --image ${image} --build-id ${build} --provider ${provider} --upload-id ${upload}`,
   }],
   lease: [
     { title: "Renew", role: "borrow", call: (name) => ["POST", `leases/${name}/renew`], fields: [{ ...TIME, value: 4 }], command: (name) => `nodepool lease renew ${name} --for 4h` },
@@ -97,9 +98,10 @@ export function tell(text) {
 export function buttons(kind, name, done) {
   const isPath = kind === "upload" || kind === "build";
   const path = isPath ? name : encodeURIComponent(name);
-  const shown = isPath ? name.split("/").filter((_part, index) => index % 2 === 0).map(decodeURIComponent).join(" ") : name;
+  const parts = isPath ? name.split("/").filter((_part, index) => index % 2 === 0).map(decodeURIComponent) : [name];
+  const shown = parts.join(" ");
   return (ACTIONS[kind] || []).map((action) => {
-    if (!may(action.role)) return command(action.command(name), `${action.title}: sign in, or use this command`);
+    if (!may(action.role)) return command(action.command(...parts.map(shellQuoted)), `${action.title}: sign in, or use this command`);
     return el("button", { type: "button", onclick: () => question(`${action.title} ${kind} ${shown}?`, action.fields || [], action.title, async (values, force) => {
       const [method, address] = action.call(path);
       await call(method, force ? `${address}?force=true` : address, method === "POST" ? values : undefined);

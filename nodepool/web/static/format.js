@@ -71,6 +71,10 @@ export function uses(text) {
   return (shown.length ? shown : parts).map(([, resource, used, limit]) => use(resource, Number(used), Number(limit))).join(", ");
 }
 
+// A name in a command: a shell must not read anything else in it.
+/** @param {string} text */
+export const shellQuoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
 /** @param {number} seconds of UNIX time */
 export function moment(seconds) {
   if (!isMoment(seconds)) return String(seconds);

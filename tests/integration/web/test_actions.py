@@ -136,7 +136,7 @@ def test_operator_builds_and_pauses_an_image_and_deletes_a_build_and_an_upload(s
     with browser(site.address) as seen:
         seen.open("/ui/image/noble")
         seen.sees("nodepool dib-image-delete noble-0000000001")
-        seen.sees("nodepool image-delete --image noble --build-id 0000000001 --provider cloud 1 --upload-id 0000000001")
+        seen.sees("nodepool image-delete --image noble --build-id 0000000001 --provider 'cloud 1' --upload-id 0000000001")
         assert seen.accessible() == []
         sign_in(seen, site, Role.OPERATE)
         for action, asked in (("Build", zk.hasBuildRequest), ("Pause", zk.getImagePaused)):

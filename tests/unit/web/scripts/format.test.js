@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { age, bytes, duration, moment, number, precisely, use, uses } from "../format.js";
+import { age, bytes, duration, moment, number, precisely, shellQuoted, use, uses } from "../format.js";
 
 /** @param {string} name @param {(value: any) => string} format @param {[any, string][]} rows */
 function table(name, format, rows) {
@@ -13,6 +13,9 @@ function table(name, format, rows) {
 table("a duration has its two largest units", duration, [
   [0, "0 s"], [-5, "0 s"], [0.121, "0.12 s"], [3.44, "3.4 s"], [7, "7 s"], [9.97, "10 s"], [59.4, "59 s"], [60, "1 min"], [187, "3 min 7 s"],
   [658.7, "10 min 59 s"], [3599.6, "1 h"], [3600, "1 h"], [3605, "1 h"], [7260, "2 h 1 min"], [90000, "1 d 1 h"], [1e9, "11,574 d 1 h"],
+]);
+table("a name in a command is one word for a shell", shellQuoted, [
+  ["noble-4f1c", "noble-4f1c"], ["rack/1:a@b", "rack/1:a@b"], ["cloud 1", "'cloud 1'"], ["x;reboot", "'x;reboot'"], ["$(id)", "'$(id)'"], ["it's", "'it'\\''s'"], ["", "''"],
 ]);
 table("an age has no fraction", age, [[-3, "0 s"], [0.9, "0 s"], [3.9, "3 s"], [59.99, "59 s"], [119, "1 min 59 s"]]);
 table("a size has a unit of 1024", bytes, [
