@@ -130,7 +130,7 @@ class Api:
 
         def make() -> bytes:
             began = self._monotonic()
-            made.append(_compressed(self._api(request), 1) if compress else self._api(request))
+            made.append(compressed(self._api(request), 1) if compress else self._api(request))
             self._spent += self._monotonic() - began
             return made[0].body
 
@@ -289,7 +289,8 @@ def _launcher(content: Mapping[str, Any]) -> tuple[str, str]:
     return str(content["hostname"]), str(content.get("pid"))
 
 
-def _compressed(response: Response, level: int) -> Response:
+def compressed(response: Response, level: int) -> Response:
+    """Return the answer, compressed if it is large."""
     if len(response.body) <= LEAST_COMPRESSED:
         return response
     # Without a time, equal answers have equal tags.
@@ -299,7 +300,7 @@ def _compressed(response: Response, level: int) -> Response:
 @functools.cache
 def _file(name: str, content_type: str, compress: bool = False) -> Response:
     body = importlib.resources.files("nodepool.web").joinpath("static", name).read_bytes()
-    return _compressed(Response(body, content_type), 9) if compress else Response(body, content_type)
+    return compressed(Response(body, content_type), 9) if compress else Response(body, content_type)
 
 
 @functools.cache
@@ -309,7 +310,7 @@ def _page(compress: bool) -> Response:
     modules = [name for name in sorted(FILES) if name.endswith(".js") and name not in SCRIPTS]
     links = "\n".join(f'<link rel="modulepreload" href="{STATIC}{name}">' for name in modules)
     page = dataclasses.replace(page, body=page.body.replace(b"<!-- modules -->", links.encode()))
-    return _compressed(page, 9) if compress else page
+    return compressed(page, 9) if compress else page
 
 
 def _json(content: object) -> Response:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+import time
 from typing import Any
 
 import pytest
 
+from nodepool.web import v1
 from nodepool.web.http import Request, Response
 from nodepool.web.v1 import FILES, Api
 from nodepool.web.v1 import STATIC as STATIC_PATH
@@ -65,3 +67,11 @@ def test_clients_that_do_not_accept_it_get_nothing_compressed(accepted: str) -> 
 
 def test_all_scripts_and_styles_are_at_most_150_kb() -> None:
     assert sum(len(answer(f"{STATIC_PATH}{name}", "gzip").body) for name in FILES) <= 150_000
+
+
+def test_equal_answers_have_equal_tags_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for now in (1e9, 2e9):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        found.append(v1.compressed(Response(b"x" * 2000), 1))
+    assert found[0] == found[1]
