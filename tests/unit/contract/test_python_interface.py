@@ -109,8 +109,9 @@ def test_iterate_timeout_counts_and_raises_as_in_the_contract() -> None:
     from nodepool.nodeutils import ITERATE_INTERVAL, iterate_timeout
 
     assert ITERATE_INTERVAL == 2
-    counts = iterate_timeout(0.05, ServerDeleteTimeoutException, "the server to go", interval=0.01)
+    counts = iterate_timeout(60, ServerDeleteTimeoutException, "the server to go", interval=0.01)
     assert [next(counts), next(counts)] == [1, 2]
+    counts = iterate_timeout(0.05, ServerDeleteTimeoutException, "the server to go", interval=0.01)
     with pytest.raises(ServerDeleteTimeoutException, match=r"^Timeout waiting for the server to go$"):
         list(counts)
 
