@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from nodepool.launcher.requests.assignment import Assignment
+from nodepool.reasons import render
 from tests.conftest import Chroot, wait_for
 
 CLOUDS = {
@@ -328,6 +330,11 @@ class LauncherBench:
     def close(self) -> None:
         for pool in self.pools:
             pool.stop()
+
+
+def reason_for(assignment: Assignment, request_id: str) -> str:
+    """Return why a request waits; empty if it does not wait there."""
+    return next((render(reasons) for name, _labels, reasons in assignment.explain() if name == request_id), "")
 
 
 def expire_session(pool: Any) -> None:

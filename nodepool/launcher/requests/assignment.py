@@ -191,12 +191,6 @@ class Assignment(threading.Thread):
             self._stopping = True
             self._condition.notify()
 
-    def reason_for(self, request_id: str) -> str | None:
-        """Return why an open request waits; None if it is not waiting here."""
-        with self._condition:
-            entry = self._where.get(request_id)
-            return render(entry[0].reasons) or None if entry is not None else None
-
     def explain(self) -> list[tuple[str, tuple[str, ...], tuple[Reason, ...]]]:
         """Return (request, labels, reasons) of all requests waiting here, in serving order."""
         with self._condition:

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import wait_for
 from tests.support.fault_proxy import Forward, Reply, html, reply
 from tests.support.fault_proxy import Request as ProxiedRequest
-from tests.support.launcher import LauncherBench, StatsdReceiver
+from tests.support.launcher import LauncherBench, StatsdReceiver, reason_for
 from tests.support.openstack.cloud import OpenStackCloud
 from tests.support.openstack.scene import cleanup, failed, is_call, label, manager, one, provider, start, use_up
 
@@ -100,7 +100,7 @@ def test_tenant_limits_defer_only_that_tenant(
     )
 
     def waits(request_id: str) -> None:
-        wait_for(lambda: "tenant" in (pool.assignment.reason_for(request_id) or ""), 60, "waiting for the tenant")
+        wait_for(lambda: "tenant" in reason_for(pool.assignment, request_id), 60, "waiting for the tenant")
         record = bench.zuul.request(request_id)
         assert (record["state"], record.get("declined_by") or []) == ("requested", [])
 

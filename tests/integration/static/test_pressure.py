@@ -16,6 +16,7 @@ from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.zookeeper import FULFILLED, REQUESTED
 from tests.conftest import Chroot, wait_for
 from tests.support.driver_scene import DriverBench
+from tests.support.launcher import reason_for
 
 SLOTS, WAITING = 30, 300
 
@@ -104,11 +105,11 @@ def test_who_finds_a_dead_node_makes_way_for_the_next(
     second = bench.submit("a", tenant_name="two")
     taking = "static-main: all free nodes are being assigned to earlier requests: a"
     for request in (like_first, second):
-        wait_for(lambda request=request: pool.assignment.reason_for(request.id) == taking)  # type: ignore[misc]
+        wait_for(lambda request=request: reason_for(pool.assignment, request.id) == taking)  # type: ignore[misc]
     go_on.set()
     for request in (first, like_first, second):
         wait_for(
-            lambda request=request: pool.assignment.reason_for(request.id) == "static-main: nothing free",  # type: ignore[misc]
+            lambda request=request: reason_for(pool.assignment, request.id) == "static-main: nothing free",  # type: ignore[misc]
             what=f"an answer to {request.id}",
         )
     assert offered[:2] == [first.id, second.id]

@@ -21,6 +21,7 @@ from nodepool.reasons import Code, Reason, because, render
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import PENDING, REQUESTED, NodeRequest
 from tests.support.clock import HandClock
+from tests.support.launcher import reason_for
 
 
 @dataclass
@@ -375,7 +376,7 @@ def test_only_heads_are_looked_at() -> None:
     assignment.rebuild()
     assignment._pass()
     assert assignment.decisions == 2
-    assert assignment.reason_for("200-0000002999") == "worker: scheduler busy"
+    assert reason_for(assignment, "200-0000002999") == "worker: scheduler busy"
     worker.room = 1
     assignment.wake()
     assignment._pass()
@@ -404,9 +405,9 @@ def test_a_change_while_it_was_handed_out_is_not_lost() -> None:
     worker.room = 1
     assignment.release(name, wait_for=tenant_limit("t"))
     assignment._pass()
-    assert worker.log == [name, name] and assignment.reason_for(name) == str(tenant_limit("t"))
+    assert worker.log == [name, name] and reason_for(assignment, name) == str(tenant_limit("t"))
     assignment.recheck(Code.TENANT_LIMIT, tenant="u")
-    assert assignment.reason_for(name) == str(tenant_limit("t"))
+    assert reason_for(assignment, name) == str(tenant_limit("t"))
     assignment.recheck(Code.TENANT_LIMIT, tenant="t")
     assignment._pass()
     assert len(worker.log) == 3
@@ -577,7 +578,7 @@ def test_the_net_finds_nothing() -> None:
     for _ in range(3):
         assignment._pass()
         hand(assignment).now += 31
-    assert assignment.reason_for(name) == "worker: scheduler busy" and found(assignment) == 0
+    assert reason_for(assignment, name) == "worker: scheduler busy" and found(assignment) == 0
     worker.why = because(Code.ERROR, error="induced")  # of which nobody tells the end
     hand(assignment).now += 31
     assignment._pass()
@@ -623,7 +624,7 @@ def test_a_recheck_after_a_refusal() -> None:
     assignment._pass()
     assignment.release(name, wait_for=tenant_limit("t"), refused_by="one")
     assignment._pass()
-    assert worker.log == [name] and assignment.reason_for(name) == "worker: tenant t is limited to 3 cores, 3 in use, 1 needed"
+    assert worker.log == [name] and reason_for(assignment, name) == "worker: tenant t is limited to 3 cores, 3 in use, 1 needed"
     worker.room = 2
     assignment.recheck(Code.TENANT_LIMIT, tenant="u")
     assignment._pass()
@@ -649,7 +650,7 @@ def test_a_timer_leaves_claims_alone() -> None:
     tree.requests[name] = request(name)
     assignment.rebuild()
     assignment._pass()
-    assert "session was lost" in str(assignment.reason_for(name))
+    assert "session was lost" in reason_for(assignment, name)
     launcher.zk.pools = [pool("one", "a b c")]
     assignment.wake(recheck=True)
     assignment._pass()
@@ -717,7 +718,7 @@ def test_a_class_that_raises(caplog: pytest.LogCaptureFixture) -> None:
         assignment.rebuild()
         assignment._pass()
     assert log == ["200-0000000002"]
-    assert assignment.reason_for("100-0000000001") == "error: TypeError('induced')"
+    assert reason_for(assignment, "100-0000000001") == "error: TypeError('induced')"
     assert sum("Cannot assign request 100-0000000001 (b)" in r.message for r in caplog.records) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from nodepool.base.backoff import Backoff
 from nodepool.launcher.requests import moves
 from tests.conftest import wait_for
-from tests.support.launcher import LauncherBench, config, provider
+from tests.support.launcher import LauncherBench, config, provider, reason_for
 
 # The fake cloud makes SDK exceptions in a way that SDK 5 will not know any more.
 pytestmark = pytest.mark.filterwarnings("ignore:The 'http_status' parameter")
@@ -227,7 +227,7 @@ def test_a_promise_to_a_lost_request(bench: LauncherBench, monkeypatch: pytest.M
     lost = bench.submit("fake-label")
     wait_for(lambda: held)
     second = bench.submit("fake-label")
-    wait_for(lambda: "another launcher can serve it" in (pool.assignment.reason_for(second) or ""))
+    wait_for(lambda: "another launcher can serve it" in reason_for(pool.assignment, second))
     bench.zuul.cancel(lost)
     submit(*held[0])
     bench.wait_request(second, "fulfilled")
@@ -244,7 +244,7 @@ def test_another_launcher_that_does_not_take_it(bench: LauncherBench, monkeypatc
     wait_for(lambda: bench.node(idle.id).allocated_to is None)
     # It is kept at last, and room is made for it.
     waiting = bench.submit("fake-label")
-    wait_for(lambda: "another launcher can serve it" in (pool.assignment.reason_for(waiting) or ""))
+    wait_for(lambda: "another launcher can serve it" in reason_for(pool.assignment, waiting))
     assert served_by(bench, waiting) == ["fake-one"]
     assert idle.id not in bench.zk.getNodes()
     theirs.unregister()

@@ -17,7 +17,7 @@ from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.reasons import render
 from tests.conftest import wait_for
 from tests.support.interference import NODES, sets
-from tests.support.launcher import LauncherBench, config, provider
+from tests.support.launcher import LauncherBench, config, provider, reason_for
 
 # The fake cloud makes SDK exceptions in a way that SDK 5 will not know any more.
 pytestmark = pytest.mark.filterwarnings("ignore:The 'http_status' parameter")
@@ -449,7 +449,7 @@ def test_old_limits_hold_nobody_up(bench: LauncherBench, monkeypatch: pytest.Mon
     bench.fulfilled("other-label")
     assert limits.asked == 1
     too_big = bench.submit(*["fake-label"] * 200)
-    wait_for(lambda: "reading the limits" in (pool.assignment.reason_for(too_big) or ""), what="a request that waits")
+    wait_for(lambda: "reading the limits" in reason_for(pool.assignment, too_big), what="a request that waits")
     bench.fulfilled("fake-label")
     bench.quota(instances=5)
     limits.open.set()

@@ -10,7 +10,7 @@ from nodepool.launcher.requests.tenants import tenant_shortage
 from nodepool.reasons import Code
 from nodepool.zk.zookeeper import NodeRequest
 from tests.conftest import wait_for
-from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
+from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider, reason_for
 
 VOLUME = {"boot-from-volume": True, "volume-size": 40}
 SPEC = "LAU-21: "
@@ -18,7 +18,7 @@ SPEC = "LAU-21: "
 
 def waits(bench: LauncherBench, pool: Any, request_id: str) -> None:
     """The request has been looked at and is waiting for its tenant."""
-    wait_for(lambda: "tenant" in (pool.assignment.reason_for(request_id) or ""), what="waiting for the tenant")
+    wait_for(lambda: "tenant" in reason_for(pool.assignment, request_id), what="waiting for the tenant")
     record = bench.zuul.request(request_id)
     assert record is not None and record["state"] == "requested" and not record.get("declined_by")
 
@@ -160,7 +160,7 @@ def test_static_nodes_count_for_launchers_without_their_provider(bench: Launcher
     bench.fulfilled("fake-label", tenant_name="t")
     last = bench.submit("fake-label", tenant_name="t")
     expected = "tenant t is limited to 3 instances, 3 in use"
-    wait_for(lambda: expected in (cloud.assignment.reason_for(last) or ""), what="the reason")
+    wait_for(lambda: expected in reason_for(cloud.assignment, last), what="the reason")
     for pool in bench.pools:
         shown = pool.reporter.compose()["tenants"]["t"]
         assert (shown["limits"], shown["used"]["instances"]) == ({"instances": 3}, 3), "what the page of tenants shows"

@@ -9,7 +9,7 @@ import pytest
 
 from nodepool.zk.components import PoolComponent
 from tests.conftest import wait_for
-from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
+from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider, reason_for
 
 
 class Slow:
@@ -38,7 +38,7 @@ def test_one_of_several_launches_ends(bench: LauncherBench) -> None:
     first = bench.submit("fake-label", "fake-label")
     slow.started(2)
     second = bench.submit("fake-label")
-    wait_for(lambda: "max-concurrency reached: 2 launches" in (pool.assignment.reason_for(second) or ""))
+    wait_for(lambda: "max-concurrency reached: 2 launches" in reason_for(pool.assignment, second))
     slow.finish(0)
     wait_for(lambda: second in pool.state.handlers, 10, "taken when one launch has ended")
     assert bench.zuul.request(first)["state"] == "pending"
@@ -80,7 +80,7 @@ def test_a_promise_that_comes_back(bench: LauncherBench, monkeypatch: pytest.Mon
     first = bench.submit("one", tenant_name="t", priority="100")
     assert looking.wait(10)
     second = bench.submit("two", tenant_name="t")
-    wait_for(lambda: "tenant t is limited" in (pool.assignment.reason_for(second) or ""))
+    wait_for(lambda: "tenant t is limited" in reason_for(pool.assignment, second))
     go_on.set()
     bench.wait_request(second, "fulfilled", timeout=10)
     assert woken and bench.zuul.request(first)["state"] == "requested"
@@ -104,7 +104,7 @@ def test_a_lost_wake_up_is_told(
     first = bench.submit("fake-label")
     slow.started(1)
     second = bench.submit("fake-label")
-    wait_for(lambda: "max-concurrency reached: 1 launches" in (pool.assignment.reason_for(second) or ""))
+    wait_for(lambda: "max-concurrency reached: 1 launches" in reason_for(pool.assignment, second))
     for event in ("wake", "recheck"):
         monkeypatch.setattr(pool.assignment, event, lambda *_args, **_options: None)
     slow.stop()
@@ -127,7 +127,7 @@ def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest
     slow.started(1)
     assert held, "a record is in the mirror, and its promise still counts"
     second = bench.submit("fake-label", tenant_name="t")
-    wait_for(lambda: "tenant t is limited" in (pool.assignment.reason_for(second) or ""))
+    wait_for(lambda: "tenant t is limited" in reason_for(pool.assignment, second))
     worker._tasks.put((recorded, held[0]))
     wait_for(lambda: second in pool.state.handlers, 10, "taken although the first launch goes on")
     slow.stop()

@@ -20,7 +20,7 @@ from nodepool.zk import paths
 from nodepool.zk.writer import TransactionFailed
 from tests.conftest import wait_for
 from tests.support.calls import count_calls
-from tests.support.launcher import LauncherBench, config, expire_session, provider
+from tests.support.launcher import LauncherBench, config, expire_session, provider, reason_for
 
 ONE = {"max-servers": 1}
 
@@ -179,7 +179,7 @@ def test_a_static_provider_becomes_a_cloud(bench: LauncherBench) -> None:
     bench.wait_nodes(1, state="ready")
     bench.fulfilled("fake-label")
     waiting = bench.submit("fake-label")
-    wait_for(lambda: "no free node" in (pool.assignment.reason_for(waiting) or ""))
+    wait_for(lambda: "no free node" in reason_for(pool.assignment, waiting))
     cloud = {**provider("p"), "driver": "fake"}
     bench.config({"labels": labels, "providers": [cloud]})
     bench.wait_request(waiting, "fulfilled")
