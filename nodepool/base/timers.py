@@ -33,9 +33,10 @@ class Timers:
     Created by :meth:`nodepool.base.threads.Threads.timers`.
     """
 
-    def __init__(self, name: str, thread: TimerThread, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, thread: TimerThread, clock: Callable[[], float] | None = None) -> None:
         self.name = name
-        self.clock = clock
+        # Not as a default: the simulation, which replaces the clock, has imported this module by then.
+        self.clock = clock or time.monotonic
         self.stopped = False
         self._thread = thread
 
