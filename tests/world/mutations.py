@@ -26,7 +26,7 @@ _LIFE, _WRITES, _ENGINE = (f"nodepool.driver.request.{name}" for name in ("life"
 _CLEANUP, _RECONCILER = "nodepool.launcher.cleanup", "nodepool.launcher.nodes.reconciler"
 _EVENTS, _ASSIGNMENT = "nodepool.launcher.events", "nodepool.launcher.requests.assignment"
 _MIN_READY, _WORKER = "nodepool.launcher.requests.minready", "nodepool.launcher.pools.worker"
-_DECLINING = "nodepool.launcher.requests.declining"
+_FACADE = "nodepool.zk.facade.base"
 _BACKING = "nodepool.driver.backing.transactions"
 _HOUSEKEEPING = "nodepool.driver.backing.housekeeping"
 _LEAKS = "nodepool.driver.statemachine.leaks"
@@ -201,15 +201,15 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_GUARDS}test_locks_that_a_handler_obtains_after_its_end_are_given_back",
     ),
     "declines-ignore-locks": Mutation(
-        _DECLINING,
-        "    add_unlocked_check(txn, directory, lock_directory_exists)\n",
+        _FACADE,
+        "        locks.add_unlocked_check(txn, directory, known if exists is None else exists)\n",
         "",
         f"{_CAS}test_locked_request_is_not_declined[by nobody's label]",
     ),
     "declines-ignore-version": Mutation(
-        _DECLINING,
-        "request.serialize(), request.version, tree",
-        "request.serialize(), -1, tree",
+        _FACADE,
+        "changed.serialize(), seen.version, tree",
+        "changed.serialize(), -1, tree",
         f"{_CAS}test_decline_keeps_what_another_client_wrote[by nobody's label]",
     ),
     "machines-are-recorded-without-the-lock": Mutation(
@@ -287,14 +287,14 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_GUARDS}test_nothing_is_written_for_a_node_that_is_known_to_be_locked[used]",
     ),
     "node-change-ignores-version": Mutation(
-        _NODES,
+        _FACADE,
         "changed.serialize(), seen.version, tree",
         "changed.serialize(), -1, tree",
         f"{_CAS}test_node_is_not_unallocated_if_it_changed",
     ),
     "node-change-ignores-lock": Mutation(
-        _NODES,
-        "        locks.add_unlocked_check(txn, directory, node_id in self.node_tree.lock_dirs if exists is None else exists)\n",
+        _FACADE,
+        "        locks.add_unlocked_check(txn, directory, known if exists is None else exists)\n",
         "",
         f"{_CAS}test_node_is_not_unallocated_while_it_is_locked",
     ),
@@ -323,14 +323,14 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_CAS}test_min_ready_node_is_not_freed_if_it_changed",
     ),
     "making-room-ignores-version": Mutation(
-        _NODES,
+        _FACADE,
         "changed.serialize(), seen.version, tree",
         "changed.serialize(), -1, tree",
         f"{_ZK}test_idle_node_is_not_deleted_if_it_changed",
     ),
     "making-room-ignores-lock": Mutation(
-        _NODES,
-        "        locks.add_unlocked_check(txn, directory, node_id in self.node_tree.lock_dirs if exists is None else exists)\n",
+        _FACADE,
+        "        locks.add_unlocked_check(txn, directory, known if exists is None else exists)\n",
         "",
         f"{_ZK}test_idle_node_is_not_deleted_while_it_is_locked",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Protocol
 
 from kazoo.exceptions import KazooException
 
@@ -11,10 +11,8 @@ from nodepool.base.offered_labels import joined, why_not_offered
 from nodepool.base.problems import one_line, printable
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Declined, because
-from nodepool.zk import paths
-from nodepool.zk.locks import add_unlocked_check
-from nodepool.zk.records import FAILED, REQUESTED, NodeRequest
-from nodepool.zk.writer import TransactionFailed, Txn
+from nodepool.zk.records import FAILED, REQUESTED
+from nodepool.zk.writer import TransactionFailed
 
 log = logging.getLogger("nodepool.Assignment")
 
@@ -43,29 +41,17 @@ def decline_for_all(state: LauncherState, request_id: str, launcher_ids: tuple[s
                 missing = because(Declined.NOT_OFFERED, labels=joined(set(request.node_types) - pool.labels))
                 state.declines.note(request, launcher_id, worker.label, [missing])
     request.state = FAILED if registered.keys() | workers.keys() <= set(request.declined_by) else REQUESTED
-    _write(state, request, False, release)
 
-
-def _write(state: LauncherState, request: NodeRequest, lock_directory_exists: bool, release: Release) -> None:
-    zk = state.zk
-    request_id = request.id or ""
-    directory = paths.request_lock(request_id)
-    txn = Txn(zk.kazoo_client)
-    add_unlocked_check(txn, directory, lock_directory_exists)
-    txn.set(paths.request(request_id), request.serialize(), request.version, tree=zk.request_tree, record=request.copy())
-
-    def written(_results: list[Any] | None, error: BaseException | None) -> None:
-        if error is None:
-            if request.state == FAILED:
-                reason = why_not_offered(request.node_types, zk.getRegisteredPools()) or state.declines.known(request)
-                # Labels are chosen by clients.
-                log.info("Failed request %s: %s", request_id, printable(one_line(reason)))
-            release(request_id)
-        elif isinstance(error, TransactionFailed) and error.path == directory and error.index == 0 and not lock_directory_exists:
-            _write(state, request, True, release)
-        else:
+    def written(error: BaseException | None) -> None:
+        if error is not None:
             if not isinstance(error, (TransactionFailed, KazooException)):
                 log.warning("Cannot decline %s: %r", request_id, error)
             release(request_id, retry_after=0.1)
+            return
+        if request.state == FAILED:
+            reason = why_not_offered(request.node_types, zk.getRegisteredPools()) or state.declines.known(request)
+            # Labels are chosen by clients.
+            log.info("Failed request %s: %s", request_id, printable(one_line(reason)))
+        release(request_id)
 
-    zk.writer.submit(txn, written)
+    zk.change_unlocked(seen, request, written)

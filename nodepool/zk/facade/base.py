@@ -8,17 +8,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kazoo.exceptions import ConnectionLoss, NoNodeError, OperationTimeoutError
+from kazoo.exceptions import ConnectionLoss, NodeExistsError, NoNodeError, NotEmptyError, OperationTimeoutError
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKLockException
-from nodepool.zk import locks
+from nodepool.zk import locks, paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.connection.protocol import Client
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.reading import TIMEOUT, answers
 from nodepool.zk.records import BaseModel, Node, NodeRequest, parse_object
-from nodepool.zk.writer import Writer
+from nodepool.zk.writer import TransactionFailed, Txn, Writer
 
 if TYPE_CHECKING:
     from nodepool.zk.components import ComponentTree
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=BaseModel)
 T = TypeVar("T", bound=Tree[Any])
+C = TypeVar("C", Node, NodeRequest)
 
 
 class FacadeBase:
@@ -164,6 +165,32 @@ class FacadeBase:
             raise NoNodeError(path)
         record.updateFromDict(values)
         record.stat = stat
+
+    def change_unlocked(
+        self, seen: C, changed: C, written: Callable[[BaseException | None], object], exists: bool | None = None
+    ) -> None:
+        """Write a record, unless it is locked or has changed since it was read; do not wait.
+
+        :param written: called with None, or why it was not written, here or on the thread of the connection.
+        :param exists: whether its lock has a directory; None: as the mirror shows, for requests none.
+        """
+        txn, record_id = Txn(self.kazoo_client), seen.id or ""
+        tree: Tree[Any] = self.node_tree if isinstance(seen, Node) else self.request_tree
+        if isinstance(seen, Node):
+            path, directory, known = paths.node(record_id), paths.node_lock(record_id), record_id in self.node_tree.lock_dirs
+        else:
+            path, directory, known = paths.request(record_id), paths.request_lock(record_id), False
+        locks.add_unlocked_check(txn, directory, known if exists is None else exists)
+        txn.set(path, changed.serialize(), seen.version, tree=tree, record=changed.copy())
+
+        def done(_results: list[Any] | None, error: BaseException | None) -> None:
+            refused = error.cause if isinstance(error, TransactionFailed) and error.path == directory else None
+            if refused is None or exists is not None or isinstance(refused, NotEmptyError):
+                written(error)
+            else:  # our mirror did not show the directory yet
+                self.change_unlocked(seen, changed, written, isinstance(refused, NodeExistsError))
+
+        self.writer.submit(txn, done)
 
     # -- locks of records
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
@@ -237,28 +237,6 @@ class NodeMethods(FacadeBase):
         node = oldest.copy()
         node.state = DELETING
         self.change_unlocked(oldest, node, written)
-
-    def change_unlocked(
-        self, seen: Node, changed: Node, written: Callable[[BaseException | None], object], exists: bool | None = None
-    ) -> None:
-        """Write a node, unless it is locked or has changed since it was read, without waiting.
-
-        :param written: called with None, or why it was not written, here or on the thread of the connection.
-        :param exists: whether its lock has a directory; None: as the mirror shows.
-        """
-        txn, node_id = Txn(self.kazoo_client), seen.id or ""
-        directory = paths.node_lock(node_id)
-        locks.add_unlocked_check(txn, directory, node_id in self.node_tree.lock_dirs if exists is None else exists)
-        txn.set(paths.node(node_id), changed.serialize(), seen.version, tree=self.node_tree, record=changed.copy())
-
-        def done(_results: list[Any] | None, error: BaseException | None) -> None:
-            refused = error.cause if isinstance(error, TransactionFailed) and error.path == directory else None
-            if refused is None or exists is not None or isinstance(refused, NotEmptyError):
-                written(error)
-            else:  # our mirror did not show the directory yet
-                self.change_unlocked(seen, changed, written, isinstance(refused, NodeExistsError))
-
-        self.writer.submit(txn, done)
 
     # -- locks
 
