@@ -49,13 +49,13 @@ class Component:
             "model_api": MODEL_API,
         }
         self._lock = threading.Lock()
-        self._registered = False
         self._unwritten = False
         self._session: int | None = None
         #: The last entry whose deletion was reported, ours or not.
         self._gone: str | None = None
         #: Set while we are not to be registered.
         self._unregistered = threading.Event()
+        self._unregistered.set()
 
     def __getattr__(self, name: str) -> Any:
         content = self.__dict__.get("content")
@@ -102,7 +102,6 @@ class Component:
         self.client.unsure_components.discard(key)
         self._unwritten = False
         self._session = session
-        self._registered = True
         self.log.info("Registered component %s", self.path)
         if self.path == self._gone:
             self._start_registration(self.path)
@@ -128,7 +127,6 @@ class Component:
             self.client.component_listeners.remove(self._vanished)
         self._unregistered.set()
         with self._lock:
-            self._registered = False
             path, self.path = self.path, None
             kazoo = self.client.client
             if path is None or kazoo is None:
@@ -145,16 +143,14 @@ class Component:
                 kazoo.abandoned.add(path)
 
     def _state_changed(self, state: str) -> None:
-        if state != KazooState.CONNECTED or not self._registered:
-            return
-        if self._session is not None and self._session == self.client.session_id and not self._unwritten:
-            return
-        self._start_registration()
+        is_current = self._session == self.client.session_id and not self._unwritten
+        if state == KazooState.CONNECTED and not self._unregistered.is_set() and not is_current:
+            self._start_registration()
 
     def _vanished(self, path: str) -> None:
         """Register again if the deleted entry was ours."""
         self._gone = path  # first: the acknowledgment of its creation may still be on its way
-        if path == self.path and self._registered:
+        if path == self.path and not self._unregistered.is_set():
             self._start_registration(path)
 
     def _start_registration(self, gone: str | None = None) -> None:
@@ -167,7 +163,7 @@ class Component:
         """
         while not self._unregistered.is_set() and self.client.connected:
             with self._lock:
-                if not self._registered:
+                if self._unregistered.is_set():
                     return
                 try:
                     if self._session != self.client.session_id or self.path in (None, gone):

@@ -64,8 +64,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "components-do-not-register-again": Mutation(
         _COMPONENTS,
-        "        if state != KazooState.CONNECTED or not self._registered:\n",
-        "        if True:\n",
+        "        if state == KazooState.CONNECTED and not self._unregistered.is_set() and not is_current:\n",
+        "        if False:\n",
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
     "abandoned-locks-are-forgotten": Mutation(_ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 5),
@@ -545,7 +545,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "removed-components-stay-away": Mutation(
         _COMPONENTS,
-        "        if path == self.path and self._registered:\n",
+        "        if path == self.path and not self._unregistered.is_set():\n",
         "        if False:\n",
         f"{_FAULTS}test_removed_component_registers_again[noticed by the mirror]",
     ),
