@@ -68,9 +68,8 @@ class MinReady(threading.Thread):
 
     def owns(self, request: NodeRequest) -> bool:
         """Return whether our session has created this request for min-ready."""
-        # The mirror does not know the owner of one that was just written by us.
         owner = request.stat.ephemeralOwner if request.stat is not None else None
-        return request.requestor == MIN_READY and owner in (0, self.state.zk.client.session_id)
+        return request.requestor == MIN_READY and owner == self.state.zk.client.session_id
 
     def run(self) -> None:
         while not self._stopping:

@@ -49,8 +49,9 @@ class RequestTree(Tree[NodeRequest]):
         self._replace(parts[0], request)
 
     def store_own(self, parts: list[str], path: str, record: NodeRequest, stat: ZnodeStat) -> None:
-        if record.id is None:
+        if record.id is None:  # just created, and like all requests of ours it ends with the session
             record.id = parts[0]
+            stat = stat._replace(ephemeralOwner=self.client.session_id)
         record.stat = stat
         self._replace(parts[0], record)
 
