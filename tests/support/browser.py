@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import shutil
 import urllib.parse
 from collections.abc import Collection, Iterator, Sequence
@@ -73,10 +71,3 @@ def browser(address: str, arguments: Sequence[str] = (), **options: Any) -> Iter
             assert found.errors == [] and found.foreign == []
         finally:
             chromium.close()
-
-
-def shoot(seen: Browser, name: str) -> None:
-    """For the manual, when NODEPOOL_SCREENSHOTS names the folder (doc/images)."""
-    folder = os.environ.get("NODEPOOL_SCREENSHOTS")
-    if folder:
-        seen.page.screenshot(path=str(pathlib.Path(folder, f"{name}.png")))

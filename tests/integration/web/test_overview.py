@@ -13,7 +13,7 @@ from nodepool.launcher.trends import BUCKET, BUCKETS
 from nodepool.zk import reports
 from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
-from tests.support.browser import Browser, browser, shoot
+from tests.support.browser import Browser, browser
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,6 @@ def test_worst_problems_lead_to_the_pages_that_explain_them(site: Site) -> None:
         health(seen).get_by_text("Failing").wait_for()
         lines = [line for line in health(seen).get_by_role("listitem").all_inner_texts() if "nl02" in line]
         assert ["launcher nl02" in line for line in lines] == [True, True] and "not ready" in lines[0] and HOSTILE in lines[1]
-        shoot(seen, "overview-problems")
         assert seen.accessible() == []
         health(seen).get_by_role("link", name="launcher nl02 uses an older configuration").click()
         seen.page.get_by_role("heading", name="Configuration").wait_for()
@@ -160,7 +159,6 @@ def test_charts_show_values_on_hover_and_as_a_table(site: Site, monkeypatch: pyt
             )
             assert table.locator("tbody tr").count() == 6
         assert seen.accessible() == []
-        shoot(seen, f"charts-{scheme}")
 
 
 def test_charts_without_data_say_what_is_missing(site: Site) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
-from tests.support.browser import browser, shoot
+from tests.support.browser import browser
 
 PATHS = (
     "", "nodes", "requests", "labels", "images", "builds", "uploads", "providers", "pools", "hosts", "tenants", "daemons",
@@ -32,13 +32,11 @@ def test_pages_show_reasons_and_run_no_foreign_script(site: Site) -> None:
         assert seen.page.url.endswith("/ui/")
         seen.sees("Requests waiting")
         seen.sees("Quota of fake-provider: 2 of 2 instances in use")
-        shoot(seen, "overview")
         seen.page.get_by_role("link", name="Requests", exact=True).click()
         seen.page.get_by_role("link", name=waiting).click()
         seen.sees("queue position")
         assert seen.page.url.endswith(f"/ui/request/{waiting}")
         seen.sees("fake-provider-main")
-        shoot(seen, "request")
         seen.open(f"/ui/request/{served}")
         seen.sees("fulfilled (was pending)")
         seen.open("/ui/nodes?state=ready")
@@ -196,7 +194,6 @@ def test_choose_bars_and_configuration(site: Site) -> None:
         assert seen.accessible() == []
         part.locator("summary").click()
         assert not part.locator("pre").is_visible()
-        shoot(seen, "config")
 
 
 @pytest.mark.spec("issue: requests with the reason each one waits, live")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
-from tests.support.browser import Browser, browser, shoot
+from tests.support.browser import Browser, browser
 
 
 def titles(seen: Browser) -> list[str]:
@@ -23,7 +23,6 @@ def test_nodes_are_grouped_by_label_with_counts(site: Site) -> None:
         groups = seen.page.locator("tr.group")
         wait_for(lambda: sorted(groups.all_text_contents()) == sorted([f"{HOSTILE} (1)", "fake-label (1)"]), what="two groups")
         assert "group=labels" in seen.page.url and seen.accessible() == []
-        shoot(seen, "groups")
         seen.page.locator(".groups").get_by_role("link", name="fake-label: 1").click()
         wait_for(lambda: seen.page.locator("tbody tr").count() == 1, what="the rows of one group")
         assert seen.page.url.endswith("/ui/nodes?labels=fake-label")
@@ -57,7 +56,6 @@ def test_header_of_a_long_table_stays_in_sight(site: Site) -> None:
         assert seen.page.locator("thead th").first.is_visible()
         box = seen.page.locator("thead th").first.bounding_box()
         assert box is not None and 0 <= box["y"] < 500
-        shoot(seen, "requests")
 
 
 @pytest.mark.spec("issue: waiting requests by queue position, then the newest")

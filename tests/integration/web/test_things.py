@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.integration.web.conftest import Site
-from tests.support.browser import browser, shoot
+from tests.support.browser import browser
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
 FINGERPRINT = "ssh-ed25519 SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
@@ -28,7 +28,6 @@ def test_node_page_says_who_has_it_and_how_to_log_in(site: Site) -> None:
         seen.page.get_by_text("Copied").wait_for()
         assert seen.page.evaluate("navigator.clipboard.readText()") == "ssh -p 2222 debian@192.0.2.7"
         assert seen.accessible() == []
-        shoot(seen, "node")
 
 
 @pytest.mark.spec("issue: a request page with candidates, queue position and timeline")
@@ -45,7 +44,6 @@ def test_request_page_has_a_timeline_and_links_what_blocks_it(site: Site) -> Non
         site.bench.zuul.accept(served)
         wait_for(lambda: steps.all_text_contents()[-2:] == ["in use", "now"], 30, "it is in use")
         assert seen.accessible() == []
-        shoot(seen, "request-served")
 
         def told() -> bool:
             groups = [group for report in site.pool.zk.readReports() for group in report["waiting"]]
@@ -54,7 +52,6 @@ def test_request_page_has_a_timeline_and_links_what_blocks_it(site: Site) -> Non
         wait_for(told, what="the report")
         seen.open(f"/ui/request/{waiting}")
         seen.page.get_by_role("heading", name="Candidate pools").wait_for()
-        shoot(seen, "request-waiting")
         seen.page.get_by_role("link", name=blocker).first.click()
         seen.page.get_by_role("heading", name=f"request {blocker}").wait_for()
         assert node.id
