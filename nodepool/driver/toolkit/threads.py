@@ -15,7 +15,10 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.provider import Provider
 from nodepool.logconfig import get_annotated_logger
 from nodepool.metrics.launches import StatsReporter
-from nodepool.zk.zookeeper import ABORTED, DELETING, FAILED, Node, ZooKeeper
+from nodepool.zk import paths
+from nodepool.zk.locks import LockHandle
+from nodepool.zk.writer import TransactionFailed, Txn
+from nodepool.zk.zookeeper import ABORTED, DELETED, DELETING, FAILED, Node, ZooKeeper
 
 
 class NodeLauncher(threading.Thread, StatsReporter, abc.ABC):
@@ -105,8 +108,25 @@ class NodeDeleter(threading.Thread):
             return
         if node_exists:
             log.info("Deleting ZooKeeper record of node %s, state %s", node.id, node.state)
-            zk_conn.deleteNode(node)
+            NodeDeleter._remove(zk_conn, node)
         manager.nodeDeletedNotification(node)
+
+    @staticmethod
+    def _remove(zk_conn: ZooKeeper, node: Node) -> None:
+        """Delete record and lock in one transaction, unless others wait for the lock."""
+        if isinstance(node.lock, LockHandle):
+            txn = Txn(zk_conn.kazoo_client)
+            txn.delete(node.lock.path)
+            txn.delete(node.lock.directory)
+            txn.delete(paths.node(node.id or ""))
+            try:
+                zk_conn.writer.run(txn)
+            except TransactionFailed:
+                pass
+            else:
+                node.state, node.lock = DELETED, None
+                return
+        zk_conn.deleteNode(node)
 
     def run(self) -> None:
         # A node without id stands for a resource without a record.
