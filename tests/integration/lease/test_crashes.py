@@ -50,9 +50,14 @@ class Launcher:
     def paused(self) -> Iterator[None]:
         self._process.send_signal(signal.SIGSTOP)
         try:
+            wait_for(self._is_stopped, what="each thread is stopped")
             yield
         finally:
             self._process.send_signal(signal.SIGCONT)
+
+    def _is_stopped(self) -> bool:
+        threads = pathlib.Path(f"/proc/{self._process.pid}/task").iterdir()
+        return {(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads} == {"T"}
 
 
 class Scene:
