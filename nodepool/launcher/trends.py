@@ -66,8 +66,9 @@ class Trends:
 
     def heard(self, event: Event) -> None:
         """Listen to the feed."""
-        with self._lock:
-            self._take(event)
+        if event.get("state") in (READY, FAILED, ABORTED, FULFILLED):  # few of the events
+            with self._lock:
+                self._take(event)
 
     def _take(self, event: Event) -> None:
         kind, state, labels, when = event["type"], event.get("state"), set(event.get("labels", ())), event["time"]
