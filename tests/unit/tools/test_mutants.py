@@ -54,7 +54,7 @@ def test_each_kind_of_guard_is_removed(tool: Any, kind: str, old: str, new: str)
 def test_guards_of_the_launcher_are_found_and_their_mutants_are_programs(tool: Any) -> None:
     mutants = [m for m in tool.find(None) if m.kind in ("version", "check", "lock", "limit", "wake")]
     found = {(m.path, m.kind) for m in mutants}
-    for path in ("nodepool/driver/request/writes.py", "nodepool/launcher/nodes/reconciler.py", "nodepool/launcher/cleanup.py"):
+    for path in ("nodepool/driver/request/writes.py", "nodepool/zk/facade/base.py", "nodepool/launcher/cleanup.py"):
         assert {(path, "version"), (path, "check")} <= found
     for mutant in mutants:
         text = (REPOSITORY / mutant.path).read_text()
