@@ -101,7 +101,8 @@ def test_pool_that_stays_full_lets_the_build_wait_for_the_next_attempt(start: St
         assert master.finished("one")[0] == RETRY
         assert "gave up after 1s: waiting for a node small-noble: " in master.text("one", name="worker_preparation")
         other.give_back()
-        assert master.finished("one", 2)[-1] == SUCCESS
+        # On a busy machine the node is not ready within a second, and the build is repeated once more.
+        wait_for(lambda: SUCCESS in master.finished("one", 2), 60, "a build that succeeds")
 
 
 def test_build_is_repeated_on_another_node_when_its_lease_ends(
