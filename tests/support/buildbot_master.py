@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import pathlib
@@ -100,6 +101,8 @@ class Master:
                 content = json.load(answer)
         except urllib.error.HTTPError as error:
             error.close()
+            return []
+        except http.client.IncompleteRead:  # seen once: Buildbot closed the connection after the headers
             return []
         content.pop("meta", None)
         [found] = content.values()

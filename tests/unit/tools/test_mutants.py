@@ -76,6 +76,7 @@ def tree(tool: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> 
     data.set_context("tests/slow.py::elsewhere|run")
     data.add_lines({str(tmp_path / "write.py"): [6]})
     data.write()
+    data.close()
     monkeypatch.setattr(tool, "REPOSITORY", tmp_path)
     monkeypatch.setattr(tool, "REACHED", tmp_path / "reached")
     return tmp_path
