@@ -69,8 +69,9 @@ class TimerThread:
             self._users.add(user)
             heapq.heappush(self._heap, (timer.when, next(self._count), timer, user))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="Thread-timers", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="Thread-timers", daemon=True)
+                thread.start()  # if it cannot, the next timer of any provider tries again
+                self._thread = thread
             elif self._heap[0][2] is timer:
                 self._condition.notify()
 

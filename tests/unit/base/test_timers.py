@@ -73,3 +73,16 @@ def test_provider_stops_its_timers_in_one_of_them(process: Threads, timers: Time
 
     other.after(0, stop)
     assert stopped.wait(5)
+
+
+def test_timers_run_after_a_thread_could_not_be_started(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = threading.Event()
+
+    def refused(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(threading.Thread, "start", refused)
+        timers.after(0, lambda: None)
+    timers.after(0, ran.set)
+    assert ran.wait(5)
