@@ -26,6 +26,8 @@ from nodepool.zk.records import DELETING
 
 #: Minimum seconds between two passes triggered by events.
 EVENT_INTERVAL = 1.0
+#: Seconds that a pass waits for all clouds together; slower deletions continue alongside.
+CLOUD_WAIT = 5.0
 
 
 class CleanupWorker(Worker):
@@ -37,13 +39,15 @@ class CleanupWorker(Worker):
 
     def __init__(self, number: int, state: BuilderState, interval: float) -> None:
         super().__init__(f"CleanupWorker.{number}", state, interval)
-        self._lanes = ProviderQueues(self.name, self.log, lambda: self._running)
+        self._lanes = ProviderQueues(self.name, self.log, lambda: self._running or self._by_hand)
         self._records = RecordCleaner(state, self._lanes, self.log)
         self._progress = ProgressCleaner(
             lambda: ProgressStore(self._zk.kazoo_client), self._records.absent, self._records.build_lock_free, self.log
         )
         self._strays = CloudLeftoverSweeper(state, self._lanes)
         self._pass_lock = threading.Lock()
+        #: Runs a pass on the caller's thread, whether our thread runs or not.
+        self._by_hand = False
         self._next_whole = 0.0
         self._last = float("-inf")
         self._cleaned_config: object = None
@@ -59,6 +63,10 @@ class CleanupWorker(Worker):
     ) -> bool:
         """Delete all files of a build; return True if none are left."""
         return image_files.delete_local_build(images_dir, image_name, build_id, log)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._lanes.wake()
 
     def make_pass(self) -> float | None:
         now = self._state.clock.monotonic()
@@ -113,12 +121,16 @@ class CleanupWorker(Worker):
             self.log.exception(text, *args)
 
     def _cleanup(self, everything: bool = True) -> None:
-        """Run one pass, which waits for no cloud: the end of a deletion there is an event.
+        """Run one pass.
 
         :param everything: also delete what failed or was abandoned.
         """
         with self._pass_lock:
-            self._clean(everything)
+            self._by_hand = threading.current_thread() is not self
+            try:
+                self._clean(everything)
+            finally:
+                self._by_hand = False
 
     def _clean(self, everything: bool) -> None:
         if everything:
@@ -128,18 +140,23 @@ class CleanupWorker(Worker):
         rules = self._rules(config)
         self._report_unreadable(snapshot.data)
         going: set[BuildKey] = set()
+        unfinished: list[RemovalPlan] = []
         for image in snapshot.images:
             if not self._usable():
                 return
             with self._going_on("Error cleaning image %s:", image):
-                self._clean_image(image, snapshot, rules, everything, going)
+                self._clean_image(image, snapshot, rules, everything, going, unfinished)
         # Files are deleted without waiting for the clouds.
         if self._usable():
             clean_files(config, snapshot, going, self._state.running_builds, self._records.absent, self.log)
         if everything and self._usable():
             self._clean_rest(config, snapshot, rules)
+        if self._lanes.wait(CLOUD_WAIT):
+            self._finish(unfinished, snapshot, going)
 
-    def _clean_image(self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey]) -> None:
+    def _clean_image(
+        self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey], unfinished: list[RemovalPlan]
+    ) -> None:
         plans = snapshot.plan(image, rules, everything)
         self._tell_unlisted(image, snapshot, rules, plans)
         for plan in plans:
@@ -151,9 +168,9 @@ class CleanupWorker(Worker):
                     self._records.delete(upload)
             if plan.remove:
                 self._tried.add(self._subject(snapshot, image, plan.build))
-                with self._going_on("Error removing build %s-%s:", image, plan.build):
-                    if self._usable() and self._records.finish(plan, snapshot):
-                        going.add((image, plan.build))
+                self._finish([plan], snapshot, going)
+                if plan.delete:
+                    unfinished.append(plan)
 
     def _tell_unlisted(self, image: str, snapshot: Snapshot, rules: Rules, plans: list[RemovalPlan]) -> None:
         """Warn about the deletion of an image that this configuration does not contain.
@@ -171,6 +188,14 @@ class CleanupWorker(Worker):
                 image,
                 ", ".join(sorted(makers)) or "unknown",
             )
+
+    def _finish(self, plans: list[RemovalPlan], snapshot: Snapshot, going: set[BuildKey]) -> None:
+        for plan in plans:
+            if not self._usable():
+                return
+            with self._going_on("Error removing build %s-%s:", plan.image, plan.build):
+                if self._records.finish(plan, snapshot):
+                    going.add((plan.image, plan.build))
 
     def _clean_rest(self, config: Config, snapshot: Snapshot, rules: Rules) -> None:
         data = snapshot.data
