@@ -300,6 +300,17 @@ def test_events_do_not_hide_failures(builders: BuilderBench, cloud: BalkyCloud) 
     assert builders.builds(state=FAILED) == [] and builders.uploads(provider="balky", state=None) == []
 
 
+@pytest.mark.spec("BLD-1.2: others call _cleanup(), also of a stopped worker, and expect that it deletes in clouds")
+def test_pass_of_a_stopped_worker_deletes_in_clouds(builders: BuilderBench, cloud: BalkyCloud) -> None:
+    builder = builders.start(config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]), cleanup_interval=3600)
+    builder._janitor.shutdown()
+    builder._janitor.join()
+    store_upload(builders, store_build(builders), "balky", DELETING)
+    wait_for(lambda: builder.zk.image_tree.data().uploads, what="the mirror")
+    builder._janitor._cleanup()
+    assert builders.uploads(provider="balky", state=None) == []
+
+
 @pytest.mark.spec("issue 3: one bad record stops nothing else; it and its files are never deleted")
 def test_unreadable_record_blocks_nothing_else(
     builders: BuilderBench, cloud: BalkyCloud, caplog: pytest.LogCaptureFixture

@@ -167,3 +167,27 @@ def test_expected_events_are_forgotten_with_the_connection(tree: NodeTree, serve
     server.synchronise(**{"0000000001": "ready"})
     server.event(CHANGED, ONE)
     assert server.asked() == [ONE]
+
+
+RECORD = {"state": "ready", "provider": "p", "pool": "main", "tenant_name": "t", "type": ["a"], "resources": {"cores": 2}}
+
+
+def sums(tree: NodeTree) -> list[object]:
+    """All that limits are compared with, without zeros."""
+    usage = [tree.provider_usage, tree.pool_usage, tree.tenant_usage, tree.unmeasured_tenant]
+    nonzero = [{key: kept for key, count in one.items() if (kept := {k: n for k, n in count.items() if n})} for one in usage]
+    return [*nonzero, +tree.pool_count, +tree.unmeasured, tree.by_provider]
+
+
+@pytest.mark.parametrize("change", [
+    {"state": "deleting"}, {"provider": "q"}, {"pool": "other"}, {"tenant_name": "u"}, {"resources": {"cores": 3}},
+    {"resources": None}, {"resources": None, "type": ["b"]},
+], ids=str)  # fmt: skip
+def test_sums_follow_each_change_of_a_node(server: Server, change: dict[str, Any]) -> None:
+    client: Any = server
+    followed, fresh = NodeTree(client), NodeTree(client)
+    before = {**RECORD, **({"resources": None} if "type" in change else {})}
+    followed.store(["0000000009"], f"{NODES}/0000000009", json.dumps(before).encode(), stat(5))
+    for tree in (followed, fresh):
+        tree.store(["0000000009"], f"{NODES}/0000000009", json.dumps({**before, **change}).encode(), stat(6, 1))
+    assert sums(followed) == sums(fresh)
