@@ -80,6 +80,19 @@ def test_one_noisy_test_of_a_whole_run_is_only_reported(runner: Any, tmp_path: p
     assert not runner.verdict([done, dataclasses.replace(done, result="FAILED", noisy=[])])
 
 
+def test_tests_that_failed_are_named_at_the_end_with_the_reason(
+    runner: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = stage(runner, tmp_path, sample(tmp_path, count=1, whole=False))
+    capfd.readouterr()
+    runner.tell([done])
+    first, *others = capfd.readouterr().err.splitlines()
+    assert first.startswith("samples: FAILED, ")
+    broken, noisy = sorted(others)
+    assert broken.startswith("  FAILED test_sample.py::test_broken - assert False")
+    assert noisy.startswith("  FAILED test_sample.py::test_noisy[0] - AssertionError: the first time")
+
+
 def test_what_passes_alone_only_now_and_then_is_broken(runner: Any, tmp_path: pathlib.Path) -> None:
     done = stage(runner, tmp_path, SECOND_TIME.format(log=str(tmp_path / "log")))
     assert done.noisy == [] and not runner.verdict([done])
