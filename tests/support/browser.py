@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import urllib.parse
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,13 +59,18 @@ class Browser:
 
 
 @contextmanager
-def browser(address: str, arguments: Sequence[str] = (), **options: Any) -> Iterator[Browser]:
+def browser(
+    address: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[Browser]:
     """:param arguments: of Chromium.
 
+    :param environment: further variables for it.
     :param options: of Playwright's new_page, such as color_scheme and viewport.
     """
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox", *arguments])
+        chromium = playwright.chromium.launch(
+            executable_path=executable(), args=["--no-sandbox", *arguments], env={**os.environ, **(environment or {})}
+        )
         try:
             found = Browser(chromium.new_page(**options), address)
             yield found

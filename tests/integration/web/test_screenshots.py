@@ -27,6 +27,8 @@ Object.defineProperty(CanvasRenderingContext2D.prototype, 'font', {
   get: font.get, set(value) { font.set.call(this, value.replace(/(\\d+px).*/, '$1 Test')); },
 });
 """
+#: Letters drawn in the same way on every machine.
+DRAWING = {"FONTCONFIG_FILE": str(FONTS / "fonts.conf")}
 ARGUMENTS = ("--font-render-hinting=none", "--disable-lcd-text", "--force-color-profile=srgb", "--disable-gpu")
 PAGES = {
     "overview": "", "requests": "requests", "request": f"request/{WAITING_REQUEST}", "nodes": "nodes",
@@ -81,7 +83,7 @@ def test_pages_look_as_before(
         "reduced_motion": "reduce",
         "bypass_csp": True,
     }
-    with browser(fixed_address, ARGUMENTS, timezone_id="UTC", locale="en-US", **options) as seen:
+    with browser(fixed_address, ARGUMENTS, DRAWING, timezone_id="UTC", locale="en-US", **options) as seen:
         pictures.require_version(seen.page.context.browser.version)
         prepare(seen)
         found = [pictures.compare(taken(seen, PAGES[name]), f"{name}-{width}-{scheme}", tmp_path) for name in names]
