@@ -5,22 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 
-Job = Callable[[], object]
-
-
-@dataclass
-class _Queue:
-    jobs: dict[Hashable, Job] = field(default_factory=dict)
-    active: Hashable = None
-    #: A wait for it timed out; later waits skip it until it makes progress.
-    stuck: bool = False
+from nodepool.base import threads
 
 
 class ProviderQueues:
-    """One thread per provider, which lives only while it has work.
+    """A queue per provider; the jobs run on threads that all parts of the process share.
 
     :param running: False if no further job may be started.
     """
@@ -30,18 +22,21 @@ class ProviderQueues:
         self._log = log
         self._running = running
         self._condition = threading.Condition()
-        self._lanes: dict[str, _Queue] = {}
+        self._lanes: dict[str, threads.Lane] = {}
+        #: Provider -> keys of the jobs that wait or run.
+        self._keys: dict[str, set[Hashable]] = defaultdict(set)
+        #: Providers whose jobs a wait has timed out for; later waits skip them until they make progress.
+        self._stuck: set[str] = set()
 
-    def submit(self, provider: str, key: Hashable, job: Job) -> None:
+    def submit(self, provider: str, key: Hashable, job: Callable[[], object]) -> None:
         """Queue a job, unless the provider's queue has it already."""
         with self._condition:
-            lane = self._lanes.get(provider)
-            if lane is not None and (key in lane.jobs or lane.active == key):
+            if key in self._keys[provider]:
                 return
-            if lane is None:
-                lane = self._lanes[provider] = _Queue()
-                threading.Thread(target=self._work, args=(provider, lane), name=f"{self._name}-{provider}", daemon=True).start()
-            lane.jobs[key] = job
+            self._keys[provider].add(key)
+            if provider not in self._lanes:
+                self._lanes[provider] = threads.shared().lane(f"{self._name}-{provider}", 1)
+            self._lanes[provider].submit(self._run, provider, key, job)
 
     def wait(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds until all jobs are done.
@@ -49,38 +44,28 @@ class ProviderQueues:
         Queues that blocked an earlier call are not waited for again.
         """
         with self._condition:
-            done = self._condition.wait_for(
-                lambda: not self._running() or all(lane.stuck for lane in self._lanes.values()), timeout
-            )
-            for lane in self._lanes.values():
-                lane.stuck = True
+            done = self._condition.wait_for(lambda: not self._running() or self._busy() <= self._stuck, timeout)
+            self._stuck |= self._busy()
             return done
+
+    def _busy(self) -> set[str]:
+        return {provider for provider, keys in self._keys.items() if keys}
 
     def wake(self) -> None:
         """Let waiting callers check again whether to continue."""
         with self._condition:
             self._condition.notify_all()
 
-    def _work(self, provider: str, lane: _Queue) -> None:
-        while True:
-            with self._condition:
-                lane.active = None
-                if not self._running():
-                    lane.jobs.clear()
-                if not lane.jobs:
-                    if self._lanes.get(provider) is lane:
-                        del self._lanes[provider]
-                    self._condition.notify_all()
-                    return
-                key = next(iter(lane.jobs))
-                job = lane.jobs.pop(key)
-                lane.active = key
-            started = time.monotonic()
-            try:
+    def _run(self, provider: str, key: Hashable, job: Callable[[], object]) -> None:
+        started = time.monotonic()
+        try:
+            if self._running():
                 job()
-            except Exception:  # a driver may raise anything; the provider's other jobs continue
-                self._log.exception("Error deleting an upload of provider %s:", provider)
-            with self._condition:
-                if lane.stuck:
-                    lane.stuck = False
-                    self._log.info("Provider %s responds again after %.0f s", provider, time.monotonic() - started)
+        except Exception:  # a driver may raise anything; the provider's other jobs continue
+            self._log.exception("Error deleting an upload of provider %s:", provider)
+        with self._condition:
+            self._keys[provider].discard(key)
+            if provider in self._stuck:
+                self._stuck.discard(provider)
+                self._log.info("Provider %s responds again after %.0f s", provider, time.monotonic() - started)
+            self._condition.notify_all()
