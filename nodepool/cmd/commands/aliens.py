@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import wait
 from typing import Any
 
 from nodepool import status
+from nodepool.base import threads
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing, running
 from nodepool.config.model import ProviderConfig
 from nodepool.exceptions import TimeoutException
@@ -31,29 +31,20 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("provider", metavar="PROVIDER", nargs="?", help="only this provider")
 
 
-class _Listing(threading.Thread):
-    """A function that lists resources of a provider in a thread: no cloud blocks another."""
-
-    def __init__(self, name: str, function: Callable[[], Iterable[Any]]) -> None:
-        super().__init__(name=f"Thread-listing-{name}", daemon=True)
-        self._function = function
-        self.found: list[Any] | Exception = TimeoutException(f"no answer within {LIST_TIMEOUT:g} s")
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.found = list(self._function())
-        except Exception as error:
-            self.found = error
-
-
 def list_all(functions: Mapping[str, Callable[[], Iterable[Any]]]) -> dict[str, list[Any] | Exception]:
     """Return what each function lists, or why it cannot; they run concurrently."""
-    deadline = time.monotonic() + LIST_TIMEOUT
-    listings = {name: _Listing(name, function) for name, function in functions.items()}
-    for listing in listings.values():
-        listing.join(max(0.0, deadline - time.monotonic()))
-    return {name: listing.found for name, listing in listings.items()}
+    lanes = {name: threads.shared().lane(f"Thread-listing-{name}", 1) for name in functions}
+    listings = {name: lanes[name].submit(_found, function) for name, function in functions.items()}
+    done = wait(listings.values(), LIST_TIMEOUT).done
+    late = TimeoutException(f"no answer within {LIST_TIMEOUT:g} s")
+    return {name: listing.result() if listing in done else late for name, listing in listings.items()}
+
+
+def _found(function: Callable[[], Iterable[Any]]) -> list[Any] | Exception:
+    try:
+        return list(function())
+    except Exception as error:
+        return error
 
 
 def alien_image_list(context: Context) -> None:
