@@ -122,13 +122,8 @@ def checkRecentConfig(config: Config, config_path: str, secure_path: str | None 
 
     A missing file is not recent.
     """
-    for path in (config_path, secure_path):
-        if not path:
-            continue
-        try:
-            mtime = os.stat(path).st_mtime_ns
-        except OSError:
-            return False
-        if config.config_mtimes.get(path) != mtime:
+    for path in filter(None, (config_path, secure_path)):
+        mtime = modification_time(path)
+        if mtime is None or config.config_mtimes.get(path) != mtime:
             return False
     return all(modification_time(path) == mtime for path, mtime in config.driver_files.items())
