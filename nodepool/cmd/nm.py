@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -211,8 +212,7 @@ def create_sliver(client: Client, args: argparse.Namespace) -> int:
             **{key: value for key, value in given.items() if value},
         }
         if args.ssh_key:
-            with open(args.ssh_key, encoding="utf-8") as stream:
-                record["ssh_keys"] = stream.read()
+            record["ssh_keys"] = pathlib.Path(args.ssh_key).read_text("utf-8")
         if args.lease:
             record["expiry"] = int(time.time()) + args.lease
         client.call("PutRecord", record)
@@ -255,8 +255,7 @@ def show_or_set_loans(client: Client, args: argparse.Namespace) -> None:
 
 
 def sign_ticket(client: Client, args: argparse.Namespace) -> None:
-    with open(args.records, encoding="utf-8") as stream:
-        records = json.load(stream)
+    records = json.loads(pathlib.Path(args.records).read_text("utf-8"))
     print(_signer(args)(records if isinstance(records, list) else [records]))
 
 
@@ -264,12 +263,10 @@ def _signer(args: argparse.Namespace) -> Callable[[list[Any]], str]:
     """Return a signer of tickets for the options."""
     from nodepool.nodemanager.sources import tickets
 
-    with open(args.key_file, "rb") as stream:
-        key = stream.read()
+    key = pathlib.Path(args.key_file).read_bytes()
     if not args.xml:
         return lambda given: tickets.sign(given, key, args.issuer, args.host, args.lifetime)
-    with open(args.xml, "rb") as stream:
-        certificate = stream.read()
+    certificate = pathlib.Path(args.xml).read_bytes()
     return lambda given: tickets.sign_xml(given, key, certificate, args.issuer, args.host, args.lifetime)
 
 
@@ -286,8 +283,7 @@ def serve_tickets(client: Client, args: argparse.Namespace) -> None:
 def verify_ticket(client: Client, args: argparse.Namespace) -> None:
     from nodepool.nodemanager.sources import tickets
 
-    with open(args.ticket, encoding="utf-8") as stream:
-        signed = stream.read()
+    signed = pathlib.Path(args.ticket).read_text("utf-8")
     keys = "xml-keys" if signed.lstrip().startswith("<") else "keys"
     _print(tickets.verify(signed, {keys: [args.public_key]}, args.host, lambda jti, expiry: True))
 
@@ -306,17 +302,15 @@ def import_database(client: Client, args: argparse.Namespace) -> None:
 
 
 def use_ticket(client: Client, args: argparse.Namespace) -> None:
-    with open(args.ticket, encoding="utf-8") as stream:
-        for name in client.call("Ticket", stream.read()):
-            print(name)
+    for name in client.call("Ticket", pathlib.Path(args.ticket).read_text("utf-8")):
+        print(name)
 
 
 class Top:
     """Rows of the live table; rates are computed from two samples."""
 
-    def __init__(self, client: Client, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._now = now
         self._before: dict[str, tuple[float, dict[str, int]]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -329,27 +323,24 @@ class Top:
                 loans = len(self._client.call("GetLoans", name))
             except RpcFault:  # deleted in the meantime
                 continue
-            now = self._now()
+            now = time.monotonic()
             then, before = self._before.get(name, (now, usage))
             self._before[name] = now, usage
-            seconds = max(now - then, 0.001)
-
-            def rate(key: str, before: dict[str, int] = before, usage: dict[str, int] = usage, seconds: float = seconds) -> float:
-                return max(0.0, (usage.get(key, 0) - before.get(key, 0)) / seconds)
-
+            keys = ("cpu_usec", "net_tx_bytes", "net_rx_bytes")
+            rates = {key: max(0.0, usage.get(key, 0) - before.get(key, 0)) / max(now - then, 0.001) for key in keys}
             rows.append(
                 {
                     "name": name,
                     "state": sliver["state"],
-                    "cpu": f"{rate('cpu_usec') / 1e4 / cores:.1f}",
+                    "cpu": f"{rates['cpu_usec'] / 1e4 / cores:.1f}",
                     "guarantee": _percent(effective.get("nm_cpu_guaranteed_share", 0)),
                     "cap": _percent(effective.get("nm_cpu_limit", 0)),
                     "share": effective.get("nm_cpu_share", ""),
                     "memory": _mib(usage.get("memory_bytes")),
                     "memory_limit": effective.get("nm_mem_limit") or "-",
                     "pids": usage.get("pids", ""),
-                    "tx": _bits(rate("net_tx_bytes")),
-                    "rx": _bits(rate("net_rx_bytes")),
+                    "tx": _bits(rates["net_tx_bytes"]),
+                    "rx": _bits(rates["net_rx_bytes"]),
                     "disk": _mib(usage.get("disk_bytes")),
                     "sessions": sliver.get("sessions", 0),
                     "loans": loans or "-",
@@ -364,11 +355,11 @@ def _mib(value: int | None) -> str:
 
 def _bits(bytes_per_second: float) -> str:
     value = bytes_per_second * 8
-    for unit in ("", "k", "M", "G"):
-        if value < 1000 or unit == "G":
-            return f"{value:.0f}{unit}" if value else "0"
+    for unit in ("", "k", "M"):
+        if value < 1000:
+            return f"{value:.0f}{unit}"
         value /= 1000
-    raise AssertionError
+    return f"{value:.0f}G"
 
 
 def show_top(client: Client, args: argparse.Namespace) -> None:
