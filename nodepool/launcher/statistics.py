@@ -221,13 +221,13 @@ class StatsWorker(threading.Thread):
         providers = {pool.provider_name for pool in pools}
         with tree.lock:
             for state in STATES:
-                values[metrics.NODES(state)] = tree.state_count[state]
-            for provider in providers | set(tree.provider_state_count):
-                counts: Mapping[str, int] = tree.provider_state_count.get(provider or "", {})
+                values[metrics.NODES(state)] = tree.counted.states[state]
+            for provider in providers | set(tree.counted.providers):
+                counts: Mapping[str, int] = tree.counted.providers.get(provider or "", {})
                 for state in STATES:
                     values[metrics.PROVIDER_NODES(provider, state)] = counts.get(state, 0)
-            for label in labels | set(tree.label_state_count):
-                counts = tree.label_state_count.get(label, {})
+            for label in labels | set(tree.counted.labels):
+                counts = tree.counted.labels.get(label, {})
                 for state in STATES:
                     values[metrics.LABEL_NODES(label, state)] = counts.get(state, 0)
         with zk.request_tree.lock:

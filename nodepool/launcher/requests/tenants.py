@@ -54,8 +54,8 @@ def tenant_usage(state: LauncherState, tenant: str | None) -> dict[str, float]:
     # Read first, because a promise is released after its node is in the mirror: counting twice is safe, missing it is not.
     promised = state.zk.reservations.tenant(tenant)
     with tree.lock:
-        used: dict[str, float] = dict(tree.tenant_usage.get(tenant, ()))
-        unmeasured = list(tree.unmeasured_tenant.get(tenant, {}).items())
+        used: dict[str, float] = dict(tree.measured.tenants.get(tenant, ()))
+        unmeasured = list(tree.unmeasured.tenants.get(tenant, {}).items())
     for name, amount in promised.items():
         used[name] = exact(used.get(name, 0) + amount)
     for (provider, pool_name, label), count in unmeasured:

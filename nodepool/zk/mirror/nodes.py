@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kazoo.protocol.states import ZnodeStat
 
-from nodepool.base.amounts import exact
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.mirror.reservations import Reservations
+from nodepool.zk.mirror.reservations import Reservations, Sums
 from nodepool.zk.mirror.tree import Tree, put
 from nodepool.zk.records import BUILDING, DELETING, LARGEST, READY, Node, RecordError
 
@@ -29,10 +28,24 @@ PoolKey = tuple[str | None, str | None]
 class NodeCounts:
     """Node counts: by state; by provider, and by label, and state; by provider and pool."""
 
-    states: Counter[str]
-    providers: dict[str, Counter[str]]
-    labels: dict[str, Counter[str]]
-    pools: Counter[PoolKey]
+    states: Counter[str] = field(default_factory=Counter)
+    providers: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    labels: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    pools: Counter[PoolKey] = field(default_factory=Counter)
+
+    def add(self, node: Node, sign: int = 1) -> None:
+        state, provider = node._state or "", node.provider
+        self.states[state] += sign
+        for label in node._type:
+            self.labels[label][state] += sign
+        if provider is not None:
+            self.providers[provider][state] += sign
+            self.pools[provider, node.pool] += sign
+
+    def positive(self) -> NodeCounts:
+        """Return a copy without zeros."""
+        providers, labels = ({k: +count for k, count in group.items() if +count} for group in (self.providers, self.labels))
+        return NodeCounts(+self.states, providers, labels, +self.pools)
 
 
 def _is_free(node: Node) -> bool:
@@ -47,15 +60,9 @@ def _uses(node: Node) -> tuple[Any, ...]:
 
 def count_nodes(nodes: Iterable[Node]) -> NodeCounts:
     """Count nodes without a mirror."""
-    found = NodeCounts(Counter(), defaultdict(Counter), defaultdict(Counter), Counter())
+    found = NodeCounts()
     for node in nodes:
-        state = str(node.state)
-        found.states[state] += 1
-        for label in node.type:
-            found.labels[label][state] += 1
-        if node.provider is not None:
-            found.providers[node.provider][state] += 1
-            found.pools[node.provider, node.pool] += 1
+        found.add(node)
     return found
 
 
@@ -81,17 +88,11 @@ class NodeTree(Tree[Node]):
         self.unfit: dict[str, str] = {}
         #: label -> number of ready, unallocated nodes of any provider.
         self.ready_count: Counter[str] = Counter()
-        self.state_count: Counter[str] = Counter()
-        self.provider_state_count: dict[str, Counter[str]] = defaultdict(Counter)
-        self.label_state_count: dict[str, Counter[str]] = defaultdict(Counter)
-        self.pool_count: Counter[PoolKey] = Counter()
+        self.counted = NodeCounts()
         #: Sums of the stored ``resources``.
-        self.provider_usage: dict[str, Counter[str]] = defaultdict(Counter)
-        self.pool_usage: dict[PoolKey, Counter[str]] = defaultdict(Counter)
-        self.tenant_usage: dict[str, Counter[str]] = defaultdict(Counter)
-        #: Nodes without ``resources``: (provider, pool, label) and tenant -> count.
-        self.unmeasured: Counter[tuple[str | None, str | None, str]] = Counter()
-        self.unmeasured_tenant: dict[str, Counter[tuple[str | None, str | None, str]]] = defaultdict(Counter)
+        self.measured: Sums[str] = Sums()
+        #: Numbers of the nodes without ``resources``, by (provider, pool, label).
+        self.unmeasured: Sums[tuple[str, str | None, str]] = Sums()
         #: (provider, pool) -> {node id: since when} of the nodes being deleted.
         self.deleting: dict[PoolKey, dict[str, float]] = defaultdict(dict)
         #: Nodes whose lock directory exists.
@@ -217,12 +218,8 @@ class NodeTree(Tree[Node]):
 
         :param moved: what counts towards limits has changed, too.
         """
-        state = node._state or ""
-        provider = node.provider
-        self.state_count[state] += sign
-        labels = node._type
-        for label in labels:
-            self.label_state_count[label][state] += sign
+        self.counted.add(node, sign)
+        state, provider, labels = node._state, node.provider, node._type
         if _is_free(node):
             for label in labels:
                 self.ready_count[label] += sign
@@ -233,7 +230,6 @@ class NodeTree(Tree[Node]):
                 (self.min_ready.add if sign > 0 else self.min_ready.discard)(node_id)
         if provider is None:
             return
-        self.provider_state_count[provider][state] += sign
         pool = (provider, node.pool)
         if state == DELETING:
             if sign > 0:
@@ -242,31 +238,13 @@ class NodeTree(Tree[Node]):
                 self.deleting[pool].pop(node_id, None)
         if not moved:
             return
-        self.pool_count[pool] += sign
         put(self.by_provider, provider, node_id, sign > 0)
-        tenant = node.tenant
-        resources = node.resources
+        tenant, resources = node.tenant or None, node.resources
         if resources and isinstance(resources, dict):
-            targets = [self.provider_usage[provider], self.pool_usage[pool]]
-            if tenant:
-                targets.append(self.tenant_usage[tenant])
-            for name, amount in resources.items():
-                if isinstance(amount, (int, float)) and abs(amount) < LARGEST:
-                    for target in targets:
-                        target[name] = exact(target[name] + sign * amount)
-            if tenant and not any(self.tenant_usage[tenant].values()):
-                del self.tenant_usage[tenant]
+            valid = {n: amount for n, amount in resources.items() if isinstance(amount, (int, float)) and abs(amount) < LARGEST}
+            self.measured.add(*pool, tenant, valid, sign)
         elif labels:
-            key = (provider, node.pool, labels[0])
-            self.unmeasured[key] += sign
-            if not self.unmeasured[key]:
-                del self.unmeasured[key]
-            if tenant:
-                self.unmeasured_tenant[tenant][key] += sign
-                if not self.unmeasured_tenant[tenant][key]:
-                    del self.unmeasured_tenant[tenant][key]
-                if not self.unmeasured_tenant[tenant]:
-                    del self.unmeasured_tenant[tenant]
+            self.unmeasured.add(*pool, tenant, {(*pool, labels[0]): 1}, sign)
 
     def _index_free(self, node_id: str, node: Node | None, old: Node | None = None) -> None:
         free = node is not None and node_id not in self.contenders and _is_free(node)
@@ -302,12 +280,7 @@ class NodeTree(Tree[Node]):
     def counts(self) -> NodeCounts:
         """Return the node counts without iterating over the nodes."""
         with self.lock:
-            return NodeCounts(
-                +self.state_count,
-                {name: found for name, count in self.provider_state_count.items() if (found := +count)},
-                {name: found for name, count in self.label_state_count.items() if (found := +count)},
-                +self.pool_count,
-            )
+            return self.counted.positive()
 
     def is_changing(self, node_id: str) -> bool:
         """Return whether we are writing or reading the record, so that it is about to change."""
@@ -350,21 +323,16 @@ class NodeTree(Tree[Node]):
     def usage(self, provider: str, pool: str | None = None) -> Mapping[str, float]:
         """Return the sum of the stored resources of the provider's (pool's) nodes."""
         with self.lock:
-            source = self.provider_usage.get(provider) if pool is None else self.pool_usage.get((provider, pool))
-            return dict(source) if source else {}
+            return self.measured.of(provider, pool)
 
     def usage_and_promises(
         self, provider: str, pool: str | None = None
-    ) -> tuple[Mapping[str, float], Mapping[str, float], list[tuple[str | None, str, int]]]:
+    ) -> tuple[Mapping[str, float], Mapping[str, float], list[tuple[str | None, str, float]]]:
         """Return :meth:`usage`, promises and :meth:`unmeasured_nodes`, all at one time."""
         with self.lock:
             return self.usage(provider, pool), self.reservations.provider(provider, pool), self.unmeasured_nodes(provider, pool)
 
-    def unmeasured_nodes(self, provider: str, pool: str | None = None) -> list[tuple[str | None, str, int]]:
+    def unmeasured_nodes(self, provider: str, pool: str | None = None) -> list[tuple[str | None, str, float]]:
         """Return (pool, label, count) of the provider's nodes without stored resources."""
         with self.lock:
-            return [
-                (p, label, count)
-                for (prov, p, label), count in self.unmeasured.items()
-                if prov == provider and (pool is None or p == pool)
-            ]
+            return [(each, label, count) for (_provider, each, label), count in self.unmeasured.of(provider, pool).items()]

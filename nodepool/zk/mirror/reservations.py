@@ -1,7 +1,7 @@
-"""Promises: resources of nodes that this process is about to store.
+"""Sums of resources: of stored nodes, and promises for nodes that are about to be stored.
 
-They are not part of any record yet. Without them, two decisions between a write and its appearance in the mirror would
-use the same quota.
+Promises are not part of any record yet. Without them, two decisions between a write and its appearance in the mirror
+would use the same quota.
 """
 
 from __future__ import annotations
@@ -9,9 +9,38 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from nodepool.base.amounts import exact
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Sums(Generic[K]):
+    """Sums of amounts by provider, pool and tenant, without zeros; not thread-safe."""
+
+    def __init__(self) -> None:
+        #: By provider, and by (provider, pool).
+        self.places: dict[object, Counter[K]] = defaultdict(Counter)
+        self.tenants: dict[str, Counter[K]] = defaultdict(Counter)
+
+    def add(self, provider: str | None, pool: str | None, tenant: str | None, amounts: Mapping[K, float], sign: int) -> None:
+        targets: list[Counter[K]] = []
+        if provider is not None:
+            targets += [self.places[provider], self.places[provider, pool]]
+        if tenant is not None:
+            targets.append(self.tenants[tenant])
+        for target in targets:
+            for name, amount in amounts.items():
+                target[name] = exact(target[name] + sign * amount)
+                if not target[name]:
+                    del target[name]
+        if tenant is not None and not self.tenants[tenant]:
+            del self.tenants[tenant]
+
+    def of(self, provider: str, pool: str | None = None) -> dict[K, float]:
+        """Return the sums of a provider, or of its pool."""
+        return dict(self.places.get(provider if pool is None else (provider, pool), ()))
 
 
 class Reservations:
@@ -20,46 +49,29 @@ class Reservations:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[Any, tuple[str | None, str | None, str | None, dict[str, float]]] = {}
-        self._provider: dict[str | None, Counter[str]] = defaultdict(Counter)
-        self._pool: dict[tuple[str | None, str | None], Counter[str]] = defaultdict(Counter)
-        self._tenant: dict[str | None, Counter[str]] = defaultdict(Counter)
-
-    def _apply(self, entry: tuple[str | None, str | None, str | None, dict[str, float]], sign: int) -> None:
-        provider, pool, tenant, resources = entry
-        targets: list[Counter[str]] = []
-        if provider is not None:
-            targets += [self._provider[provider], self._pool[(provider, pool)]]
-        if tenant is not None:
-            targets.append(self._tenant[tenant])
-        for name, amount in resources.items():
-            for target in targets:
-                target[name] = exact(target[name] + sign * amount)
+        self._sums: Sums[str] = Sums()
 
     def reserve(
         self, key: Hashable, provider: str | None, pool: str | None, tenant: str | None, resources: Mapping[str, float]
     ) -> None:
         """Promise resources under ``key``; replaces an earlier promise under it."""
-        entry = (provider, pool, tenant, {k: v for k, v in resources.items() if v})
         with self._lock:
-            old = self._entries.pop(key, None)
-            if old is not None:
-                self._apply(old, -1)
-            self._entries[key] = entry
-            self._apply(entry, 1)
+            self._release(key)
+            self._entries[key] = (provider, pool, tenant, dict(resources))
+            self._sums.add(provider, pool, tenant, resources, 1)
 
     def release(self, key: Hashable) -> None:
         with self._lock:
-            old = self._entries.pop(key, None)
-            if old is not None:
-                self._apply(old, -1)
+            self._release(key)
+
+    def _release(self, key: Hashable) -> None:
+        if key in self._entries:
+            self._sums.add(*self._entries.pop(key), -1)
 
     def provider(self, provider: str, pool: str | None = None) -> dict[str, float]:
         with self._lock:
-            if pool is None:
-                return dict(self._provider[provider]) if provider in self._provider else {}
-            key = (provider, pool)
-            return dict(self._pool[key]) if key in self._pool else {}
+            return self._sums.of(provider, pool)
 
     def tenant(self, tenant: str) -> dict[str, float]:
         with self._lock:
-            return dict(self._tenant[tenant]) if tenant in self._tenant else {}
+            return dict(self._sums.tenants.get(tenant, ()))

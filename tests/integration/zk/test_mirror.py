@@ -122,7 +122,7 @@ def test_parts_of_cores_add_up(zk: Any) -> None:
     assert zk.reservations.provider("p") == {"cores": 0.3}
     for node in nodes:
         zk.deleteNode(node)
-    wait_for(lambda: zk.node_tree.usage("p") == {"cores": 0}, what="nothing is left of them")
+    wait_for(lambda: not zk.node_tree.usage("p"), what="nothing is left of them")
 
 
 def test_counts_with_and_without_a_mirror(zk: Any) -> None:
@@ -151,7 +151,7 @@ def test_counts_follow_states(zk: Any) -> None:
     zk.deleteNode(node)
     wait_for(lambda: zk.getCachedNode(node.id) is None)
     assert not any(zk.node_tree.usage("p").values())
-    assert not any(zk.node_tree.state_count.values())
+    assert not any(zk.node_tree.counted.states.values())
 
 
 @pytest.mark.spec("issue 11, B14: merged transactions are limited by their bytes, too")
@@ -234,7 +234,7 @@ def test_indexes_keep_nothing_of_tenants_and_labels_that_are_gone(zk: Any) -> No
         zk.deleteNodeRequest(request)
         wait_for(lambda: not zk.node_tree.nodes and not zk.request_tree.requests)
         assert not zk.request_tree.label_sets
-        assert "t" not in zk.node_tree.tenant_usage and "t" not in zk.node_tree.unmeasured_tenant
+        assert "t" not in zk.node_tree.measured.tenants and "t" not in zk.node_tree.unmeasured.tenants
 
 
 def test_listeners_hear_of_components_that_come_change_and_go(zk: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.launcher.requests import tenants
 from nodepool.reasons import Reason
-from nodepool.zk.mirror.reservations import Reservations
+from nodepool.zk.mirror.reservations import Reservations, Sums
 
 
 def test_two_pools_do_not_spend_the_same_rest() -> None:
@@ -31,7 +31,7 @@ def test_two_pools_do_not_spend_the_same_rest() -> None:
             other.join(0.2)  # it comes to an end here only if nothing keeps it
         return promised
 
-    tree = SimpleNamespace(lock=threading.RLock(), tenant_usage={}, unmeasured_tenant={})
+    tree = SimpleNamespace(lock=threading.RLock(), measured=Sums(), unmeasured=Sums())
     kept = SimpleNamespace(tenant=looked, reserve=reservations.reserve)
     state: Any = SimpleNamespace(zk=SimpleNamespace(node_tree=tree, reservations=kept), config=None)
     manager = SimpleNamespace(quotaNeededByLabel=lambda *_: QuotaInformation(instances=1))

@@ -173,10 +173,9 @@ RECORD = {"state": "ready", "provider": "p", "pool": "main", "tenant_name": "t",
 
 
 def sums(tree: NodeTree) -> list[object]:
-    """All that limits are compared with, without zeros."""
-    usage = [tree.provider_usage, tree.pool_usage, tree.tenant_usage, tree.unmeasured_tenant]
-    nonzero = [{key: kept for key, count in one.items() if (kept := {k: n for k, n in count.items() if n})} for one in usage]
-    return [*nonzero, +tree.pool_count, +tree.unmeasured, tree.by_provider]
+    """All that limits are compared with, without empty ones."""
+    usage = [tree.measured.places, tree.measured.tenants, tree.unmeasured.places, tree.unmeasured.tenants]
+    return [*({key: count for key, count in one.items() if count} for one in usage), tree.counts(), tree.by_provider]
 
 
 @pytest.mark.parametrize("change", [

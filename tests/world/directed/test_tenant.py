@@ -156,7 +156,7 @@ def test_static_nodes_count_for_launchers_without_their_provider(bench: Launcher
     cloud = bench.start(config(provider(), **limited), name="two.yaml")
     bench.wait_nodes(2, state="ready")
     hosts = [bench.fulfilled("host", tenant_name="t")[0] for _ in range(2)]
-    wait_for(lambda: sum(cloud.zk.node_tree.unmeasured_tenant["t"].values()) == 2)
+    wait_for(lambda: sum(cloud.zk.node_tree.unmeasured.tenants["t"].values()) == 2)
     bench.fulfilled("fake-label", tenant_name="t")
     last = bench.submit("fake-label", tenant_name="t")
     expected = "tenant t is limited to 3 instances, 3 in use"
@@ -176,7 +176,7 @@ def test_node_recorded_during_the_check_counts(bench: LauncherBench) -> None:
 
     def recorded_meanwhile(tenant: str) -> Any:
         bench.ready_node("fake-provider", "main", "fake-label", tenant_name="t", state="hold", resources={"instances": 1})
-        wait_for(lambda: tree.tenant_usage["t"]["instances"] == 1)
+        wait_for(lambda: tree.measured.tenants["t"]["instances"] == 1)
         reservations.release("promise")
         return real(tenant)
 

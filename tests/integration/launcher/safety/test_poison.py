@@ -75,7 +75,7 @@ def test_odd_records_are_set_aside(zk: Any, zk_chroot: Chroot, caplog: pytest.Lo
     for path in made:
         other.delete(path)
     wait_for(lambda: not bad(), what="none is left")
-    assert zk.node_tree.state_count["ready"] == 2
+    assert zk.node_tree.counted.states["ready"] == 2
     assert zk.client.session_id == session
 
 
@@ -92,8 +92,8 @@ def test_a_good_node_that_turns_bad_leaves_no_trace(zk: Any, zk_chroot: Chroot) 
         other.set(paths.node(node.id), text.encode())
         good = "[" not in text.replace('["label"]', "").replace('"host_keys": []', "")
         wait_for(lambda good=good: (zk.getCachedNode(node.id) is not None) == good)
-    wait_for(lambda: zk.node_tree.tenant_usage["t"]["cores"] == 0)
-    assert zk.node_tree.usage("p") == {"cores": 0}
+    wait_for(lambda: "t" not in zk.node_tree.measured.tenants)
+    assert zk.node_tree.usage("p") == {}
 
 
 @pytest.mark.spec(A2 + "; request-list shows the others; problem-list and /ready name it")
@@ -349,7 +349,7 @@ def test_tenant_limits_beside_a_provider_that_raises(bench: LauncherBench, monke
     )
     # Without resources, as another driver stores it: it is estimated.
     bench.ready_node("fake-p1", "main", "one", tenant_name="t", state="hold")
-    wait_for(lambda: pool.zk.node_tree.unmeasured_tenant.get("t"))
+    wait_for(lambda: pool.zk.node_tree.unmeasured.tenants.get("t"))
 
     def fail(*_args: Any) -> None:
         raise RuntimeError("induced")
