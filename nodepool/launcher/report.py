@@ -24,7 +24,7 @@ from nodepool.launcher.trends import Trends
 from nodepool.reasons import Reason
 from nodepool.status import cluster
 from nodepool.version import get_version_string
-from nodepool.zk import reports
+from nodepool.zk import reading, reports
 from nodepool.zk.history import HistoryReader
 
 INTERVAL = 2.0
@@ -133,7 +133,7 @@ class Reporter:
             reports.write(kazoo, self._config_path(), self.config())
         except ValueError:
             self._published_config = published  # retrying does not make it smaller
-            reports.remove(kazoo, self._config_path())  # the previous one is not in force any more
+            reading.remove(kazoo, self._config_path())  # the previous one is not in force any more
             raise
         self._published_config = published
 
@@ -145,8 +145,8 @@ class Reporter:
         zk = self._state.zk
         if self._published is not None and zk is not None and zk.connected:
             try:
-                reports.remove(zk.kazoo_client, reports.path(self._state.identifier))
-                reports.remove(zk.kazoo_client, self._config_path())
+                reading.remove(zk.kazoo_client, reports.path(self._state.identifier))
+                reading.remove(zk.kazoo_client, self._config_path())
             except KazooException as error:
                 self.log.debug("Cannot remove the report now: %r", error)
 

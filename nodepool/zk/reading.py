@@ -1,15 +1,21 @@
-"""Pipelined reads of many znodes, with a deadline for each answer."""
+"""Pipelined reads of many znodes, and writes, with a deadline for each answer.
+
+:raises KazooException: (all functions) no connection, or no answer in time.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NodeExistsError, NoNodeError
 
 #: Seconds for one answer of the server, and number of concurrent reads.
 TIMEOUT, PIPELINE = 30.0, 500
+#: Attempts to write a znode that another client creates or deletes at the same time.
+TRIES = 3
 
 
 def children(kazoo: KazooClient, parent: str) -> list[str]:
@@ -24,7 +30,6 @@ def answers(ask: Callable[[str], Any], wanted: Iterable[str]) -> Iterator[tuple[
     """Yield each path with the answer of the server; those that do not exist are omitted.
 
     :param ask: starts to read one path, such as ``kazoo.get_async``.
-    :raises KazooException: no connection, or no answer in time.
     """
     paths = list(wanted)
     for start in range(0, len(paths), PIPELINE):
@@ -34,3 +39,28 @@ def answers(ask: Callable[[str], Any], wanted: Iterable[str]) -> Iterator[tuple[
             except NoNodeError:
                 continue
             yield path, answer
+
+
+def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool) -> None:
+    """Write a znode, or create it with its parents; an ephemeral one ends with our session."""
+    for _ in range(TRIES):
+        try:
+            stat = kazoo.set_async(path, data).get(timeout=TIMEOUT)
+            session = kazoo.client_id
+            if not ephemeral or session is None or stat.ephemeralOwner == session[0]:
+                return
+            # From an earlier process with this name, or from our last session, with which it would end.
+            remove(kazoo, path)
+        except NoNodeError:
+            pass
+        try:
+            kazoo.create_async(path, data, ephemeral=ephemeral, makepath=True).get(timeout=TIMEOUT)
+            return
+        except NodeExistsError:
+            continue
+
+
+def remove(kazoo: KazooClient, path: str) -> None:
+    """Delete a znode, if it exists."""
+    with contextlib.suppress(NoNodeError):
+        kazoo.delete_async(path).get(timeout=TIMEOUT)

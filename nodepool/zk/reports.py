@@ -17,12 +17,12 @@ from typing import Any
 from urllib.parse import quote
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import ZnodeStat
 
+from nodepool.zk import reading
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
-from nodepool.zk.reading import TIMEOUT, answers, children
+from nodepool.zk.reading import answers, children
 from nodepool.zk.records import LARGEST as LARGEST_NUMBER
 from nodepool.zk.records import RecordError, parse_object, texts_of
 
@@ -139,27 +139,7 @@ def write(kazoo: KazooClient, where: str, content: dict[str, Any]) -> None:
     :raises KazooException: no connection, or no answer in time.
     :raises ValueError: it is larger than :data:`LARGEST`.
     """
-    data = serialize(content)
-    try:
-        stat = kazoo.set_async(where, data).get(timeout=TIMEOUT)
-        if stat.ephemeralOwner == kazoo.client_id[0]:
-            return
-        # From an earlier process with this name and id, or from our last session, with which it would end.
-        kazoo.delete_async(where).get(timeout=TIMEOUT)
-    except NoNodeError:
-        pass
-    kazoo.create_async(where, data, ephemeral=True, makepath=True).get(timeout=TIMEOUT)
-
-
-def remove(kazoo: KazooClient, where: str) -> None:
-    """Delete a report or configuration.
-
-    :raises KazooException: no connection, or no answer in time.
-    """
-    try:
-        kazoo.delete_async(where).get(timeout=TIMEOUT)
-    except NoNodeError:
-        pass
+    reading.write(kazoo, where, serialize(content), ephemeral=True)
 
 
 def named(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from nodepool.zk.mirror.reservations import Reservations
     from nodepool.zk.reports import ReportTree
 
+#: Attempts to delete a record that other clients contend for.
+DELETE_ATTEMPTS = 10
+
 R = TypeVar("R", bound=BaseModel)
 T = TypeVar("T", bound=Tree[Any])
 C = TypeVar("C", Node, NodeRequest)
@@ -108,6 +111,25 @@ class FacadeBase:
         """Delete a znode, if it exists."""
         with contextlib.suppress(NoNodeError):
             self.kazoo_client.delete(path, recursive=recursive)
+
+    def _delete(self, path: str, allowed: Callable[[], bool] = lambda: True) -> bool:
+        """Delete a record with everything below it; return False if it may not be deleted.
+
+        If other clients start to contend for its lock at the same time, the deletion is repeated.
+        """
+        attempts = 0
+        while allowed():
+            try:
+                self.kazoo_client.delete(path, recursive=True)
+            except NoNodeError:
+                pass
+            except NotEmptyError:
+                attempts += 1
+                if attempts == DELETE_ATTEMPTS:
+                    raise
+                continue
+            return True
+        return False
 
     def _write(self, path: str, data: bytes) -> None:
         """Write a znode, or create it with its parents."""

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase, newest_first
 from nodepool.zk.mirror.images import ImageData, ImageTree
-from nodepool.zk.mirror.progress import ProgressData, ProgressStore
+from nodepool.zk.mirror.progress import ProgressData, ProgressStore, ProgressTree
 from nodepool.zk.records import BUILDING, DELETING, READY, UPLOADING, ImageBuild, ImageBuildRequest, ImageUpload
 
-#: Attempts to delete a record that other clients contend for.
-DELETE_ATTEMPTS = 10
 #: How often a record is read again if another client changes it at the same time.
 TRIES = 10
 
@@ -124,25 +122,6 @@ class ImageMethods(FacadeBase):
                 return None
             return DELETING
         return state
-
-    def _delete(self, path: str, allowed: Callable[[], bool] = lambda: True) -> bool:
-        """Delete a record with everything below it; return False if it may not be deleted.
-
-        If other clients start to contend for its lock at the same time, the deletion is repeated.
-        """
-        attempts = 0
-        while allowed():
-            try:
-                self.kazoo_client.delete(path, recursive=True)
-            except NoNodeError:
-                pass
-            except NotEmptyError:
-                attempts += 1
-                if attempts == DELETE_ATTEMPTS:
-                    raise
-                continue
-            return True
-        return False
 
     # -- flags
 
@@ -274,10 +253,7 @@ class ImageMethods(FacadeBase):
 
     def readProgress(self, cached: bool = True) -> ProgressData:
         """Return all progress records; from a complete mirror, else read."""
-        tree = self.progress_tree
-        if cached and tree is not None and tree.synced.is_set():
-            return tree.data()
-        return self.progress.read_all()
+        return self._complete(self.progress_tree if cached else None, ProgressTree).data()
 
     def exportImageData(self) -> dict[str, str]:
         """Return pause markers, builds and uploads: path -> text (ZK-11)."""
@@ -317,11 +293,7 @@ class ImageMethods(FacadeBase):
                 if reached not in numbers or path.endswith("/counter"):
                     self.kazoo_client.delete(path)
         for path, text in sorted(import_data.items()):
-            raw = text.encode("utf8")
-            try:
-                self.kazoo_client.create(path, raw, makepath=True)
-            except NodeExistsError:
-                self.kazoo_client.set(path, raw)
+            self._write(path, text.encode("utf8"))
 
 
 __all__ = ["ImageMethods"]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kazoo.exceptions import NoNodeError, NotEmptyError
+from kazoo.exceptions import NoNodeError
 
 from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
@@ -190,14 +190,7 @@ class NodeMethods(FacadeBase):
 
     def deleteRawNode(self, node_id: str) -> None:
         """Delete the znode and everything below it."""
-        for _attempt in range(5):
-            try:
-                self.kazoo_client.delete(paths.node(node_id), recursive=True)
-            except NotEmptyError:
-                continue  # others have just contended for its lock
-            except NoNodeError:
-                pass
-            return
+        self._delete(paths.node(node_id))
 
     def deleteOldestUnusedNode(self, provider_name: str, pool_name: str) -> bool:
         """Run :meth:`make_room` and wait for the result; return False if no node is deleted."""

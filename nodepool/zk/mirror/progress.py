@@ -16,16 +16,16 @@ stored here: the builder removes them from the lines of a build log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
-from nodepool.zk.reading import TIMEOUT, answers, children
+from nodepool.zk.reading import TIMEOUT, remove, write
 from nodepool.zk.records import RecordError
 from nodepool.zk.records.progress import (
     BUILDS,
@@ -33,7 +33,6 @@ from nodepool.zk.records.progress import (
     ROOT,
     UPLOADS,
     BuildProgress,
-    P,
     ProgressData,
     ProgressRecord,
     UploadFailure,
@@ -42,8 +41,6 @@ from nodepool.zk.records.progress import (
 )
 
 log = logging.getLogger("nodepool.zk.progress")
-#: Attempts to write a record that another client creates or deletes at the same time.
-TRIES = 3
 KINDS: dict[str, type[ProgressRecord]] = {BUILDS: BuildProgress, UPLOADS: UploadProgress, FAILURES: UploadFailure}
 
 
@@ -60,50 +57,21 @@ class ProgressStore:
 
     def write(self, record: ProgressRecord) -> None:
         """Create or replace a record; that of a running upload ends with the session."""
-        path, data, ephemeral = record.path, record.serialize(), isinstance(record, UploadProgress)
-        for _ in range(TRIES):
-            try:
-                stat = self._kazoo.set_async(path, data).get(timeout=TIMEOUT)
-                session = self._kazoo.client_id
-                if not ephemeral or session is None or stat.ephemeralOwner == session[0]:
-                    return
-                # A leftover of a lost session of ours.
-                self.delete(record)
-            except NoNodeError:
-                pass
-            try:
-                self._kazoo.create_async(path, data, ephemeral=ephemeral, makepath=True).get(timeout=TIMEOUT)
-                return
-            except NodeExistsError:
-                continue
+        write(self._kazoo, record.path, record.serialize(), ephemeral=isinstance(record, UploadProgress))
 
     def delete(self, record: ProgressRecord) -> None:
         """Delete a record; the fields in the name of its znode suffice."""
-        try:
-            self._kazoo.delete_async(record.path).get(timeout=TIMEOUT)
-        except NoNodeError:
-            pass
-
-    def _records(self, kind: type[P], paths: Iterable[str]) -> Iterator[P]:
-        for path, (data, _stat) in answers(self._kazoo.get_async, paths):
-            try:
-                record = parse(kind, path.rsplit("/", 1)[1], data)
-            except RecordError as error:
-                log.error("Ignoring %s: %s", path, error)
-                continue
-            if record is not None:
-                yield record
-
-    def read(self, kind: type[P]) -> list[P]:
-        """Return all records of this class."""
-        parent = kind.PATH.rpartition("/")[0]
-        return list(self._records(kind, (f"{parent}/{name}" for name in children(self._kazoo, parent))))
+        remove(self._kazoo, record.path)
 
     def read_build(self, build_id: str) -> BuildProgress | None:
-        return next(self._records(BuildProgress, [BuildProgress("", build_id).path]), None)
-
-    def read_all(self) -> ProgressData:
-        return ProgressData.of(record for kind in KINDS.values() for record in self.read(kind))
+        path = BuildProgress("", build_id).path
+        try:
+            return parse(BuildProgress, path.rpartition("/")[2], self._kazoo.get_async(path).get(timeout=TIMEOUT)[0])
+        except NoNodeError:
+            return None
+        except RecordError as error:
+            log.error("Ignoring %s: %s", path, error)
+            return None
 
 
 # -- mirror

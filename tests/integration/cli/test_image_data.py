@@ -230,7 +230,7 @@ def test_erase_takes_failed_uploads_along(run, plain):  # noqa: F811
     for provider in ("p", "q"):
         plain.progress.write(UploadFailure(IMAGE, provider, reason="quota"))
     run("erase", "p", "--force")
-    assert [failure.provider for failure in plain.progress.read(UploadFailure)] == ["q"]
+    assert [failure.provider for failure in plain.readProgress().failures.values()] == ["q"]
 
 
 # -- alien images

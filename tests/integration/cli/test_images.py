@@ -551,7 +551,7 @@ def test_an_upload_goes_on_in_a_new_session(plain, zk_chroot):  # noqa: F811
     upload = UploadProgress(IMAGE, "b" * 32, "p", "0000000001", bytes_sent=1)
     store.write(upload)
     expire(client)
-    wait_for(lambda: not plain.progress.read(UploadProgress), what="the end of the old record")
+    wait_for(lambda: not plain.readProgress().uploads, what="the end of the old record")
     upload.bytes_sent = 2
     store.write(upload)
-    assert [u.bytes_sent for u in plain.progress.read(UploadProgress)] == [2]
+    assert [u.bytes_sent for u in plain.readProgress().uploads.values()] == [2]

@@ -10,7 +10,7 @@ from kazoo.client import KazooState
 from kazoo.protocol.states import KeeperState
 
 from nodepool.exceptions import ZKLockException
-from nodepool.zk import paths, reports
+from nodepool.zk import paths, reading, reports
 from nodepool.zk import zookeeper as zk_module
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.mirror.nodes import count_nodes
@@ -260,7 +260,7 @@ def test_listeners_hear_of_reports_that_come_and_go(zk: Any) -> None:
     path = reports.path("nl01-1")
     reports.write(zk.kazoo_client, path, {**content, "details": [], "waiting": []})
     wait_for(lambda: heard == [1])
-    reports.remove(zk.kazoo_client, path)
+    reading.remove(zk.kazoo_client, path)
     wait_for(lambda: heard == [1, 0])
 
 

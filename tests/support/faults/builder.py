@@ -318,7 +318,7 @@ class BuilderBench:
         images = {i["id"] for cloud in self.all_clouds.values() for i in cloud.images()}
         found += [f"cloud image {i} without record" for i in images - set(known)]
         found += [f"upload {i} without image" for i in set(known) - images]
-        progress = ProgressStore(self.client.client).read_all()
+        progress = self.zk.readProgress(cached=False)
         found += [f"progress: {b.build} is being built" for b in progress.builds.values() if b.state == BUILDING]
         found += [f"progress: upload of {u.build}" for u in progress.uploads.values()]
         return found

@@ -16,7 +16,7 @@ from nodepool.config.model import Config
 from nodepool.launcher import report
 from nodepool.launcher.report import Reporter
 from nodepool.launcher.trends import Trends
-from nodepool.zk import reports
+from nodepool.zk import reading, reports
 
 
 def test_configuration_is_published_once_per_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_configuration_is_published_once_per_change(monkeypatch: pytest.MonkeyPa
         written.append(where)
 
     monkeypatch.setattr(reports, "write", write)
-    monkeypatch.setattr(reports, "remove", lambda _kazoo, where: removed.append(where))
+    monkeypatch.setattr(reading, "remove", lambda _kazoo, where: removed.append(where))
     with pytest.raises(ConnectionLoss):
         reporter.publish_config()
     for _ in range(2):

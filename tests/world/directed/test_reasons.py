@@ -279,7 +279,7 @@ def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
     wait_for(lambda: len(pool.getReadiness()[1]) == 2, what="/ready tells")
     assert pool.getReadiness()[0] is True
     with pytest.MonkeyPatch.context() as patch:  # ZooKeeper is away: nobody is asked
-        patch.setattr("nodepool.zk.mirror.progress.ProgressStore.read_all", lambda self: 1 / 0)
+        patch.setattr("nodepool.zk.facade.base.FacadeBase._complete", lambda *_args: 1 / 0)
         pool.zk.progress_tree.synced.clear()
         assert len(pool.getReadiness()[1]) >= 2
         pool.zk.progress_tree.synced.set()

@@ -70,7 +70,7 @@ def choose(context: Context, name: str) -> BuildProgress:
 
     :raises CommandError: nothing is known about it.
     """
-    builds: list[BuildProgress] = context.zk.progress.read(BuildProgress)
+    builds = context.zk.readProgress().builds.values()
     for build in builds:
         if name == f"{build.image}-{build.build}":
             return build
