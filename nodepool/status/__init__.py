@@ -118,7 +118,7 @@ def _node_row(node: Node, now: float) -> dict[str, Any]:
 def node_list(zk: Facade, node_id: str | None = None, detail: bool = True, clock: Callable[[], float] = time.time) -> Results:
     """Return all nodes by id, or the requested one (no row if it does not exist)."""
     now = clock()
-    nodes = zk.readNodes(with_contenders=True)
+    nodes = zk.readNodes()
     if node_id is not None:
         nodes = [node for node in nodes if node.id == node_id]
     rows = [_node_row(node, now) for node in sorted(nodes, key=lambda node: node.id or "")]
@@ -208,7 +208,7 @@ def provider_images(zk: Facade, provider: str) -> Results:
 
 
 def provider_nodes(zk: Facade, provider: str) -> Results:
-    nodes = sorted((n for n in zk.readNodes(with_contenders=False) if n.provider == provider), key=lambda n: n.id or "")
+    nodes = sorted((n for n in zk.readNodes() if n.provider == provider), key=lambda n: n.id or "")
     return Results([{"id": n.id, "server_id": n.external_id} for n in nodes], PROVIDER_NODE_COLUMNS)
 
 

@@ -237,7 +237,7 @@ def _users(zk: Facade, pool: str, providers: set[str], labels: Collection[str], 
     """
     nodes = [
         node
-        for node in (nodes_of_pool(zk, pool) if pool else zk.readNodes(with_contenders=False))
+        for node in (nodes_of_pool(zk, pool) if pool else zk.readNodes())
         if (pool or node.provider in providers) and (not labels or set(labels) & set(node.type))
     ]
     if not nodes:
@@ -265,7 +265,7 @@ def _with_hosts(zk: Facade, cause: Cause, providers: Collection[str], labels: Co
         return cause
     text = "; ".join(dict.fromkeys(down))
     remedy = "repair the host, or remove it from the configuration"
-    usable = any(set(labels) & set(node.type) for node in zk.readNodes(with_contenders=False) if node.provider in providers)
+    usable = any(set(labels) & set(node.type) for node in zk.readNodes() if node.provider in providers)
     return Cause(f"{cause.text}; {text}" if usable else text, remedy, "host-down", f"host-down {text}", text)
 
 
@@ -484,7 +484,7 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
             cause = _switched_off(zk, label, zk.getRegisteredPools())
         if cause is not None:
             found.append(Problem(one_line(cause.text), label=label, help=cause.remedy or "see `nodepool explain label`"))
-    nodes = {node.id: node for node in zk.readNodes(with_contenders=False)}
+    nodes = {node.id: node for node in zk.readNodes()}
     stuck = [
         Problem(one_line(cause.text), str(nodes[node_id].provider), help=cause.remedy)
         for node_id, cause in sorted(stuck_nodes(zk, clock).items())

@@ -184,7 +184,7 @@ def hosts(zk: Facade) -> Results:
         if isinstance(host, dict)
     ]
     there: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for node in zk.readNodes(with_contenders=False) if told else ():
+    for node in zk.readNodes() if told else ():
         if isinstance(node.external_id, dict):
             there[str(node.provider), str(node.external_id.get("host"))].append(str(node.id))
     rows = [

@@ -146,7 +146,7 @@ def _backing_of(node: Node) -> str:
 def _index(zk: Facade, name: str, key: Callable[[Node], str]) -> dict[str, list[Node]]:
     def make() -> dict[str, list[Node]]:
         found: dict[str, list[Node]] = defaultdict(list)
-        for node in zk.readNodes(with_contenders=False):
+        for node in zk.readNodes():
             found[key(node)].append(node)
         return found
 
@@ -157,7 +157,7 @@ def stuck_nodes(zk: Facade, clock: Clock = time.time) -> dict[str, Cause]:
     """Return node id -> result of :func:`of_node`, if it is a cause."""
 
     def stuck() -> dict[str, Cause]:
-        candidates = (node for node in zk.readNodes(with_contenders=False) if node.state in _MAY_BE_STUCK)
+        candidates = (node for node in zk.readNodes() if node.state in _MAY_BE_STUCK)
         return {str(node.id): cause for node in candidates if (cause := of_node(zk, node, clock)) is not None}
 
     return _once(zk, "stuck nodes", stuck)

@@ -33,9 +33,8 @@ class Once:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._zk, name)
 
-    def readNodes(self, with_contenders: bool = False) -> list[Node]:
-        """Return nodes without locks if there is no mirror, which saves reading them."""
-        return self.remember("nodes", lambda: self._zk.readNodes(with_contenders=False))
+    def readNodes(self) -> list[Node]:
+        return self.remember("readNodes", self._zk.readNodes)
 
     def countNodes(self) -> NodeCounts:
         """Count nodes; without a mirror from the list that is read anyway."""

@@ -81,7 +81,7 @@ def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
     """Yield nodes whose provider, pool or label would no longer be configured."""
     others = {pool.provider_name for pool in _elsewhere(zk, old)}
     gone: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for node in zk.readNodes(with_contenders=False):
+    for node in zk.readNodes():
         if node.provider not in old.providers or node.provider in others:
             continue
         provider = new.providers.get(node.provider or "")
@@ -103,7 +103,7 @@ def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
 
 def _limits(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
     """Yield limits that are below the current use."""
-    nodes = [node for node in zk.readNodes(with_contenders=False) if node.state not in (DELETING, DELETED, FAILED)]
+    nodes = [node for node in zk.readNodes() if node.state not in (DELETING, DELETED, FAILED)]
     counts = Counter((node.provider, node.pool) for node in nodes)
     for provider in new.providers.values():
         if provider.max_concurrency == 0:
@@ -130,7 +130,7 @@ def _limits(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
 def _created(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
     """Yield effects on ``min-ready`` nodes."""
     ready: Counter[str] = Counter()
-    for node in zk.readNodes(with_contenders=False):
+    for node in zk.readNodes():
         if node.state == READY and node.allocated_to is None:
             ready.update(node.type)
     for name, label in new.labels.items():

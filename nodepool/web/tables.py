@@ -152,7 +152,7 @@ class NodeRows:
     def read(self, nodepool: Source) -> Rows:
         """Return rows; times are UNIX seconds, ports are hidden as in ``/node-list``."""
         kept: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
-        for node in nodepool.getZK().readNodes(with_contenders=True):
+        for node in nodepool.getZK().readNodes():
             node_id = node.id or ""
             locked, known = bool(node.lock_contenders), self._kept.get(node_id)
             row = known[2] if known is not None and known[0] is node and known[1] is locked else _node_row(node, locked)

@@ -60,7 +60,7 @@ class Mirror:
     def problem(self, text: str, provider: str | None = None, label: str | None = None) -> None:
         self.problems.append({"provider": provider, "label": label, "problem": text, "help": None})
 
-    def readNodes(self, with_contenders: bool) -> list[Any]:
+    def readNodes(self) -> list[Any]:
         return self.nodes
 
     def countNodes(self) -> Any:

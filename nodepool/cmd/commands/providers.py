@@ -58,7 +58,7 @@ def erase(context: Context) -> None:
         if failure.provider == provider:
             zk.progress.delete(failure)
     print(f"Erasing node data for {provider}...")
-    for node in zk.readNodes(with_contenders=False):
+    for node in zk.readNodes():
         if node.provider == provider:
             _remove(context, paths.node(node.id or ""))
 

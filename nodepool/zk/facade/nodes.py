@@ -13,8 +13,7 @@ from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.locks import LockHandle
-from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
-from nodepool.zk.reading import answers
+from nodepool.zk.mirror.nodes import NodeCounts, NodeTree
 from nodepool.zk.records import DELETED, DELETING, READY, Node
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -53,16 +52,9 @@ class NodeMethods(FacadeBase):
         """Yield all nodes; from a complete mirror, else read (pipelined)."""
         return self._records(Node, paths.NODES, self.node_tree, cached, cached_ids)
 
-    def readNodes(self, with_contenders: bool = True) -> list[Node]:
-        """Read all nodes with their lock contenders; write nothing."""
-        if self.node_tree is not None and self.node_tree.synced.is_set():
-            return self.node_tree.snapshot()
-        nodes = list(self.nodeIterator(cached=False))
-        if with_contenders:
-            locked = {paths.node_lock(n.id or ""): n for n in nodes if n.stat is None or n.stat.numChildren}
-            for path, names in answers(self.kazoo_client.get_children_async, locked):
-                locked[path].lock_contenders = {n for n in names if paths.contender_number(n) is not None}
-        return nodes
+    def readNodes(self) -> list[Node]:
+        """Return all nodes with their lock contenders; from a complete mirror, else read."""
+        return self._complete(self.node_tree, NodeTree).snapshot()
 
     def readChangingNodes(self) -> list[Node]:
         """Read the nodes whose last change the mirror does not show yet; none without a mirror."""
@@ -71,9 +63,7 @@ class NodeMethods(FacadeBase):
 
     def countNodes(self) -> NodeCounts:
         """Return the numbers of nodes; from the mirror, else by reading all; write nothing."""
-        if self.node_tree is not None and self.node_tree.synced.is_set():
-            return self.node_tree.counts()
-        return count_nodes(self.nodeIterator(cached=False))
+        return self._complete(self.node_tree, NodeTree).counts()
 
     def getReadyNodesOfTypes(self, labels: list[str], cached: bool = True) -> dict[str, list[Node]]:
         """Return ready, unallocated nodes by label; nodes with several labels under each."""

@@ -46,10 +46,7 @@ def fixed_address(zk: Any, zk_chroot: Any, monkeypatch: pytest.MonkeyPatch) -> I
     fixed_cluster.stop_clocks(monkeypatch)
     fixed_cluster.write(zk_chroot.connect().client)
     expected = (len(fixed_cluster.nodes()), len(fixed_cluster.requests()))
-    wait_for(
-        lambda: (len(zk.readNodes(with_contenders=False)), len(zk.readRequests())) == expected and zk.readReports(),
-        what="the mirror",
-    )
+    wait_for(lambda: (len(zk.readNodes()), len(zk.readRequests())) == expected and zk.readReports(), what="the mirror")
     launcher: Any = fixed_cluster.Launcher(zk)
     actions = Actions(lambda: zk, lambda: None, None, AccessConfig, "loopback")
     app = WebApp(launcher, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics(), actions=actions)

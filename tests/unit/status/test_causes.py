@@ -49,7 +49,7 @@ class Cluster:
         self.reads[name] += 1
         return found
 
-    def readNodes(self, with_contenders: bool) -> Any:
+    def readNodes(self) -> Any:
         return self._read("nodes", self.nodes)
 
     def countNodes(self) -> Any:

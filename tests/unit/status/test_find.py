@@ -44,7 +44,7 @@ class _Cluster:
     def readRequests(self) -> Any:
         return [self.request]
 
-    def readNodes(self, with_contenders: bool) -> Any:
+    def readNodes(self) -> Any:
         return [self.node]
 
     def countNodes(self) -> Any:

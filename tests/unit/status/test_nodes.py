@@ -20,7 +20,7 @@ class Cluster:
     def __init__(self, *nodes: Node) -> None:
         self.nodes = nodes
 
-    def readNodes(self, with_contenders: bool) -> list[Node]:
+    def readNodes(self) -> list[Node]:
         return list(self.nodes)
 
 

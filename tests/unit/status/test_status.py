@@ -50,7 +50,7 @@ class FakeZK:
                 "build_locks": {}}  # fmt: skip
         self.images = SimpleNamespace(**{**base, **images})
 
-    def readNodes(self, with_contenders=True):
+    def readNodes(self):
         return self.nodes
 
     def readRequests(self):
