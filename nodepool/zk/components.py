@@ -13,7 +13,7 @@ from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.version import get_version_string
-from nodepool.zk import paths
+from nodepool.zk import locks, paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.reading import answers, children
@@ -128,19 +128,8 @@ class Component:
         self._unregistered.set()
         with self._lock:
             path, self.path = self.path, None
-            kazoo = self.client.client
-            if path is None or kazoo is None:
-                return
-            try:
-                if self.client.connected:
-                    kazoo.delete(path)
-                else:
-                    kazoo.abandoned.add(path)
-            except NoNodeError:
-                pass
-            except KazooException as error:
-                self.log.warning("Cannot delete component %s now: %r", path, error)
-                kazoo.abandoned.add(path)
+            if path is not None and self.client.client is not None:
+                locks.withdraw(self.client.client, path)
 
     def _state_changed(self, state: str) -> None:
         is_current = self._session == self.client.session_id and not self._unwritten

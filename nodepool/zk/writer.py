@@ -75,9 +75,8 @@ class Txn:
         self.operations.append(SetData(self.client.full_path(path), data, version))
         return len(self.operations) - 1
 
-    def delete(self, path: str, version: int = -1) -> int:
+    def delete(self, path: str, version: int = -1) -> None:
         self.operations.append(Delete(self.client.full_path(path), version))
-        return len(self.operations) - 1
 
     @property
     def written(self) -> list[str]:
@@ -89,10 +88,9 @@ class Txn:
         """Return the bytes of data and paths, about the number of bytes sent."""
         return sum(len(op.path) + (len(op.data) if isinstance(op, Create | SetData) else 0) for op in self.operations)
 
-    def check(self, path: str, version: int = -1) -> int:
+    def check(self, path: str, version: int = -1) -> None:
         """Let the transaction fail unless the znode exists (with that version)."""
         self.operations.append(CheckVersion(self.client.full_path(path), version))
-        return len(self.operations) - 1
 
 
 class Writer:

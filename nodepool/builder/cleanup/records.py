@@ -51,8 +51,7 @@ class RecordCleaner:
         try:
             yield True
         finally:
-            with contextlib.suppress(NoNodeError):
-                locks.release(client, handle)
+            locks.release(client, handle)
 
     # -- uploads
 

@@ -32,8 +32,7 @@ class ImageMethods(FacadeBase):
         try:
             yield
         finally:
-            with contextlib.suppress(NoNodeError):
-                locks.release(self.kazoo_client, handle)
+            locks.release(self.kazoo_client, handle)
 
     def imageBuildLock(self, image: str, blocking: bool = True, timeout: float | None = None) -> Any:
         """Lock held during a whole build of the image."""

@@ -8,7 +8,8 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
+from kazoo.protocol.states import KazooState
 
 from nodepool.exceptions import TimeoutException, ZKLockException
 from nodepool.zk import paths
@@ -88,7 +89,7 @@ def acquire(
             if (left <= 0 or not gone.wait(left)) and deadline is not None:
                 raise TimeoutException(f"Timeout trying to acquire lock {directory}")
     except BaseException:
-        _withdraw(client, path, ephemeral)
+        withdraw(client, path, ephemeral)
         raise
 
 
@@ -125,24 +126,23 @@ def _enter(client: Client, directory: str, record: str | None, ephemeral: bool, 
     raise ZKLockException(f"Did not get lock on {directory}: it keeps changing")
 
 
-def _withdraw(client: Client, path: str, ephemeral: bool) -> None:
+def withdraw(client: Client, path: str, ephemeral: bool = True) -> None:
+    """Delete a contender or another mark of ours; at the latest after the next reconnect."""
+    if client.state != KazooState.CONNECTED:
+        client.abandoned.add(path, ephemeral)  # a call would wait for the server
+        return
     try:
         client.delete(path)
     except NoNodeError:
         pass
     except KazooException as error:
-        log.warning("Cannot withdraw from lock %s now: %r", path, error)
+        log.warning("Cannot delete %s now: %r; it is deleted after the reconnect", path, error)
         client.abandoned.add(path, ephemeral)
 
 
 def release(client: Client, handle: LockHandle) -> None:
     """Release a lock, if it exists; at the latest after the next reconnect."""
-    try:
-        client.delete(handle.path)
-    except NoNodeError:
-        pass
-    except (ConnectionLoss, ConnectionClosedError):
-        client.abandoned.add(handle.path, handle.ephemeral)
+    withdraw(client, handle.path, handle.ephemeral)
 
 
 def names_in_order(client: Client, directory: str) -> list[str]:

@@ -116,14 +116,5 @@ class HeldLock:
             self._released = True
             handle, self._handle = self._handle, None
         kazoo = self._client.client
-        if handle is None or kazoo is None:
-            return
-        if not self._client.connected:
-            # A call would wait for the server.
-            kazoo.abandoned.add(handle.path)
-            return
-        try:
+        if handle is not None and kazoo is not None:
             locks.release(kazoo, handle)
-        except KazooException as error:
-            kazoo.abandoned.add(handle.path)
-            log.warning("Cannot release lock %s now: %r; it is released after the reconnect", self.directory, error)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import KazooException, NodeExistsError
 
-from nodepool.zk import paths
+from nodepool.zk import locks, paths
 from nodepool.zk.mirror.tree import Tree
 
 CATCH_UP = 5
@@ -62,9 +62,4 @@ class TurnLock:
 
     def drop(self) -> None:
         """Release the mark."""
-        try:
-            self._kazoo.delete(self.path)
-        except NoNodeError:
-            pass
-        except KazooException:
-            self._kazoo.abandoned.add(self.path)
+        locks.withdraw(self._kazoo, self.path)

@@ -226,7 +226,9 @@ class Tree(Generic[R]):
                 self._failed(generation, f"list {path}", error)
             self._done_one(generation)
 
-        self._submit_read(GetChildren2(self._kazoo().full_path(path), None), answer)
+        self.reads += 1
+        client = self._kazoo()
+        client.submit(GetChildren2(client.full_path(path), None), Reply(answer))
 
     def _discovered(self, path: str, parts: list[str], generation: int) -> None:
         self._stale.discard(path)
@@ -237,10 +239,6 @@ class Tree(Generic[R]):
         self.appeared(parts, path)
         if self.wants_children(parts, None):
             self._look_below(path, parts, generation)
-
-    def _submit_read(self, request: Any, answer: Callable[[Any, BaseException | None, int], None]) -> None:
-        self.reads += 1
-        self._kazoo().submit(request, Reply(answer))
 
     def _read(self, path: str, parts: list[str], sync_generation: int | None) -> None:
         generation = self._generation
