@@ -7,16 +7,6 @@ from typing import Any
 
 import yaml
 
-from nodepool.config.reading import SafeLoader
-
-
-def compose(text: str) -> yaml.Node | None:
-    """Return the node tree of *text* with line numbers; None if it is empty or not YAML."""
-    try:
-        return yaml.compose(text, Loader=SafeLoader)
-    except yaml.YAMLError:
-        return None
-
 
 def _child(node: yaml.Node, item: object) -> tuple[yaml.Node, int] | None:
     """Return the value under *item* and the line to report for it."""

@@ -87,17 +87,13 @@ def syntax_error(exc: yaml.YAMLError, text: str, path: str) -> ConfigSyntaxError
     return error
 
 
-def parse_text(text: str, path: str) -> Any:
-    """Parse YAML.
+def openConfig(path: str, env: Mapping[str, str] = os.environ) -> Any:
+    """Return the data of the YAML file *path* with the environment substituted.
 
     :raises ConfigSyntaxError: (a YAMLError) names file and line.
     """
+    text, _mtime = read_text(path, env)
     try:
         return yaml.load(text, Loader=SafeLoader)
     except yaml.YAMLError as exc:
         raise syntax_error(exc, text, path) from exc
-
-
-def openConfig(path: str, env: Mapping[str, str] = os.environ) -> Any:
-    """Return the data of the YAML file *path* with the environment substituted."""
-    return parse_text(read_text(path, env)[0], path)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import yaml
 
-from nodepool.config.location import compose, duplicate_keys
+from nodepool.config.location import duplicate_keys
 from nodepool.config.reading import SafeLoader, read_text, syntax_error
 
 
@@ -36,4 +36,4 @@ class Source:
     @functools.cached_property
     def root(self) -> yaml.Node | None:
         """Return the nodes with line numbers; parsed again when a problem has to be reported."""
-        return compose(self.text)
+        return yaml.compose(self.text, Loader=SafeLoader)
