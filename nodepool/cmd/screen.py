@@ -47,23 +47,17 @@ class Changes:
     """A flag that other threads set, and that ``select`` can wait for."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._flag = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        return self._read
+        return self._flag
 
     def set(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # nobody has read the last 64 KiB: it is set
-            os.write(self._write, b"x")
+        os.eventfd_write(self._flag, 1)
 
     def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._read, 65536):
-                pass
-
-    def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
+        with contextlib.suppress(BlockingIOError):  # it is not set
+            os.eventfd_read(self._flag)
 
 
 class Lines:

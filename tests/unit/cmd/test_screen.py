@@ -108,7 +108,7 @@ def test_change_ends_the_wait_but_not_before_the_minimum(keyboard: Keyboard) -> 
     assert 0.3 <= time.monotonic() - begin < limit(10)
     changed.clear()
     assert keyboard.screen.wait(changed, 0, 0.01)
-    changed.close()
+    os.close(changed.fileno())
 
 
 def test_change_in_another_thread_ends_the_wait_without_polling(keyboard: Keyboard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_change_in_another_thread_ends_the_wait_without_polling(keyboard: Keyboa
     assert time.monotonic() - begin < limit(20)
     assert len(waits) == 2, "until the minimum has passed, and until the change"
     timer.join()
-    changed.close()
+    os.close(changed.fileno())
 
 
 def test_change_that_is_set_often_blocks_nobody() -> None:
@@ -130,7 +130,7 @@ def test_change_that_is_set_often_blocks_nobody() -> None:
         changed.set()
     changed.clear()
     assert select.select([changed], [], [], 0)[0] == []
-    changed.close()
+    os.close(changed.fileno())
 
 
 def styles(text: str) -> dict[str, str]:
