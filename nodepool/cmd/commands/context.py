@@ -18,13 +18,13 @@ from nodepool.base import hostnames
 from nodepool.base.names import did_you_mean
 from nodepool.process.program import load_config
 from nodepool.status.filters import matching
+from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, UPLOADING, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
     from nodepool.config.model import Config
     from nodepool.driver.provider import Provider
-    from nodepool.zk.connection.client import ZooKeeperClient
     from nodepool.zk.connection.protocol import Client
 
 Subparsers = Any
@@ -73,7 +73,6 @@ class Context:
     args: argparse.Namespace
     _client: ZooKeeperClient | None = field(default=None, repr=False)
     _zk: ZooKeeper | None = field(default=None, repr=False)
-    _live: ZooKeeper | None = field(default=None, repr=False)
 
     @functools.cached_property
     def config(self) -> Config:
@@ -84,9 +83,6 @@ class Context:
     def zk(self) -> ZooKeeper:
         """Return the connected facade."""
         if self._zk is None:
-            from nodepool.zk.connection.client import ZooKeeperClient
-            from nodepool.zk.zookeeper import ZooKeeper
-
             self.config.require(self.args.config, "zookeeper-servers")
             self._client = ZooKeeperClient.from_config(self.config)
             self._client.connect(self.args.connect_timeout)
@@ -115,15 +111,12 @@ class Context:
 
         :raises CommandError: it cannot be read in time.
         """
-        from nodepool.zk.zookeeper import ZooKeeper
-
-        _ = self.zk
-        assert self._client is not None
-        if self._live is None:
-            self._live = self._zk = ZooKeeper(self._client, enable_cache=True)
-            if not self._live.wait_synced(SYNC_TIMEOUT):
+        zk = self.zk
+        if not zk.enable_cache:
+            self._zk = zk = ZooKeeper(zk.client, enable_cache=True)
+            if not zk.wait_synced(SYNC_TIMEOUT):
                 raise CommandError(f"the content of ZooKeeper cannot be read within {SYNC_TIMEOUT:g} s")
-        return self._live
+        return zk
 
     def refuse(self, text: str, said: bool = False) -> None:
         """Report that something is unknown or impossible; status 0, as in 11.0.0.
@@ -149,7 +142,6 @@ class Context:
         self.refuse(f"provider {name} is neither in {self.args.config} nor in ZooKeeper{did_you_mean(name, known)}")
 
     def close(self) -> None:
-        self._live = None
         zk, self._zk = self._zk, None
         client, self._client = self._client, None
         if zk is not None:
