@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
@@ -53,18 +55,12 @@ def erase(context: Context) -> None:
     print(f"Erasing build data for {provider}...")
     for (image, build), providers in zk.readImages().providers.items():
         if provider in providers:
-            _remove(context, f"{paths.build_providers(image, build)}/{provider}")
+            with contextlib.suppress(NoNodeError):
+                context.kazoo.delete(f"{paths.build_providers(image, build)}/{provider}", recursive=True)
     for failure in zk.readProgress().failures.values():
         if failure.provider == provider:
             zk.progress.delete(failure)
     print(f"Erasing node data for {provider}...")
     for node in zk.readNodes():
         if node.provider == provider:
-            _remove(context, paths.node(node.id or ""))
-
-
-def _remove(context: Context, path: str) -> None:
-    try:
-        context.kazoo.delete(path, recursive=True)
-    except NoNodeError:
-        pass
+            zk.deleteRawNode(node.id or "")

@@ -6,7 +6,6 @@ These let users and scripts request nodes by the protocol that Zuul uses (ZK-5 a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import time
 import uuid
@@ -127,8 +126,7 @@ def _withdraw(context: Context, ids: list[str]) -> None:
         if request.state == FULFILLED:
             note(f"request {request_id} is fulfilled and keeps its nodes; see {_how_to_end(request_id)}")
             continue
-        with contextlib.suppress(NoNodeError):
-            context.kazoo.delete(paths.request(request_id))
+        context.zk.deleteNodeRequest(request)
         note(f"request {request_id} has been withdrawn")
 
 

@@ -6,14 +6,11 @@ The locks live as long as the command (``-- COMMAND``, or ``--hold``). With ``--
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 from collections.abc import Sequence
 from typing import Any
-
-from kazoo.exceptions import NoNodeError
 
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, user
 from nodepool.cmd.commands.foreground import Foreground
@@ -23,7 +20,6 @@ from nodepool.process.program import describe as describe_error
 from nodepool.process.program import duration, seconds
 from nodepool.status import REDACTED
 from nodepool.status.results import format_duration
-from nodepool.zk import paths
 from nodepool.zk.records import FULFILLED, HOLD, IN_USE, READY, USED, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -161,15 +157,10 @@ def _take(context: Context, request_id: str) -> list[Any]:
     except BaseException:
         for node in taken:
             zk.unlockNode(node)
-        _delete_request(context, request_id)
         raise
-    _delete_request(context, request_id)
+    finally:
+        zk.deleteNodeRequest(request)
     return taken
-
-
-def _delete_request(context: Context, request_id: str) -> None:
-    with contextlib.suppress(NoNodeError):
-        context.kazoo.delete(paths.request(request_id))
 
 
 def _give_back(context: Context, nodes: list[Any]) -> None:
