@@ -244,14 +244,11 @@ class Validation:
         try:
             config = get_provider_config(dict(item))
             schema = config.getSchema()
-        except UnknownDriver as exc:
+        except (UnknownDriver, DriverLoadError, ImportError) as exc:
+            advice_missing = isinstance(exc, UnknownDriver) and ";" not in str(exc)
             if not self.by_daemon:
-                advice_given = ";" in str(exc)
-                self.note(str(exc) if advice_given else f"{exc}; known are {', '.join(drivers().known())}", (*where, "driver"))
-            return
-        except (DriverLoadError, ImportError) as exc:
-            if not self.by_daemon:
-                self.note(str(exc), (*where, "driver"))
+                known = f"; known are {', '.join(drivers().known())}" if advice_missing else ""
+                self.note(f"{exc}{known}", (*where, "driver"))
             return
         except Exception as exc:
             self.note(f"provider {name}: {type(exc).__name__}: {exc}", where)
