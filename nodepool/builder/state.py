@@ -62,11 +62,6 @@ class BuilderState:
         self.upload_backoff = KeyedBackoff(Backoff(upload_interval, LONGEST_PAUSE), time.time)
 
     @property
-    def client(self) -> ZooKeeperClient:
-        assert self.connection is not None
-        return self.connection
-
-    @property
     def progress(self) -> ProgressTree:
         """Return what all builders report about builds and uploads."""
         return self.zk.progress_tree

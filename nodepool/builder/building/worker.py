@@ -70,7 +70,7 @@ class BuildWorker(Worker):
             if not ours:
                 return False
             try:
-                lock = HeldLock(self._state.client, f"{paths.builds(wanted.image)}/lock")
+                lock = HeldLock(self._zk.client, f"{paths.builds(wanted.image)}/lock")
             except ZKLockException:
                 return False  # another builder has it; its end is an event
             try:
