@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -132,19 +133,15 @@ class Writer:
         :raises kazoo.exceptions.KazooException: connection trouble; the result is unknown.
         :raises TimeoutError: no answer in ``timeout`` seconds.
         """
-        done = threading.Event()
-        box: list[Any] = [None, None]
-
-        def finished(results: list[Any] | None, error: BaseException | None) -> None:
-            box[0], box[1] = results, error
-            done.set()
-
-        self.submit(txn, finished)
-        if not done.wait(timeout):
-            raise TimeoutError(f"No answer from ZooKeeper within {timeout:g} s")
-        if box[1] is not None:
-            raise box[1]
-        return list(box[0])
+        answer: queue.SimpleQueue[tuple[list[Any] | None, BaseException | None]] = queue.SimpleQueue()
+        self.submit(txn, lambda results, error: answer.put((results, error)))
+        try:
+            results, error = answer.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"No answer from ZooKeeper within {timeout:g} s") from None
+        if error is not None:
+            raise error
+        return list(results or ())
 
     def _send(self, txns: list[Txn]) -> None:
         self.sent += 1

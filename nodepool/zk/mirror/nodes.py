@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from nodepool.zk.records import BUILDING, DELETING, LARGEST, READY, Node, Record
 NodeListener = Callable[[str, "Node | None", "Node | None"], Any]
 #: listener(node id, locked); on the connection thread.
 LockListener = Callable[[str, bool], Any]
+
+#: Number of free nodes that are read together.
+PORTION = 16
 
 PoolKey = tuple[str | None, str | None]
 
@@ -290,7 +294,7 @@ class NodeTree(Tree[Node]):
     def is_locked(self, node_id: str | None) -> bool:
         return node_id in self.contenders
 
-    def iter_free(self, provider: str, pool: str, label: str, limit: int = 16) -> Iterator[str]:
+    def iter_free(self, provider: str, pool: str, label: str) -> Iterator[str]:
         """Yield free nodes of the label in this pool, oldest first.
 
         Free nodes are ready, unallocated and unlocked; nodes assigned in the meantime are omitted.
@@ -299,17 +303,11 @@ class NodeTree(Tree[Node]):
         while True:
             with self.lock:
                 ids = self.free.get((provider, pool), {}).get(label, {})
-                portion = []
-                for node_id in ids:
-                    if node_id not in seen:
-                        portion.append(node_id)
-                        if len(portion) >= limit:
-                            break
+                portion = list(itertools.islice((node_id for node_id in ids if node_id not in seen), PORTION))
             if not portion:
                 return
-            for node_id in portion:
-                seen.add(node_id)
-                yield node_id
+            seen.update(portion)
+            yield from portion
 
     def oldest_free(self, provider: str, pool: str) -> Node | None:
         """Return the free node of this pool that has been ready longest, whatever its label."""

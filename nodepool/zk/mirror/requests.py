@@ -78,10 +78,7 @@ class RequestTree(Tree[NodeRequest]):
                 (self.pending, request is not None and request._state == PENDING),
                 (self.min_ready, request is not None and request.requestor == MIN_READY),
             ):
-                if fits:
-                    ids.add(request_id)
-                else:
-                    ids.discard(request_id)
+                (ids.add if fits else ids.discard)(request_id)
         self.announce(self.listeners, request_id, old, request)
 
     def _count(self, request: NodeRequest, sign: int) -> None:
