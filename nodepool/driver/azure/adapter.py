@@ -14,8 +14,7 @@ from nodepool.driver.azure import bodies
 from nodepool.driver.azure.config import AzureLabel, AzureProviderConfig
 from nodepool.driver.azure.errors import classify, kind_of_code
 from nodepool.driver.azure.images import AzureImages
-from nodepool.driver.common.adapter import DEADLINE, Leftover, MachineAdapter, MachineInstance
-from nodepool.driver.common.machines import Job, Step
+from nodepool.driver.common.adapter import DEADLINE, Job, Leftover, MachineAdapter, MachineInstance, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.statemachine.model import ExternalId, Instance, Resource
 from nodepool.driver.utils import QuotaInformation

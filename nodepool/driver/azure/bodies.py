@@ -9,7 +9,7 @@ from typing import Any
 
 from nodepool.driver.azure.arm import NIC
 from nodepool.driver.azure.config import AzureLabel
-from nodepool.driver.common.machines import Job
+from nodepool.driver.common.adapter import Job
 from nodepool.driver.common.offers import Offer
 
 PASSWORD_LENGTH = 64

@@ -1,11 +1,14 @@
-"""Base of adapters for clouds with virtual machines: calls, polls and offers (DRV-7.2)."""
+"""Adapters and machines of clouds with virtual machines (DRV-7.2, DRV-7.3)."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool import exceptions
@@ -14,10 +17,10 @@ from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.cloud.sold_out import REFUSALS, SoldOut
 from nodepool.driver.common.dynamic import formatted
-from nodepool.driver.common.machines import CreateMachine, DeleteMachine, Job, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.common.options import MachineProviderConfig
 from nodepool.driver.statemachine.model import Adapter, ExternalId, Instance, Resource
+from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
@@ -31,6 +34,32 @@ BATCH = 1000
 """Maximum number of machines in one poll."""
 CONFIRM = 2
 """Polls in a row that must miss a machine that was seen before, or that the cloud has promised."""
+ASK_AGAIN = 60.0
+"""Seconds after which an unfinished deletion is requested again: the request may not have reached the cloud."""
+
+Step = Callable[[], Any]
+"""A further call, on a thread of the lane "write"; it may return a view, which saves the next poll."""
+
+
+@dataclass
+class Job:
+    """One attempt to create a machine; steps store their results in it."""
+
+    name: str
+    label: Any
+    image: Any
+    """External id of our upload; None for a cloud image."""
+    tags: dict[str, str]
+    log: Log
+    offer: Offer | None = None
+    #: Something may have been created.
+    begun: bool = False
+    #: Polls in a row that did not find it.
+    missed: int = 0
+    #: Quota usage; known after the first query.
+    quota: QuotaInformation = field(default_factory=lambda: QuotaInformation(instances=1))
+    #: State of the driver.
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class MachineInstance(Instance):
@@ -129,11 +158,14 @@ class MachineAdapter(Adapter):
 
     @abstractmethod
     def progress(self, job: Job, view: Any) -> Instance | Step | None:
-        """Make progress. See :class:`~nodepool.driver.common.machines.Maker`."""
+        """Return the running machine, a further step, or None to wait. Raises to end the attempt.
+
+        :param view: result of the poller.
+        """
 
     @abstractmethod
     def remove(self, key: str) -> bool:
-        """Remove a machine. See :class:`~nodepool.driver.common.machines.Maker`."""
+        """Request the deletion, on a thread of lane "delete"; False: there is nothing to wait for."""
 
     @abstractmethod
     def look(self, keys: Sequence[str]) -> Mapping[str, Any]:
@@ -194,9 +226,6 @@ class MachineAdapter(Adapter):
         job.missed = 0 if there else job.missed + 1
         if job.missed > CONFIRM:
             raise exceptions.LaunchStatusException(f"{what} {job.name} has vanished")
-
-    def note_gone(self, key: str) -> None:
-        self.gone.add(key)
 
     @property
     def problem(self) -> str | None:
@@ -299,3 +328,74 @@ class MachineAdapter(Adapter):
                 yield from list(fetch())
             except Exception as error:
                 self.log.warning("Cannot list %ss of provider %s: %s", kind, self.provider.name, error)
+
+
+class CreateMachine(SteppedMachine):
+    def __init__(self, adapter: MachineAdapter, job: Job) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.job = job
+        self.external_id = job.name
+
+    def steps(self) -> Steps[Instance]:
+        adapter, job = self.adapter, self.job
+        try:
+            yield from self._write(lambda: adapter.launch(job))
+        except exceptions.FOREIGN:
+            if not job.begun:
+                self.external_id = None  # nothing to delete
+            raise
+        found = yield from self._watch("launch")
+        while not isinstance(found, Instance):
+            view = yield from self._write(found)
+            found = (adapter.progress(job, view) if view is not None else None) or (yield from self._watch("step"))
+        return found
+
+    def _write(self, function: Step) -> Steps[Any]:
+        return self.call(self.adapter.calls.run(function, lane="write"), self._remove_late)
+
+    def _watch(self, kind: str) -> Steps[Instance | Step]:
+        """Wait until the machine runs or needs a further step."""
+        watch = self.adapter.watched.watch(self.job.name, self._wake, (kind, self.job.label.name))
+        while True:
+            answer = yield from self.answer(watch)
+            found = self.adapter.progress(self.job, answer.value)
+            if found is not None:
+                watch.end()
+                return found
+
+    def _remove_late(self, _call: Future[Any]) -> None:
+        """Delete what a call may have created after its launch was abandoned and deleted."""
+        if self.job.begun:
+            adapter, name = self.adapter, self.job.name
+            adapter.calls.run(lambda: adapter.remove(name), lane="delete")
+
+
+class DeleteMachine(SteppedMachine):
+    def __init__(self, adapter: MachineAdapter, external_id: object, log: logging.Logger | Log) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.external_id = external_id
+        self.log = log
+
+    def steps(self) -> Steps[None]:
+        if not self.external_id:
+            return
+        adapter, key, gone = self.adapter, str(self.external_id), False
+        while not gone:
+            since = time.monotonic()
+            asked = yield from self.call(adapter.calls.run(lambda: adapter.remove(key), lane="delete"))
+            gone = not asked or (yield from self._gone(key, since))
+        adapter.gone.add(key)
+
+    def _gone(self, key: str, since: float) -> Steps[bool]:
+        """Wait until nothing exists. Return False if the deletion has to be requested again."""
+        watch = self.adapter.watched.watch(key, self._wake, "delete")
+        while (answer := watch.look) is None or not self.adapter.is_gone(key, answer.value):
+            if time.monotonic() - since > ASK_AGAIN:
+                self.log.warning("%s still exists after %.0f s, requesting its deletion again", key, ASK_AGAIN)
+                watch.end(reached=False)
+                return False
+            yield Wait(watch=watch)
+        watch.end()
+        return True

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAnswer, retry_after
-from nodepool.driver.common.adapter import DEADLINE, Leftover, MachineAdapter, MachineInstance
-from nodepool.driver.common.machines import Job, Step
+from nodepool.driver.common.adapter import DEADLINE, Job, Leftover, MachineAdapter, MachineInstance, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.gce import bodies, client
 from nodepool.driver.gce.config import GceLabel, GceProviderConfig

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from nodepool.driver.common.machines import Job
+from nodepool.driver.common.adapter import Job
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.gce.config import GceDiskImage, GceProviderConfig
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED

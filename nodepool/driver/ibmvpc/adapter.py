@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAnswer, retry_after
-from nodepool.driver.common.adapter import DEADLINE, Leftover, MachineAdapter, MachineInstance
-from nodepool.driver.common.machines import Job, Step
+from nodepool.driver.common.adapter import DEADLINE, Job, Leftover, MachineAdapter, MachineInstance, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.ibmvpc import names
 from nodepool.driver.ibmvpc.client import Client

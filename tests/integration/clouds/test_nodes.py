@@ -140,7 +140,7 @@ def test_expired_tokens_are_renewed_once(bench: LauncherBench, scene: CloudScene
 def test_unusable_answers_harm_no_launch(
     bench: LauncherBench, scene: CloudScene, what: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("nodepool.driver.common.machines.ASK_AGAIN", 2.0)
+    monkeypatch.setattr("nodepool.driver.common.adapter.ASK_AGAIN", 2.0)
     actions = {
         "cut": cut_off(),
         "html": html(200),
