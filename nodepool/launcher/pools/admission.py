@@ -13,10 +13,10 @@ from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
-from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.backlog import Backlog
 from nodepool.launcher.pools.fullness import Fullness
 from nodepool.launcher.pools.steps import PoolSteps
+from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
@@ -29,7 +29,7 @@ PUBLISH_DELAY = 0.05
 class PoolAdmission(PoolSteps):
     """The part of :class:`~nodepool.launcher.pools.worker.PoolWorker` for the assignment."""
 
-    def __init__(self, state: LauncherState, assignment: Requests, provider_name: str, pool_name: str) -> None:
+    def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
         self.provider_name = provider_name
         self.pool_name = pool_name
         super().__init__(f"{provider_name}-{pool_name}")

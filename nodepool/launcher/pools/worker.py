@@ -12,11 +12,12 @@ from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.state import Event, How, Outcome
 from nodepool.exceptions import FOREIGN
-from nodepool.launcher.interfaces import Pool, Requests
+from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.pools.admission import PoolAdmission
 from nodepool.launcher.pools.capacity import PoolCapacity
 from nodepool.launcher.pools.fullness import FORGET
 from nodepool.launcher.requests import moves
+from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.state import LauncherState
 from nodepool.metrics import tracing
 from nodepool.reasons import Code, because
@@ -30,7 +31,7 @@ TICK = 1.0
 class PoolWorker(threading.Thread, PoolAdmission):
     """The thread of one pool. Drivers know it as ``pw`` (DRV-5.1)."""
 
-    def __init__(self, state: LauncherState, assignment: Requests, provider_name: str, pool_name: str) -> None:
+    def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
         PoolAdmission.__init__(self, state, assignment, provider_name, pool_name)
         threading.Thread.__init__(self, name=f"PoolWorker.{self.label}", daemon=True)
         self.launcher_id = f"{hostnames.fqdn()}-{self.name}-{uuid.uuid4().hex}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 from kazoo.exceptions import KazooException
 
@@ -17,11 +17,7 @@ from nodepool.zk.writer import TransactionFailed
 log = logging.getLogger("nodepool.Assignment")
 
 
-class Release(Protocol):
-    def __call__(self, request_id: str, *, retry_after: float = 0.0) -> None: ...
-
-
-def decline_for_all(state: LauncherState, request_id: str, launcher_ids: tuple[str, ...], release: Release) -> None:
+def decline_for_all(state: LauncherState, request_id: str, launcher_ids: tuple[str, ...], release: Callable[..., None]) -> None:
     """Write that our pools decline the request; it fails if no registered pool is left.
 
     :param release: called with the result; with ``retry_after`` if the request has to be considered again.
