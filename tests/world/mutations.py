@@ -783,7 +783,7 @@ MUTATIONS: dict[str, Mutation] = {
     "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 77),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",
-        'return self._expire(node, min(limits), "Held node %s has exceeded its hold time")',
+        'return self._expire(node, limits, "Held node %s has exceeded its hold time")',
         "return None",
         3,
     ),
@@ -821,8 +821,12 @@ MUTATIONS: dict[str, Mutation] = {
     "builders-do-not-reload": Mutation(
         "nodepool.builder.builder", "changed = self.config_state.update(self.config, self._apply)", "changed = False", 31
     ),
-    "max-hold-age-is-ignored": Mutation(_RECONCILER, "if global_limit and global_limit > 0:", "if False:", 23),
-    "hold-expiration-exceeds-max-hold-age": Mutation(_RECONCILER, 'min(limits), "Held node', 'max(limits), "Held node', 32),
+    "max-hold-age-is-ignored": Mutation(
+        _RECONCILER, "(node.hold_expiration, self.state.config.max_hold_age)", "(node.hold_expiration,)", 23
+    ),
+    "hold-expiration-exceeds-max-hold-age": Mutation(
+        _RECONCILER, 'limits, "Held node', '[max(limits, default=math.inf)], "Held node', 32
+    ),
     # -- capacity
     "last-node-of-a-limit-is-not-used": Mutation(
         "nodepool.driver.quota.support", "if exact(left - need) < 0:", "if exact(left - need) <= 0:", 12

@@ -6,6 +6,7 @@ Level-triggered: a key only names the node; the reconciler reads the current rec
 from __future__ import annotations
 
 import logging
+import math
 import time
 from concurrent.futures import wait
 from typing import Any
@@ -118,22 +119,17 @@ class NodeReconciler:
         ]
         if (node.requestor or "").startswith(METASTATIC):
             limits.append(BACKING_AGE)
-        if not limits:
-            return None
-        return self._expire(node, min(limits), "Ready node %s has exceeded its max-ready-age")
+        return self._expire(node, limits, "Ready node %s has exceeded its max-ready-age")
 
     def _hold(self, node: zk.Node) -> float | None:
-        limits = []
-        if node.hold_expiration is not None and node.hold_expiration > 0:
-            limits.append(float(node.hold_expiration))
-        global_limit = self.state.config.max_hold_age
-        if global_limit and global_limit > 0:
-            limits.append(float(global_limit))
-        if not limits or min(limits) == float("inf"):
-            return None
-        return self._expire(node, min(limits), "Held node %s has exceeded its hold time")
+        limits = [limit for limit in (node.hold_expiration, self.state.config.max_hold_age) if limit is not None and limit > 0]
+        return self._expire(node, limits, "Held node %s has exceeded its hold time")
 
-    def _expire(self, node: zk.Node, limit: float, message: str) -> float | None:
+    def _expire(self, node: zk.Node, limits: list[float], message: str) -> float | None:
+        """Delete the node if it is older than one of the limits; return the seconds until then."""
+        limit = min(limits, default=math.inf)
+        if limit == math.inf:
+            return None
         age = self.state.clock.time() - (node.state_time or 0)
         if age < limit:
             return float(limit - age) + 0.01
