@@ -14,7 +14,7 @@ from kazoo.protocol.states import WatchedEvent
 
 from nodepool.base import threads
 from nodepool.exceptions import FOREIGN
-from nodepool.launcher.nodes.ready_check import ReadyCheck
+from nodepool.launcher.nodes import ready_check
 from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.launcher.state import LauncherState
 from nodepool.version import get_version_string
@@ -42,8 +42,6 @@ class LostRequests:
         self._lock = threading.Lock()
         #: Requests whose lock has changed.
         self._changed: set[str] = set()
-        #: Whether launchers of another version were registered when the registry had that version.
-        self._others = (-1, False)
 
     def run(self, everything: bool) -> None:
         """Recycle pending requests without a lock.
@@ -74,11 +72,8 @@ class LostRequests:
 
         A launcher of 11.0.0 may release it unchanged.
         """
-        tree = self.state.zk.component_tree
-        if self._others[0] != tree.version:
-            ours = get_version_string()
-            self._others = tree.version, any(pool.content.get("version") != ours for pool in tree.registered_pools())
-        if self._others[1]:
+        ours = get_version_string()
+        if any(pool.content.get("version") != ours for pool in self.state.zk.component_tree.registered_pools()):
             self.look_at(request_id)
 
     def look_at(self, request_id: str) -> None:
@@ -153,7 +148,6 @@ class CleanupWorker(threading.Thread):
         #: Check all pending requests, not only those whose lock has changed.
         self._everything = True
         self.lost = LostRequests(state, self._event.set)
-        self._ready = ReadyCheck(state, nodes)
         #: Deleted requests that still have a lock directory: when we noticed.
         self._gone_requests: dict[str, float] = {}
         self._last_full = 0.0
@@ -223,7 +217,7 @@ class CleanupWorker(threading.Thread):
                     facade.deleteNodeRequestLock(request_id)
 
     def _check_ready_nodes(self) -> None:
-        for name, check in self._ready.checks():
+        for name, check in ready_check.checks(self.state, self.nodes):
             self._start("ready", name, check)
 
     def _leaks(self) -> None:

@@ -255,8 +255,6 @@ class ComponentTree(Tree[Any]):
         super().__init__(client, paths.COMPONENTS)
         self.components: dict[str, dict[str, Any]] = {}
         self.pools: dict[str, RegisteredPool] = {}
-        #: Increases with each change of the pools.
-        self.version = 0
         #: Increases when pools are added, deleted, or offer something else: not when they merely become full.
         self.offers_version = 0
         #: Called with (path, whether it was deleted) on the connection thread.
@@ -285,7 +283,6 @@ class ComponentTree(Tree[Any]):
             self.components[path] = content
             if known and parts[0] != "pool":
                 return  # details of a daemon, which are not urgent
-            self.version += 1
         self.announce(self.listeners, path, False)
 
     def vanished(self, parts: list[str], path: str) -> None:
@@ -295,7 +292,6 @@ class ComponentTree(Tree[Any]):
                 return
             if self.pools.pop(path, None) is not None:
                 self.offers_version += 1
-            self.version += 1
         self.announce(self.listeners, path, True)
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:

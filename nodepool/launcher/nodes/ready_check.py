@@ -16,39 +16,34 @@ from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import zookeeper as zk
 
+#: Of the clean-up, whose part this is.
+log = logging.getLogger("nodepool.CleanupWorker")
 
-class ReadyCheck:
-    """Finds ready nodes without an instance, for each provider separately."""
 
-    log = logging.getLogger("nodepool.CleanupWorker")
+def checks(state: LauncherState, nodes: NodeReconciler) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield each provider with ready nodes, and their check, if it supports that."""
+    ready: dict[str, list[zk.Node]] = {}
+    tree = state.zk.node_tree
+    with tree.lock:
+        nodes_now = list(tree.nodes.values())
+    for node in nodes_now:
+        if node.state == zk.READY and node.allocated_to is None and node.external_id:
+            ready.setdefault(str(node.provider), []).append(node)
+    for name, found in ready.items():
+        find = getattr(state.config.provider_managers.get(name), "findMissingNodes", None)
+        if find is not None:
+            yield name, functools.partial(_check, name, find, found, nodes)
 
-    def __init__(self, state: LauncherState, nodes: NodeReconciler) -> None:
-        self._state = state
-        self._nodes = nodes
 
-    def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield each provider with ready nodes, and their check, if it supports that."""
-        ready: dict[str, list[zk.Node]] = {}
-        tree = self._state.zk.node_tree
-        with tree.lock:
-            nodes_now = list(tree.nodes.values())
-        for node in nodes_now:
-            if node.state == zk.READY and node.allocated_to is None and node.external_id:
-                ready.setdefault(str(node.provider), []).append(node)
-        for name, nodes in ready.items():
-            find = getattr(self._state.config.provider_managers.get(name), "findMissingNodes", None)
-            if find is not None:
-                yield name, functools.partial(self._check, name, find, nodes)
-
-    def _check(self, name: str, find: Callable[..., Any], nodes: list[zk.Node]) -> None:
-        # Separately, as drivers look ids up: an id of another driver that the provider had must not block the others.
-        texts = [node for node in nodes if isinstance(node.external_id, str)]
-        for some in (texts, [node for node in nodes if not isinstance(node.external_id, str)]):
-            try:
-                missing = find(some) if some else []
-            except FOREIGN as error:  # a driver may raise anything; the nodes stay as they are
-                which = "" if some is texts else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
-                self.log.warning("Cannot compare ready nodes of provider %s%s with the cloud: %s", name, which, error_line(error))
-                continue
-            for node in missing:
-                self._nodes.discard(node)
+def _check(name: str, find: Callable[..., Any], ready: list[zk.Node], nodes: NodeReconciler) -> None:
+    # Separately, as drivers look ids up: an id of another driver that the provider had must not block the others.
+    texts = [node for node in ready if isinstance(node.external_id, str)]
+    for some in (texts, [node for node in ready if not isinstance(node.external_id, str)]):
+        try:
+            missing = find(some) if some else []
+        except FOREIGN as error:  # a driver may raise anything; the nodes stay as they are
+            which = "" if some is texts else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
+            log.warning("Cannot compare ready nodes of provider %s%s with the cloud: %s", name, which, error_line(error))
+            continue
+        for node in missing:
+            nodes.discard(node)
