@@ -135,9 +135,6 @@ class SlotBook:
     def __iter__(self) -> Iterator[BackingNodeRecord]:
         return iter([record for records in self.records.values() for record in records])
 
-    def __contains__(self, record: object) -> bool:
-        return isinstance(record, BackingNodeRecord) and record in self.records.get(record.label_name, ())
-
     def add(self, record: BackingNodeRecord) -> None:
         self.records.setdefault(record.label_name, []).append(record)
         if record.node_id is not None:

@@ -44,7 +44,7 @@ class BackingRequests:
                 self.doubtful.add(backing.created_time)
             self._requested(record, results, error)
 
-        actions.append(lambda: self._slots.submit_results(txn, answered))
+        actions.append(lambda: self._slots.submit(txn, answered))
 
     def _requested(self, record: BackingNodeRecord, results: list[Any] | None, error: BaseException | None) -> None:
         if results is None:
@@ -107,7 +107,7 @@ class BackingRequests:
         if delete:
             txn = Txn(self._slots.zk.kazoo_client)
             txn.delete(paths.request(request_id))
-            self._slots.submit(txn, lambda error: self._log_leftover(request_id, error))
+            self._slots.submit(txn, lambda _results, error: self._log_leftover(request_id, error))
 
     def _log_leftover(self, request_id: str, error: BaseException | None) -> None:
         if error is not None and not (isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError)):

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from nodepool import exceptions
@@ -116,7 +116,7 @@ class BackingSlots:
         self.lock = threading.RLock()
         self._init_lock = threading.Lock()
         self._waiting: dict[str, Occupant] = {}
-        self._executor: Executor | None = None
+        self._executor = threads.shared().lane(f"Thread-metastatic-{provider_config.name}", 4)
         self._listening: list[tuple[list[Any], Any]] = []
         self.stop_event = threading.Event()
 
@@ -136,8 +136,7 @@ class BackingSlots:
         for request_id in requests:
             # Its node would not be used.
             self.requests.forget(request_id, delete=True)
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
     def scan_failed(self, node_id: str) -> None:
         """Put nothing more on the backing node of this slot; its jobs may finish."""
@@ -245,9 +244,6 @@ class BackingSlots:
             return awaited
         return None
 
-    def requested_node(self, node_id: str) -> Node:
-        return self.zk.getNode(node_id, cached=True) or Node(node_id)
-
     def live_node(self, record: BackingNodeRecord) -> Node | None:
         """Return the backing node, None when it cannot be used any more."""
         return self.live(record.node_id) if record.node_id is not None else None
@@ -285,7 +281,7 @@ class BackingSlots:
         record.dirty = False
         stored = record.allocations()
         txn = transactions.store_slots(self.zk, node, record, self.my_id)
-        actions.append(lambda: self.submit(txn, lambda error: self._stored(record, machines, stored, error)))
+        actions.append(lambda: self.submit(txn, lambda _results, error: self._stored(record, machines, stored, error)))
 
     def _stored(
         self, record: BackingNodeRecord, machines: list[Occupant], stored: dict[int, str], error: BaseException | None
@@ -357,8 +353,6 @@ class BackingSlots:
 
     def initialize(self) -> None:
         """Find our previous backing nodes, once."""
-        if self.performed_init:
-            return
         with self._init_lock:
             if self.performed_init or self.stopped:
                 return
@@ -437,10 +431,7 @@ class BackingSlots:
             except Exception:
                 self.log.exception("Error about backing nodes of provider %s:", self.provider.name)
 
-    def submit(self, txn: Txn, callback: Callable[[BaseException | None], Any]) -> None:
-        self.submit_results(txn, lambda _results, error: callback(error))
-
-    def submit_results(self, txn: Txn, callback: Callable[[list[Any] | None, BaseException | None], Any]) -> None:
+    def submit(self, txn: Txn, callback: Callable[[list[Any] | None, BaseException | None], Any]) -> None:
         try:
             self.zk.writer.submit(txn, callback)
         except Exception as error:
@@ -450,8 +441,6 @@ class BackingSlots:
         with self.lock:
             if self.stopped:
                 return
-            if self._executor is None:
-                self._executor = threads.shared().lane(f"Thread-metastatic-{self.provider.name}", 4)
             future = self._executor.submit(function, *args)
         future.add_done_callback(self._log_failure)
 

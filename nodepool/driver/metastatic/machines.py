@@ -78,7 +78,8 @@ class MetastaticCreateStateMachine(SteppedMachine):
         # Not earlier: a waiting node that is abandoned leaves nothing that an id would identify,
         # and storing it would cost one write per slot.
         self.external_id = self.node_id
-        return MetastaticInstance(backing_node, self.slot, self._slots.requested_node(self.node_id), self.metadata)
+        node = self._slots.zk.getNode(self.node_id, cached=True) or Node(self.node_id)
+        return MetastaticInstance(backing_node, self.slot, node, self.metadata)
 
 
 class MetastaticDeleteStateMachine(StateMachine):

@@ -616,7 +616,7 @@ def test_one_write_for_all_slots_asked_for_meanwhile(make: Callable[..., Bench],
     machines = [bench.machine() for _ in range(63)]
     slots, submit = bench.adapter.slots, bench.adapter.slots.submit
     answers: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    monkeypatch.setattr(slots, "submit", lambda txn, done: submit(txn, lambda error: answers.put(lambda: done(error))))
+    monkeypatch.setattr(slots, "submit", lambda txn, done: submit(txn, lambda *answer: answers.put(lambda: done(*answer))))
     version = bench.zk.getNode(backing.id or "").stat.version  # type: ignore[union-attr]
     for machine in machines:
         machine.advance()
