@@ -13,7 +13,7 @@ from nodepool.driver.toolkit.ttl_cache import LazyExecutorTTLCache
 
 MAX_QUOTA_AGE = 300
 """How long limits of a provider are remembered, in seconds."""
-age.read_from(lambda: MAX_QUOTA_AGE)
+age.max_age = lambda: MAX_QUOTA_AGE
 
 _LATE = {
     "NodeDeleter": "nodepool.driver.toolkit.threads",
@@ -26,9 +26,7 @@ def __getattr__(name: str) -> Any:
     """Import these on first use: they need ZooKeeper, unlike readers of configurations."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LATE[name]), name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(_LATE[name]), name)
 
 
 __all__ = [

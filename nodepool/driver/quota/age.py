@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-DEFAULT = 300.0
-"""Seconds."""
-
-_setting: Callable[[], float] | None = None
-
-
-def read_from(setting: Callable[[], float]) -> None:
-    """Use the current value of a setting that outside code may change."""
-    global _setting
-    _setting = setting
-
 
 def max_age() -> float:
-    """Return the greatest age of limits in seconds."""
-    return _setting() if _setting is not None else DEFAULT
+    """Return the greatest age of limits in seconds; replaced where outside code may change it."""
+    return 300.0

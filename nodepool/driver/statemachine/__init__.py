@@ -39,9 +39,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module = _LATE.get(name)
-    if module is None:
+    if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(_LATE[name]), name)

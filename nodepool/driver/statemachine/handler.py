@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Mapping
 
 from nodepool.config.model import cloud_image, disk_image
@@ -56,24 +55,17 @@ class StateMachineHandler(NodeRequestHandler, Serving):
 
     def _pool_limits(self) -> QuotaInformation:
         pool = self.pool
-        extra: dict[str, float] = dict(pool.max_resources or {})
+        limits = {**(pool.max_resources or {}), "cores": pool.max_cores, "instances": pool.max_servers, "ram": pool.max_ram}
         if pool.max_volumes:
-            extra["volumes"] = pool.max_volumes
+            limits["volumes"] = pool.max_volumes
         if pool.max_volume_gb:
-            extra["volume-gb"] = pool.max_volume_gb
-        for name in ("cores", "instances", "ram"):
-            extra.pop(name, None)
-        return QuotaInformation(cores=pool.max_cores, instances=pool.max_servers, ram=pool.max_ram, default=math.inf, **extra)
+            limits["volume-gb"] = pool.max_volume_gb
+        return QuotaInformation(**limits, default=math.inf)
 
     def hasProviderQuota(self, node_types: list[str]) -> bool:
-        needed = QuotaInformation()
-        counts, problems = Counter(node_types), self.manager.label_problems
-        for name, count in counts.items():
-            need = self.manager.quotaNeededByLabel(name, self.pool)
-            for _ in range(count):
-                needed.add(need)
-        self.exceeded = self._short(needed.get_resources(), used=False)
-        for name in counts:
+        problems = self.manager.label_problems
+        self.exceeded = self._short(self.manager.quotaNeededByLabels(node_types, self.pool).get_resources(), used=False)
+        for name in dict.fromkeys(node_types):
             short = self.exceeded and self._short(self.manager.quotaNeededByLabel(name, self.pool).get_resources(), used=False)
             if short:
                 problems.note(name, "quota", f"a node of it can never fit into the quota of {short}")
@@ -94,10 +86,8 @@ class StateMachineHandler(NodeRequestHandler, Serving):
         return short is None
 
     def hasRoomFor(self, labels: list[str]) -> bool:
-        needed = QuotaInformation()
-        for label in labels:
-            needed.add(self.manager.quotaNeededByLabel(label, self.pool))
-        return self._short(needed.get_resources(), used=True) is None and not any(map(self.manager.refusals.wait, labels))
+        needed = self.manager.quotaNeededByLabels(labels, self.pool).get_resources()
+        return self._short(needed, used=True) is None and not any(map(self.manager.refusals.wait, labels))
 
     def _short(self, needed: Mapping[str, float], used: bool) -> Reason | None:
         manager = self.manager

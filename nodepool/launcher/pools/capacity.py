@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.state import End, How, Outcome
@@ -98,10 +97,8 @@ class PoolCapacity:
         if not tenant or tenant not in state.config.tenant_resource_limits or not isinstance(handler.manager, QuotaSupport):
             return
         key, reservations = ("tenant", handler), state.zk.reservations
-        needed = QuotaInformation()
-        for label in missing:
-            needed.add(handler.manager.quotaNeededByLabel(label, handler.pool))
         if missing:
+            needed = handler.manager.quotaNeededByLabels(missing, handler.pool)
             reservations.reserve(key, None, None, tenant, needed.get_resources())
         else:
             reservations.release(key)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from nodepool.base.amounts import exact
 from nodepool.config.model import ConfigPool
-from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.launcher.state import LauncherState
@@ -31,18 +30,16 @@ def tenant_shortage(
     key: RequestHandler,
 ) -> Reason | None:
     """Return None after promising the nodes of this request to the tenant, or the shortage."""
-    needed = QuotaInformation()
-    for label in request.node_types:
-        needed.add(manager.quotaNeededByLabel(label, pool))
+    needed = manager.quotaNeededByLabels(request.node_types, pool).get_resources()
     with _lock:
         used = tenant_usage(state, request.tenant_name)
-        for name, need in needed.get_resources().items():
+        for name, need in needed.items():
             limit = limits.get(name, math.inf)
             if limit != math.inf and exact(limit - used.get(name, 0) - need) < 0:
                 return because(
                     Code.TENANT_LIMIT, tenant=request.tenant_name, limit=limit, resource=name, used=used.get(name, 0), needed=need
                 )
-        state.zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed.get_resources())
+        state.zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed)
     return None
 
 

@@ -34,7 +34,7 @@ def test_two_pools_do_not_spend_the_same_rest() -> None:
     tree = SimpleNamespace(lock=threading.RLock(), measured=Sums(), unmeasured=Sums())
     kept = SimpleNamespace(tenant=looked, reserve=reservations.reserve)
     state: Any = SimpleNamespace(zk=SimpleNamespace(node_tree=tree, reservations=kept), config=None)
-    manager = SimpleNamespace(quotaNeededByLabel=lambda *_: QuotaInformation(instances=1))
+    manager = SimpleNamespace(quotaNeededByLabels=lambda *_: QuotaInformation(instances=1))
     ask("first")
     other.join(10)
     assert [answer is None for answer in answers] == [True, False]
