@@ -83,9 +83,6 @@ class Provider(ProviderNotifications):
     #: The thread on which the provider finishes its launches after ``stop``.
     stop_thread: threading.Thread | None = None
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-
     def start(self, zk_conn: ZooKeeper | None) -> None:
         """Start background work; an exception means that the provider is not used."""
 

@@ -301,32 +301,30 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
 
     def getDeclinedReasons(self) -> list[str]:
         """Return why this pool can never serve the request, as text; 11.0.0's interface."""
-        reason = self._why_declined()
-        return [] if reason is None else [str(reason)]
+        return [str(reason) for reason in self._why_declined()]
 
     def decline_reasons(self) -> list[Reason]:
         """Return why this pool can never serve the request: the first reason, or nothing."""
         if type(self).getDeclinedReasons is not RequestHandler.getDeclinedReasons:
             return [because(Declined.BY_DRIVER, text=text) for text in self.getDeclinedReasons()]
-        reason = self._why_declined()
-        return [] if reason is None else [reason]
+        return self._why_declined()
 
-    def _why_declined(self) -> Reason | None:
+    def _why_declined(self) -> list[Reason]:
         if self.provider is None:
             self.refresh()
         if self.pool.max_servers <= 0:
-            return because(Declined.POOL_DISABLED)
+            return [because(Declined.POOL_DISABLED)]
         offered = set(self.pool.labels) - set(self.manager.errorLabels())
         missing = sorted(set(self.request.node_types) - offered)
         if missing:
-            return because(Declined.UNAVAILABLE, labels=",".join(missing))
+            return [because(Declined.UNAVAILABLE, labels=",".join(missing))]
         if not self.imagesAvailable():
-            return because(Declined.NO_IMAGE)
+            return [because(Declined.NO_IMAGE)]
         if not self.hasProviderQuota(self.request.node_types):
-            return because(Declined.OVER_LIMIT, limit=self.exceeded) if self.exceeded else because(Declined.OVER_QUOTA)
+            return [because(Declined.OVER_LIMIT, limit=self.exceeded) if self.exceeded else because(Declined.OVER_QUOTA)]
         # The needs of the labels are known now; the driver may have found one that can never work.
         broken = sorted(set(self.request.node_types) & set(self.manager.errorLabels()))
-        return because(Declined.LABEL_BROKEN, labels=",".join(broken)) if broken else None
+        return [because(Declined.LABEL_BROKEN, labels=",".join(broken))] if broken else []
 
     def known_problems(self) -> list[Reason]:
         """Return the known problems with the labels of the request here."""

@@ -119,9 +119,6 @@ class StateMachineProvider(LaunchProvider):
             self.delete_loop.add(deleter)
         return deleter
 
-    def cleanupNode(self, node_id: object) -> None:
-        raise NotImplementedError
-
     def waitForNodeCleanup(self, node_id: object) -> None:
         raise NotImplementedError
 
