@@ -58,7 +58,7 @@ class LauncherState:
         """
         if error is not None:
             self.declines.driver_failed(pool, request, error)
-        self.declines.note(request, pool.launcher_id, pool.capacity.label, reasons)
+        self.declines.note(request, pool.launcher_id, pool.label, reasons)
         # Our pools that are just being registered count, too.
         pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.workers.keys()
         return self.declines.known(request) if pools <= set(request.declined_by) else None

@@ -8,20 +8,21 @@ from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.state import End, How, Outcome
 from nodepool.launcher.pools.admission import PoolAdmission
+from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.tenants import tenant_shortage
-from nodepool.reasons import Code, Reason
+from nodepool.launcher.state import LauncherState
+from nodepool.reasons import Code
 
 
-class PoolCapacity:
-    """Capacity of one pool, for its handlers."""
+class PoolCapacity(PoolAdmission):
+    """The part of :class:`~nodepool.launcher.pools.worker.PoolWorker` that its handlers share."""
 
-    def __init__(self, pool: PoolAdmission) -> None:
-        self._pool = pool
-        self.label = pool.label
-        self._lock = threading.Lock()
+    def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
+        super().__init__(state, assignment, provider_name, pool_name)
+        self._turns = threading.Lock()
         self._creator: object = None
         #: Handlers that wait for their turn to create nodes.
-        self.queue: list[RequestHandler] = []
+        self.creators: list[RequestHandler] = []
 
     # -- turns
 
@@ -31,46 +32,39 @@ class PoolCapacity:
         Handlers on helper threads fill their node sets sequentially: several with a part of their nodes each would wait
         for each other forever.
         """
-        with self._lock:
+        with self._turns:
             if self._creator is None or self._creator is handler:
                 self._creator = handler
                 return True
-            if handler not in self.queue:
-                self.queue.append(handler)
+            if handler not in self.creators:
+                self.creators.append(handler)
             return False
 
     def end_creation(self, handler: RequestHandler) -> None:
         """Let the next handler create nodes: those of this one are recorded, or will not be."""
-        with self._lock:
-            if handler in self.queue:
-                self.queue.remove(handler)
+        with self._turns:
+            if handler in self.creators:
+                self.creators.remove(handler)
             if self._creator is not handler:
                 return
             self._creator = None
-            following = min(self.queue, key=lambda waiting: waiting.request.priority, default=None)
+            following = min(self.creators, key=lambda waiting: waiting.request.priority, default=None)
             if following is not None:
-                self.queue.remove(following)
+                self.creators.remove(following)
         if following is not None:
-            self._pool.post(following, following.run)
+            self.post(following, following.run)
 
     # -- pauses
 
-    @property
-    def paused(self) -> bool:
-        return self._pool.paused
-
     def pause_changed(self, handler: RequestHandler) -> None:
-        pool, before = self._pool, self.paused
+        before = self.paused
         if handler.paused:
-            pool.paused_handlers.add(handler)
+            self.paused_handlers.add(handler)
         else:
-            pool.paused_handlers.discard(handler)
+            self.paused_handlers.discard(handler)
         if before != self.paused:
-            pool.publish_soon()
-            pool.assignment.wake()
-
-    def note_full(self, labels: list[str], reason: Reason) -> None:
-        self._pool.note_full(labels, reason)
+            self.publish_soon()
+            self.assignment.wake()
 
     # -- quota
 
@@ -79,9 +73,9 @@ class PoolCapacity:
 
         :raises End: the limits of the tenant are not sufficient now.
         """
-        request, state = handler.request, self._pool.nodepool
+        request, state = handler.request, self.nodepool
         limits = state.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
-        pool, manager = self._pool.getPoolConfig(), self._pool.getProviderManager()
+        pool, manager = self.getPoolConfig(), self.getProviderManager()
         if not limits or pool is None or not isinstance(manager, QuotaSupport):
             return False
         if any(label not in pool.labels for label in request.node_types):
@@ -93,7 +87,7 @@ class PoolCapacity:
 
     def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
         """Reduce the tenant's promise to the missing labels; the other nodes are in the mirror."""
-        tenant, state = handler.request.tenant_name, self._pool.nodepool
+        tenant, state = handler.request.tenant_name, self.nodepool
         if not tenant or tenant not in state.config.tenant_resource_limits or not isinstance(handler.manager, QuotaSupport):
             return
         key, reservations = ("tenant", handler), state.zk.reservations
@@ -103,14 +97,14 @@ class PoolCapacity:
         else:
             reservations.release(key)
         # Between the change of the mirror and this call they were counted twice.
-        self._pool.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
+        self.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
 
     def promise_released(self) -> None:
         """Retry paused handlers, because quota promised to nodes that failed is free again."""
-        for worker in self._pool.nodepool.getPoolWorkers(self._pool.provider_name):
+        for worker in self.nodepool.getPoolWorkers(self.provider_name):
             worker.capacity_changed()
 
     def limits_known(self) -> None:
         """Retry after the limits of the provider were read again; callable from any thread."""
-        self._pool.capacity_changed()
-        self._pool.assignment.wake()
+        self.capacity_changed()
+        self.assignment.wake()
