@@ -144,6 +144,11 @@ class LabelProblems:
         with self._lock:
             self._known[label, what] = Problem(text, self.provider, label, help=REMEDIES.get(what, ""))
 
+    def driver_failed(self, labels: Iterable[str], pool: str, error: BaseException) -> None:
+        """Note an exception of the driver; kept until the pool fulfills a request for the labels."""
+        for label in set(labels):
+            self.note(label, pool, f"pool {pool}: its driver failed: {error!r}")
+
     def clear(self, label: str, what: str) -> None:
         if self._known:
             with self._lock:

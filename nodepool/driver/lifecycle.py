@@ -50,8 +50,7 @@ def provider_problems(config: Config) -> list[Problem]:
             found.append(Problem(one_line(f"cannot read the state of its hosts: {error!r}"), name))
         if manager.leak_search_stopped is not None:
             found.append(Problem(one_line(manager.leak_search_stopped), name))
-        if manager.label_problems is not None:
-            found += manager.label_problems.listed()
+        found += manager.label_problems.listed()
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,10 +79,13 @@ class Provider(ProviderNotifications):
     provider: ProviderConfig
     #: For drivers that call their cloud with :class:`~nodepool.cloud.calls.CloudCalls`.
     cloud_calls: CloudCalls | None = None
-    #: For drivers that record which labels do not work.
-    label_problems: LabelProblems | None = None
     #: The thread on which the provider finishes its launches after ``stop``.
     stop_thread: threading.Thread | None = None
+
+    @functools.cached_property
+    def label_problems(self) -> LabelProblems:
+        """Return the labels that do not work, and why. Not in 11.0.0."""
+        return LabelProblems(self.provider.name)
 
     def start(self, zk_conn: ZooKeeper | None) -> None:
         """Start background work; an exception means that the provider is not used."""

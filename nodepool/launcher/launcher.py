@@ -233,7 +233,7 @@ class NodePool(threading.Thread):
             for name, reason in config.provider_errors.items()
             if name in config.providers
         ]
-        return found + provider_problems(config) + self.state.declines.problems(config) + records
+        return found + provider_problems(config) + records
 
     def _config_files(self) -> dict[str, Any]:
         """Return the paths of the files, and why they are not in force, for the report."""

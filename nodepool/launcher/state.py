@@ -51,13 +51,8 @@ class LauncherState:
         #: Called with the id of a request that remains unchanged in ZooKeeper, for the clean-up.
         self.request_dropped: Callable[[str], object] = lambda _request_id: None
 
-    def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason], error: BaseException | None) -> str | None:
-        """Record why a pool declines a request, and the error of its driver if that is why.
-
-        Return all reasons as a text if every pool has declined it.
-        """
-        if error is not None:
-            self.declines.driver_failed(pool, request, error)
+    def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason]) -> str | None:
+        """Record why a pool declines a request; return all reasons if every pool has declined it."""
         self.declines.note(request, pool.launcher_id, pool.label, reasons)
         # Our pools that are just being registered count, too.
         pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.workers.keys()

@@ -38,11 +38,8 @@ class Launcher(Protocol):
     def statsd(self) -> StatsClient | None:
         """Return where launches are counted."""
 
-    def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason], error: BaseException | None) -> str | None:
-        """Record why a pool declines a request, and the error of its driver if that is why.
-
-        Return all reasons as a text if every pool has declined it.
-        """
+    def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason]) -> str | None:
+        """Record why a pool declines a request; return all reasons if every pool has declined it."""
 
 
 class RequestHost(Protocol):
@@ -122,8 +119,8 @@ class Manager(Protocol):
     PAUSE_AT_QUOTA: bool
 
     @property
-    def label_problems(self) -> LabelProblems | None:
-        """Return the labels that do not work, if the driver records them."""
+    def label_problems(self) -> LabelProblems:
+        """Return the labels that do not work, and why."""
 
     def errorLabels(self) -> Iterable[str]:
         """Return the labels known to be permanently broken."""
@@ -321,8 +318,7 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
 
     def known_problems(self) -> list[Reason]:
         """Return the known problems with the labels of the request here."""
-        problems = self.manager.label_problems if self.manager is not None else None
-        known = problems.of(self.request.node_types) if problems is not None else []
+        known = self.manager.label_problems.of(self.request.node_types)
         return [because(Declined.LABEL_PROBLEM, problem=f"label {one.label}: {one.text}", help=one.help) for one in known]
 
     def could_serve(self) -> bool:

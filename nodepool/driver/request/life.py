@@ -85,8 +85,8 @@ class Life(Engine):
         Return False if this continues with the next RUN.
         """
         handler, host = self.handler, self.handler.pw
-        self.promised = self.promised or (not handler.accepted and host.promise(handler))
         handler.refresh()
+        self.promised = self.promised or (not handler.accepted and host.promise(handler))
         if reasons := handler.decline_reasons():
             raise handler.declined(reasons)
         # In its first step only: later the pool may be paused for this request itself.
@@ -360,7 +360,8 @@ class Life(Engine):
             handler.log.info("Returning the request: no provider %s or no pool %s in it", host.provider_name, host.pool_name)
             return End(Outcome(How.RETURNED))
         handler.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
-        return End(Outcome(How.DECLINED), [because(Declined.ERROR, error=str(error) or repr(error))], error=error)
+        handler.manager.label_problems.driver_failed(handler.request.node_types, host.pool_name, error)
+        return End(Outcome(How.DECLINED), [because(Declined.ERROR, error=str(error) or repr(error))])
 
     def _limits_pending(self, error: LimitsPending) -> bool:
         """Wait, without declining or freeing capacity, until the limits are known."""
@@ -443,7 +444,7 @@ class Life(Engine):
         if handler.launcher_id not in request.declined_by:
             request.declined_by = [*request.declined_by, handler.launcher_id]
         reasons = end.reasons or [because(Declined.BY_DRIVER, text="the driver has declined it")]
-        by_all = handler.pw.nodepool.decline(handler.pw, request, reasons, end.error)
+        by_all = handler.pw.nodepool.decline(handler.pw, request, reasons)
         if by_all is not None:
             handler.log.info("Failing declined node request: every pool has declined it (%s)", by_all)
         request.state = zk.REQUESTED if by_all is None else zk.FAILED

@@ -135,17 +135,13 @@ class End(Exception):
 
     :ivar reasons: why it is declined, for users who wait for it.
     :ivar discard: delete the released nodes, because they occupy what others wait for.
-    :ivar error: of the driver, which is why it is declined.
     """
 
-    def __init__(
-        self, outcome: Outcome, reasons: list[Reason] | None = None, discard: bool = False, error: BaseException | None = None
-    ) -> None:
+    def __init__(self, outcome: Outcome, reasons: list[Reason] | None = None, discard: bool = False) -> None:
         super().__init__(outcome.how.value)
         self.outcome = outcome
         self.reasons = reasons or []
         self.discard = discard
-        self.error = error
 
 
 class LabelRecorder:

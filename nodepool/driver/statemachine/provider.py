@@ -11,7 +11,6 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.base import threads
 from nodepool.base.backoff import Backoff, KeyedBackoff
-from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
 from nodepool.config.model import ConfigPool, ProviderConfig, cloud_image
 from nodepool.driver.quota.amounts import QuotaInformation
@@ -51,7 +50,6 @@ class StateMachineProvider(LaunchProvider):
         self.running = False
         self.error_labels: set[str] = set()
         self._error_since: dict[str, float] = {}
-        self.label_problems = LabelProblems(provider.name)
         self.refusals = KeyedBackoff(REFUSED)
         #: By pool and label: each pool may have another flavor for it.
         self.label_quota_cache: dict[tuple[str, str], QuotaInformation] = {}

@@ -8,7 +8,6 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from nodepool.base.backoff import KeyedBackoff
-from nodepool.base.problems import LabelProblems
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
@@ -25,7 +24,6 @@ class LaunchProvider(Provider, QuotaSupport):
     MAXIMUM_SLEEP: float = 1
 
     adapter: Adapter
-    label_problems: LabelProblems
     #: Labels that the cloud has refused for quota although its figures are sufficient for them.
     refusals: KeyedBackoff
     create_loop: MachineLoop

@@ -60,7 +60,8 @@ class PoolWorker(threading.Thread, PoolCapacity):
         if tracer is not None:
             trace = tracer.request_ended(handler.request, outcome.how.name.lower(), self.provider_name, self.pool_name)
         if outcome.how is How.FULFILLED:
-            self.nodepool.declines.driver_works(self, handler.request)
+            for label in set(handler.request.node_types):
+                handler.manager.label_problems.clear(label, self.pool_name)
             self.nodepool.request_fulfilled(handler.request, handler.accepted_time, trace)
         self._release_claim(handler, outcome)
         if outcome.retry_after or outcome.how in (How.WITHDRAWN, How.REFUSED):
@@ -130,7 +131,7 @@ class PoolWorker(threading.Thread, PoolCapacity):
             handler = manager.getRequestHandler(self, request.copy())
         except FOREIGN as error:
             self.log.exception("The driver cannot handle request %s:", request_id)
-            self.nodepool.declines.driver_failed(self, request, error)
+            manager.label_problems.driver_failed(request.node_types, self.pool_name, error)
             self.assignment.release(request_id, retry_after=30.0)
             self._launches_ended()
             return

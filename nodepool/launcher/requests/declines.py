@@ -11,9 +11,7 @@ from kazoo.handlers.utils import AsyncResult
 
 from nodepool import metrics
 from nodepool.base import hostnames
-from nodepool.base.problems import LabelProblems, Problem, one_line
-from nodepool.config.model import Config
-from nodepool.driver.request.base import RequestHost
+from nodepool.base.problems import one_line
 from nodepool.reasons import Declined, Reason, render
 from nodepool.zk import declines
 from nodepool.zk.mirror.requests import MIN_READY
@@ -35,8 +33,6 @@ class Declines:
         self._lock = threading.Lock()
         #: Request id -> launcher id -> ``pool: reason``.
         self._noted: dict[str, dict[str, str]] = {}
-        #: Provider -> labels with which its driver has raised.
-        self._failing: dict[str, LabelProblems] = {}
         #: Label -> pool -> why it last declined to launch nodes for min-ready.
         self.min_ready: dict[str, dict[str, tuple[Reason, ...]]] = {}
         #: The client on which the parent znode was created.
@@ -75,29 +71,6 @@ class Declines:
         with self._lock:
             noted = dict(self._noted.get(request.id or "", {}))
         return "; ".join(noted.get(one) or f"{declines.pool_of(one)}: declined" for one in request.declined_by)
-
-    # -- drivers that raise exceptions; published until a request for the labels is fulfilled
-
-    def driver_failed(self, worker: RequestHost, request: NodeRequest, error: BaseException) -> None:
-        problems = self._failing.setdefault(worker.provider_name, LabelProblems(worker.provider_name))
-        for label in set(request.node_types):
-            problems.note(label, worker.pool_name, f"pool {worker.pool_name}: its driver failed: {error!r}")
-
-    def driver_works(self, worker: RequestHost, request: NodeRequest) -> None:
-        problems = self._failing.get(worker.provider_name)
-        if problems is not None:
-            for label in set(request.node_types):
-                problems.clear(label, worker.pool_name)
-
-    def problems(self, config: Config) -> list[Problem]:
-        """Return the problems of labels and providers that are still configured."""
-        return [
-            problem
-            for name, problems in sorted(self._failing.items())
-            if name in config.providers
-            for problem in problems.listed()
-            if problem.label in config.labels
-        ]
 
     # -- the end of a request
 

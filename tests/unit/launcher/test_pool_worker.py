@@ -45,7 +45,7 @@ def pool() -> Pool:
 def handler(**values: Any) -> Any:
     made = Mock(paused=False, BLOCKING=False)
     made.life = Mock(released=False, promised=False, gives_way=False)
-    made.request.id = "200-1"
+    made.request.id, made.request.node_types = "200-1", ["label"]
     for name, value in values.items():
         setattr(made, name, value)
     return made

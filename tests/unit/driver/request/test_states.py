@@ -16,6 +16,7 @@ from kazoo.exceptions import BadVersionError, ConnectionLoss, NodeExistsError, N
 from kazoo.protocol.serialization import Create, SetData
 
 from nodepool.base.clock import SYSTEM
+from nodepool.base.problems import LabelProblems
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
@@ -66,7 +67,7 @@ class Pool:
         return SimpleNamespace(name="main", labels={"small": None}, max_servers=9, node_attributes=None)
 
     def getProviderManager(self) -> Any:
-        return SimpleNamespace(errorLabels=lambda: (), PAUSE_AT_QUOTA=True, label_problems=None)
+        return SimpleNamespace(errorLabels=lambda: (), PAUSE_AT_QUOTA=True, label_problems=LabelProblems("p"))
 
     def post(self, _handler: Any, function: Callable[..., Any], *args: Any) -> None:
         self.tasks.append((function, args))
@@ -322,6 +323,17 @@ def test_error_of_a_check_is_raised_to_its_caller_and_the_check_is_repeated() ->
     for event in ("ready", "ready", "ok"):
         happen(world, event)
     assert [outcome.how for outcome in world.pool.outcomes] == [How.FULFILLED]
+
+
+def test_error_of_a_driver_while_quota_is_promised_is_a_problem_of_the_labels() -> None:
+    pool: Any = World(9, 0).pool
+    manager = pool.getProviderManager()
+    pool.getProviderManager, pool.promise = lambda: manager, Mock(side_effect=ValueError("no idea"))
+    for event in ("run", "ok"):
+        happen(pool.world, event)
+    assert [outcome.how for outcome in pool.outcomes] == [How.DECLINED]
+    (problem,) = manager.label_problems.listed()
+    assert problem.label == "small" and "pool main: its driver failed: ValueError('no idea')" in problem.text
 
 
 def test_request_that_cannot_be_checked_yet_is_withdrawn_until_the_limits_are_known() -> None:
