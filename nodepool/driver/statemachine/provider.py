@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Iterable
@@ -10,54 +9,37 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.base import threads
-from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.cloud.calls import CloudCalls
 from nodepool.config.model import ConfigPool, ProviderConfig, cloud_image
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.request.base import RequestHost
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.driver.statemachine.handler import StateMachineHandler
-from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.leaks import LeakSearch
-from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.driver.statemachine.model import Adapter, DriverLabel, ExternalId
 from nodepool.driver.statemachine.stage import LaunchProvider
-from nodepool.nodescan import NodescanWorker
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Threads for the first part of launches.
 START_THREADS = 8
-#: For a label whose nodes the cloud refuses for quota although the reported figures are sufficient. The first pause is
-#: less than the interval at which pools check such a node.
-REFUSED = Backoff(0.5, 15.0)
 
 
 class StateMachineProvider(LaunchProvider):
     """Runs create machines on one thread and delete machines on another."""
 
     def __init__(self, adapter: Adapter, provider: ProviderConfig) -> None:
-        super().__init__()
-        self.provider = provider
-        self.adapter = adapter
+        super().__init__(adapter, provider)
         # Adapters of others may use this name for something else.
         calls = getattr(adapter, "calls", None)
         self.cloud_calls = calls if isinstance(calls, CloudCalls) else None
-        self.log = logging.getLogger(f"nodepool.StateMachineProvider.{provider.name}")
         self._zk = None  # type: ignore[assignment]
-        self.launchers: list[StateMachineNodeLauncher] = []
-        self.deleters: list[StateMachineNodeDeleter] = []
         self.running = False
         self.error_labels: set[str] = set()
         self._error_since: dict[str, float] = {}
-        self.refusals = KeyedBackoff(REFUSED)
         #: By pool and label: each pool may have another flavor for it.
         self.label_quota_cache: dict[tuple[str, str], QuotaInformation] = {}
         self._leaks = LeakSearch(provider.name, adapter, self.log)
-        self.nodescan_worker = NodescanWorker()
-        self.create_loop = MachineLoop(f"{provider.name}", self.log, self.launchers.remove)
-        self.delete_loop = MachineLoop(f"{provider.name}", self.log, self.deleters.remove)
-        self.stop_thread: threading.Thread | None = None
 
     # -- life
 

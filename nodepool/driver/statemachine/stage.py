@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from nodepool.base.backoff import KeyedBackoff
+from nodepool.base.backoff import Backoff, KeyedBackoff
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.driver.statemachine.model import Adapter
 from nodepool.nodescan import NodescanWorker
+
+#: For a label whose nodes the cloud refuses for quota although the reported figures are sufficient. The first pause is
+#: less than the interval at which pools check such a node.
+REFUSED = Backoff(0.5, 15.0)
 
 
 class LaunchProvider(Provider, QuotaSupport):
@@ -23,19 +29,24 @@ class LaunchProvider(Provider, QuotaSupport):
     MINIMUM_SLEEP: float = 1
     MAXIMUM_SLEEP: float = 1
 
-    adapter: Adapter
-    #: Labels that the cloud has refused for quota although its figures are sufficient for them.
-    refusals: KeyedBackoff
-    create_loop: MachineLoop
-    delete_loop: MachineLoop
-    launchers: list[Any]
-    nodescan_worker: NodescanWorker
-
     #: Starts that need less than this many seconds need no separate thread.
     QUICK_START = 0.001
     _slow_starts = 3
     #: The threads for starts.
     state_machine_start_worker: Executor | None = None
+
+    def __init__(self, adapter: Adapter, provider: ProviderConfig) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.provider = provider
+        self.log: logging.Logger = logging.getLogger(f"nodepool.StateMachineProvider.{provider.name}")
+        #: Labels that the cloud has refused for quota although its figures are sufficient for them.
+        self.refusals = KeyedBackoff(REFUSED)
+        self.launchers: list[Any] = []
+        self.deleters: list[Any] = []
+        self.nodescan_worker = NodescanWorker()
+        self.create_loop = MachineLoop(provider.name, self.log, self.launchers.remove)
+        self.delete_loop = MachineLoop(provider.name, self.log, self.deleters.remove)
 
     @property
     def starts_quickly(self) -> bool:

@@ -118,7 +118,7 @@ def test_paused_requests_do_not_hold_each_others_nodes(bench: LauncherBench, mon
     # two pools, whatever their phases are; who gives way rests until the other one has tried again.
     monkeypatch.setattr("nodepool.launcher.requests.moves.STANDSTILL", 0.5)
     monkeypatch.setattr("nodepool.launcher.requests.moves.LONG_REST", 8.0)
-    monkeypatch.setattr("nodepool.driver.statemachine.provider.REFUSED", Backoff(0.1, 3.0))
+    monkeypatch.setattr("nodepool.driver.statemachine.stage.REFUSED", Backoff(0.1, 3.0))
     names = ["main", "other"][:pools]
     bench.quota(instances=8)
     pool = bench.start(config(provider(pools=[{"name": n, "labels": [f"l-{n}"]} for n in names])))

@@ -119,7 +119,7 @@ def test_over_quota_error_pauses_and_is_retried(bench: LauncherBench, ignore: bo
 @pytest.mark.spec("DRV-14.11: the cloud refuses a node for a quota of which it does not tell: paused, retried")
 def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a new node each second nor a request that keeps what has failed."""
-    monkeypatch.setattr("nodepool.driver.statemachine.provider.REFUSED", Backoff(0.2, 30.0))
+    monkeypatch.setattr("nodepool.driver.statemachine.stage.REFUSED", Backoff(0.2, 30.0))
     pool = bench.start(config(provider()))
     adapter, tries = bench.adapter("fake-provider"), []
     original = adapter._createServer
