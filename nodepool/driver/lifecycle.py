@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 import time
@@ -67,8 +68,9 @@ def is_silent(manager: Provider, since: float) -> bool:
 def started(config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Provider:
     """Return a new, started provider; its exceptions are logged."""
     try:
-        with purpose.making(only_images):
-            manager = get_provider(config)
+        context = contextvars.copy_context()
+        context.run(purpose.images_only.set, only_images)
+        manager = context.run(get_provider, config)
         manager.start(zk_conn)
     except FOREIGN:
         ProviderManager.log.exception("Error starting provider %s", config.name)

@@ -128,7 +128,7 @@ class AwsAdapter(statemachine.Adapter):
         self.images = AwsImages(self)
         self.leaks = AwsLeaks(self)
         # A builder launches nothing: it neither creates nor removes templates.
-        if not images_only():
+        if not images_only.get():
             self.templates.start()
             if self.templates.wanted:
                 self._prepare_templates()
