@@ -225,9 +225,7 @@ class Assignment(threading.Thread):
         if entry is None:
             return
         cls, key = entry
-        index = bisect.bisect_left(cls.queue, (key, request_id))
-        if index < len(cls.queue) and cls.queue[index][1] == request_id:
-            del cls.queue[index]
+        del cls.queue[bisect.bisect_left(cls.queue, (key, request_id))]
 
     def _claim(self, request_id: str, worker: Pool | None, events: int) -> None:
         """Mark a request as handed to this pool; None: it is being declined.
@@ -285,10 +283,8 @@ class Assignment(threading.Thread):
     def rebuild(self) -> None:
         """Read every request again (after a synchronization)."""
         with self._condition:
-            for request_id in list(self._where):
-                self._dirty[request_id] = None
-            for request in self.state.zk.request_tree.snapshot():
-                self._dirty[request.id or ""] = None
+            self._dirty.update(dict.fromkeys(self._where))
+            self._dirty.update(dict.fromkeys(request.id or "" for request in self.state.zk.request_tree.snapshot()))
             self._wake_all = True
             self._condition.notify()
 
@@ -297,16 +293,12 @@ class Assignment(threading.Thread):
     def run(self) -> None:
         while True:
             with self._condition:
-                if self._stopping:
-                    return
-                if not self._dirty and not self._wake_all:
+                if not (self._dirty or self._wake_all or self._stopping):
                     due = [self._net.due, self._moves.due, *(each[0] for each in self._resting[:1])]
                     due += [cls.again_at for cls in self._classes.values() if cls.queue]
-                    wait = min(due) - self.state.clock.monotonic()
-                    if wait > 0:
-                        self._condition.wait(wait)
-                    if self._stopping:
-                        return
+                    self._condition.wait(max(0.0, min(due) - self.state.clock.monotonic()))
+                if self._stopping:
+                    return
             try:
                 self._pass()
             except Exception:
@@ -323,9 +315,7 @@ class Assignment(threading.Thread):
                 self._queue_again(request_id)
             if self._wake_all:
                 self._wake_all = False
-                empty = [key for key, cls in self._classes.items() if not cls.queue]
-                for key in empty:
-                    del self._classes[key]
+                self._classes = {key: cls for key, cls in self._classes.items() if cls.queue}
                 for cls in self._classes.values():
                     cls.look_again()
             heads = [(cls.queue[0], id(cls), cls) for cls in self._classes.values() if cls.queue and not cls.reasons]
@@ -426,12 +416,9 @@ class Assignment(threading.Thread):
                 cls.netted = self._events if told else None
 
     def _is_known(self, request_id: str) -> bool:
-        if request_id in self._where or request_id in self._unusable or request_id in self._dirty:
-            return True
-        if request_id not in self._claimed:
-            return False
-        worker = self._claimed[request_id]
-        return worker is None or worker.has(request_id)
+        worker = self._claimed.get(request_id)
+        claimed = request_id in self._claimed and (worker is None or worker.has(request_id))
+        return claimed or request_id in self._where or request_id in self._unusable or request_id in self._dirty
 
     def _log_once(self, cls: RequestClass, request_id: str, error: Exception) -> None:
         if cls.logged != repr(error):
