@@ -49,10 +49,7 @@ class Housekeeping:
         """Build the book from ZooKeeper. May be repeated."""
         slots = self._slots
         for node in list(slots.zk.nodeIterator()):
-            try:
-                self._recover_node(node)
-            except Exception:
-                self.log.exception("Error recovering backing node %s:", node.id)
+            self._safely(self._recover_node, node)
         self._note_slots()
         records = list(slots.book)
         self.log.info(

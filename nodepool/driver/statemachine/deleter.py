@@ -102,8 +102,7 @@ class StateMachineNodeDeleter:
         """Remove the record, its lock included, in one go."""
         node = self.node
         if not isinstance(node.lock, LockHandle):
-            self.zk.deleteNode(node)
-            self._gone()
+            self._remove_carefully()
             return
         txn = Txn(self.zk.kazoo_client)
         txn.delete(node.lock.path)

@@ -130,7 +130,6 @@ class StateMachineNodeLauncher(StatsReporter):
 
         :raises LoopEnded: the provider accepts no new work any more.
         """
-        self.start_time = self.manager.clock.monotonic()
         with self.manager.create_loop.hold_open():
             self.manager.launchers.append(self)
             self.manager.create_loop.add(self)

@@ -94,16 +94,10 @@ class NodeReconciler:
             return None  # the unlock, or the new record, triggers the next check
         if node.provider not in self.state.config.providers:
             return None
-        state = node.state
-        if state in DELETABLE:
+        if node.state in DELETABLE:
             return self._delete(node)
-        if state == zk.READY:
-            return self._ready(node)
-        if state == zk.HOLD:
-            return self._hold(node)
-        if state == zk.INIT:
-            return self._init(node)
-        return None
+        step = {zk.READY: self._ready, zk.HOLD: self._hold, zk.INIT: self._init}.get(node.state or "")
+        return step(node) if step is not None else None
 
     def _ready(self, node: zk.Node) -> float | None:
         if node.allocated_to is not None:
@@ -227,8 +221,7 @@ class NodeReconciler:
 
     def _start_deletion(self, node: zk.Node) -> None:
         """Let the provider delete a node that is locked and marked."""
-        config = self.state.config
-        manager = config.provider_managers.get(node.provider or "") if config is not None else None
+        manager = self.state.config.provider_managers.get(node.provider or "")
         if isinstance(manager, StateMachineProvider) and node.state == zk.DELETING:
             self._begin(node)  # only queues it
         else:
