@@ -130,9 +130,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
         :raises LoopEnded: the provider accepts no new work any more.
         """
-        with self.manager.create_loop.hold_open():
-            self.manager.launchers.append(self)
-            self.manager.create_loop.add(self)
+        self.manager.create_loop.add(self)
 
     def _timed_start(self) -> None:
         started = self.manager.clock.monotonic()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -25,19 +24,14 @@ class Advanced(Protocol):
 
 
 class MachineLoop:
-    """Runs the passes of each machine sequentially on one thread.
+    """Runs the passes of each machine sequentially on one thread."""
 
-    :param finished: called on the loop's thread with a machine that has ended.
-    """
-
-    def __init__(self, name: str, log: logging.Logger, finished: Callable[[Any], None]) -> None:
-        self._finished = finished
+    def __init__(self, name: str, log: logging.Logger) -> None:
         self._worker: Reconciler[Any] = Reconciler(name, self._pass, log)
         self._queue = self._worker.queue
         self._lock = threading.Lock()
-        #: Those that have not ended.
-        self._machines: set[Any] = set()
-        self._kept = 0
+        #: Those that have not ended, in the order in which they were added.
+        self.machines: dict[Any, None] = {}
         self._drain = self._ended = False
         (self.thread,) = self._worker.threads
 
@@ -45,31 +39,19 @@ class MachineLoop:
         self._worker.start()
 
     def add(self, machine: Advanced) -> None:
-        """Add a machine. Raises LoopEnded: it would not be run."""
-        with self.hold_open():
-            self._machines.add(machine)
-            self._queue.add(machine)
+        """Add a machine.
 
-    @contextlib.contextmanager
-    def hold_open(self) -> Iterator[None]:
-        """Keep the thread from ending while a machine is added.
-
-        :raises LoopEnded: it has already.
+        :raises LoopEnded: it would not be run.
         """
         with self._lock:
             if self._ended:
                 raise LoopEnded(f"{self.thread.name} has ended")
-            self._kept += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._kept -= 1
-            self._end_if_drained()
+            self.machines[machine] = None
+        self._queue.add(machine)
 
     def wake(self, machine: Advanced) -> None:
         """Run the next pass of this machine immediately; from any thread."""
-        if machine in self._machines:
+        if machine in self.machines:
             self._queue.add(machine)
 
     def stop(self, drain: bool) -> None:
@@ -84,21 +66,18 @@ class MachineLoop:
 
     def _end_if_drained(self) -> None:
         with self._lock:
-            if not self._drain or self._kept or self._machines:
+            if not self._drain or self.machines:
                 return
             self._ended = True
         self._queue.close()
 
     def _pass(self, machine: Advanced) -> float | None:
-        if machine not in self._machines:
+        if machine not in self.machines:
             return None  # it was woken in its last pass
         again = machine.run_pass()
         if again is None:
-            self._machines.discard(machine)
-            try:
-                self._finished(machine)
-            finally:
-                self._end_if_drained()
+            del self.machines[machine]
+            self._end_if_drained()
         return again
 
 

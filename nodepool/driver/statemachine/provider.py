@@ -15,6 +15,7 @@ from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.request.base import RequestHost
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.driver.statemachine.handler import StateMachineHandler
+from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.leaks import LeakSearch
 from nodepool.driver.statemachine.model import Adapter, DriverLabel, ExternalId
 from nodepool.driver.statemachine.stage import LaunchProvider
@@ -88,15 +89,23 @@ class StateMachineProvider(LaunchProvider):
 
     # -- launching and deleting
 
+    @property
+    def launchers(self) -> list[StateMachineNodeLauncher]:
+        """Return the running launches."""
+        return list(self.create_loop.machines)
+
+    @property
+    def deleters(self) -> list[StateMachineNodeDeleter]:
+        """Return the running deletions."""
+        return list(self.delete_loop.machines)
+
     def getRequestHandler(self, poolworker: RequestHost, request: zk.NodeRequest) -> StateMachineHandler:
         return StateMachineHandler(poolworker, request)
 
     def startNodeCleanup(self, node: zk.Node) -> StateMachineNodeDeleter:
         """Start a deletion. Raises LoopEnded: the provider accepts no new work any more."""
         deleter = StateMachineNodeDeleter(self._zk, self, node)
-        with self.delete_loop.hold_open():
-            self.deleters.append(deleter)
-            self.delete_loop.add(deleter)
+        self.delete_loop.add(deleter)
         return deleter
 
     def waitForNodeCleanup(self, node_id: object) -> None:

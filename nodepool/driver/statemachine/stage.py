@@ -42,11 +42,9 @@ class LaunchProvider(Provider, QuotaSupport):
         self.log: logging.Logger = logging.getLogger(f"nodepool.StateMachineProvider.{provider.name}")
         #: Labels that the cloud has refused for quota although its figures are sufficient for them.
         self.refusals = KeyedBackoff(REFUSED)
-        self.launchers: list[Any] = []
-        self.deleters: list[Any] = []
         self.nodescan_worker = NodescanWorker()
-        self.create_loop = MachineLoop(provider.name, self.log, self.launchers.remove)
-        self.delete_loop = MachineLoop(provider.name, self.log, self.deleters.remove)
+        self.create_loop = MachineLoop(provider.name, self.log)
+        self.delete_loop = MachineLoop(provider.name, self.log)
 
     @property
     def starts_quickly(self) -> bool:

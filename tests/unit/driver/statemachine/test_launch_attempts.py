@@ -62,12 +62,11 @@ class Manager:
     def __init__(self, quick: bool) -> None:
         self.starts_quickly = quick
         self.adapter = Adapter()
-        self.launchers: list[Any] = []
         self.label_problems = LabelProblems("p")
         self.nodescan_worker = SimpleNamespace(removeRequest=lambda _request: None)
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="start")
         self.start_executor = self.executor.submit
-        self.create_loop = MachineLoop("create-loop", logging.getLogger("test"), lambda _launcher: None)
+        self.create_loop = MachineLoop("create-loop", logging.getLogger("test"))
         self.create_loop.start()
 
     def note_start(self, _seconds: float) -> None:

@@ -11,16 +11,18 @@ from nodepool.driver.statemachine.loop import LoopEnded, MachineLoop
 
 
 class Machine:
-    def __init__(self) -> None:
+    def __init__(self, again: float | None = None) -> None:
+        self.again = again
         self.ran = threading.Event()
 
-    def run_pass(self) -> None:
+    def run_pass(self) -> float | None:
         self.ran.set()
+        return self.again
 
 
 @pytest.mark.parametrize("drain", [True, False])
 def test_an_ended_loop_takes_nothing(drain: bool) -> None:
-    loop = MachineLoop("loop", logging.getLogger(), lambda _machine: None)
+    loop = MachineLoop("loop", logging.getLogger())
     loop.start()
     first = Machine()
     loop.add(first)
@@ -31,15 +33,15 @@ def test_an_ended_loop_takes_nothing(drain: bool) -> None:
         loop.add(Machine())
 
 
-def test_a_loop_ends_after_what_is_being_added() -> None:
-    loop = MachineLoop("loop", logging.getLogger(), lambda _machine: None)
+def test_a_loop_that_is_drained_ends_after_its_last_machine() -> None:
+    loop = MachineLoop("loop", logging.getLogger())
+    machine = Machine(again=0.01)
+    loop.add(machine)
     loop.start()
-    late = Machine()
-    with loop.hold_open():
-        loop.stop(drain=True)
-        loop.thread.join(0.1)
-        assert loop.thread.is_alive()
-        loop.add(late)
-    assert late.ran.wait(5)
+    assert machine.ran.wait(5)
+    loop.stop(drain=True)
+    loop.thread.join(0.1)
+    assert loop.thread.is_alive() and list(loop.machines) == [machine]
+    machine.again = None
     loop.thread.join(5)
-    assert not loop.thread.is_alive()
+    assert not loop.thread.is_alive() and not loop.machines
