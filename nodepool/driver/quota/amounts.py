@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -21,14 +22,9 @@ class QuotaInformation:
         **kw: float | None,
     ) -> None:
         self.default = default
-        compute: dict[str, Any] = {
-            "cores": default if cores is None else cores,
-            "instances": default if instances is None else instances,
-            "ram": default if ram is None else ram,
-        }
-        for name, value in kw.items():
-            compute[name] = default if value is None else value
-        self.quota: dict[str, dict[str, Any]] = {"compute": compute}
+        given: dict[str, Any] = {"cores": cores, "instances": instances, "ram": ram, **kw}
+        #: The amounts by type of resource; "compute" is the only one.
+        self.quota = {"compute": {name: default if value is None else value for name, value in given.items()}}
 
     @staticmethod
     def from_resources(resources: Mapping[str, Any]) -> QuotaInformation:
@@ -65,17 +61,9 @@ class QuotaInformation:
         """Return True when nothing is overused."""
         return all(value >= 0 for value in self.quota["compute"].values())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> QuotaInformation:
-        result: QuotaInformation = self.__class__.__new__(self.__class__)
-        memo[id(self)] = result
-        result.__dict__.update(self.__dict__)
-        # values are numbers: copying the two dicts is sufficient, and much faster than deepcopy
-        result.quota = {kind: dict(values) for kind, values in self.quota.items()}
-        return result
-
     def copy(self) -> QuotaInformation:
         """Return an independent copy."""
-        return self.__deepcopy__({})
+        return copy.deepcopy(self)
 
     def __str__(self) -> str:
         return str(self.quota)
