@@ -235,6 +235,5 @@ class CleanupWorker(threading.Thread):
         return True
 
     def join(self, timeout: float | None = None) -> None:
-        if self.ident is not None:
-            super().join(timeout)
+        super().join(timeout)
         wait(list(self._of_providers.values()), timeout)

@@ -94,8 +94,7 @@ class StatsWorker(threading.Thread):
         self._step_down.set()
 
     def join(self, timeout: float | None = None) -> None:
-        if self.ident is not None:
-            super().join(timeout)
+        super().join(timeout)
         if self._election_thread is not None:
             self._election_thread.join(timeout)
 

@@ -319,6 +319,5 @@ class PoolWorker(threading.Thread, PoolCapacity):
             self.component = None
 
     def join(self, timeout: float | None = None) -> None:
-        if self.ident is not None:
-            super().join(timeout)
+        super().join(timeout)
         self._helpers.shutdown(wait=False, cancel_futures=True)

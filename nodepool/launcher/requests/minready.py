@@ -60,8 +60,7 @@ class MinReady(threading.Thread):
         self._event.set()
 
     def join(self, timeout: float | None = None) -> None:
-        if self.ident is not None:
-            super().join(timeout)
+        super().join(timeout)
         for question in self._asked.values():
             question.cancel()
         wait(self._asked.values(), timeout)
