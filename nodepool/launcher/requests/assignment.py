@@ -22,7 +22,7 @@ from nodepool.launcher.requests.declining import decline_for_all
 from nodepool.launcher.requests.moves import OTHERS_TURN, Moves
 from nodepool.launcher.requests.safety_net import SafetyNet
 from nodepool.launcher.state import LauncherState
-from nodepool.reasons import Code, Declined, Reason, because, render
+from nodepool.reasons import Code, Declined, Reason, because
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import REQUESTED, NodeRequest
@@ -52,12 +52,12 @@ class Assignment(threading.Thread):
         self._classes: dict[tuple[Any, ...], RequestClass] = {}
         self._where: dict[str, tuple[RequestClass, SortKey]] = {}
         #: Handed out, with the pool that has it; None: resting for a moment, or being declined.
-        self._claimed: dict[str, Pool | None] = {}
+        #: And the number of events on which that decision was based.
+        self._claimed: dict[str, tuple[Pool | None, int]] = {}
         #: Counts events; their number at the last wake-up of everything, and of each rechecked reason.
         self._events = 0
         self._woken = 0
         self._rechecked: dict[Reason, int] = {}
-        self._claimed_at: dict[str, int] = {}
         #: Requests that were left to other launchers: how often, and since when (monotonic seconds).
         self._left_to_others: dict[str, tuple[int, float]] = {}
         #: Increases whenever a decline check may have another result.
@@ -141,10 +141,9 @@ class Assignment(threading.Thread):
         """
         worker = self.state.workers.get(hand_to) if hand_to is not None else None
         with self._condition:
-            self._claimed.pop(request_id, None)
-            claimed_at = self._claimed_at.pop(request_id, self._events)
+            _pool, claimed_at = self._claimed.pop(request_id, (None, self._events))
             if retry_after > 0:
-                self._claimed[request_id] = None
+                self._claimed[request_id] = None, self._events
                 heapq.heappush(self._resting, (self.state.clock.monotonic() + retry_after, request_id))
                 self._condition.notify()
                 return
@@ -232,8 +231,7 @@ class Assignment(threading.Thread):
 
         ``events``: the event count on which that decision was based.
         """
-        self._claimed[request_id] = worker
-        self._claimed_at[request_id] = events
+        self._claimed[request_id] = worker, events
         self._remove(request_id)
 
     def _queue_again(self, request_id: str) -> None:
@@ -399,8 +397,8 @@ class Assignment(threading.Thread):
         for book in (self._unusable, self._left_to_others):
             for request_id in [i for i in book if i not in alive]:
                 del book[request_id]
-        moments = [*self._claimed_at.values(), *(moment for moment, _why in self._net.offered.values())]
-        moments += [cls.netted for cls in self._classes.values() if cls.netted is not None]
+        found = [*self._net.offered.values(), *(cls.netted for cls in self._classes.values() if cls.netted is not None)]
+        moments = [*(events for _pool, events in self._claimed.values()), *(events for events, _reasons in found)]
         oldest = min(moments, default=self._events)  # earlier events are not asked for any more
         self._rechecked = {reason: at for reason, at in self._rechecked.items() if at > oldest}
         self._dirty.update(dict.fromkeys(self._unusable))
@@ -410,13 +408,12 @@ class Assignment(threading.Thread):
             self._dirty[request_id] = None
         for cls in self._classes.values():
             if cls.reasons:
-                told, netted_for = all(reason.code.told for reason in cls.reasons), cls.reasons
+                netted = (self._events, cls.reasons) if all(reason.code.told for reason in cls.reasons) else None
                 cls.look_again()
-                cls.netted_for = netted_for
-                cls.netted = self._events if told else None
+                cls.netted = netted
 
     def _is_known(self, request_id: str) -> bool:
-        worker = self._claimed.get(request_id)
+        worker, _events = self._claimed.get(request_id, (None, 0))
         claimed = request_id in self._claimed and (worker is None or worker.has(request_id))
         return claimed or request_id in self._where or request_id in self._unusable or request_id in self._dirty
 
@@ -465,8 +462,8 @@ class Assignment(threading.Thread):
                 if decision.left_to_others and left is None:
                     self.leave_to_others(request_id)
                 return
-            if cls.netted is not None and not self._changed_since(cls.netted):
-                self._net.offered[request_id] = cls.netted, render(cls.netted_for)
+            if cls.netted is not None and not self._changed_since(cls.netted[0]):
+                self._net.offered[request_id] = cls.netted
             self._claim(request_id, worker, events)
         try:
             if worker is not None:

@@ -33,10 +33,8 @@ class RequestClass:
     again_at: float = math.inf
     #: The error that was logged last.
     logged: str | None = None
-    #: The event count when the safety net rechecked it without an event.
-    netted: int | None = None
-    #: Why it had been waiting until then.
-    netted_for: tuple[Reason, ...] = ()
+    #: The event count when the safety net rechecked it without an event, and why it had been waiting until then.
+    netted: tuple[int, tuple[Reason, ...]] | None = None
     #: Number of the decision in which its head was last decided about.
     decided: int = 0
     #: Whether its requests may wait in a full pool; those of min-ready are declined there.

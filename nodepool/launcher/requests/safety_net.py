@@ -8,6 +8,7 @@ from typing import Any
 from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.metrics import Metrics
+from nodepool.reasons import Reason, render
 
 #: Seconds between two checks.
 RESYNC = 30.0
@@ -29,7 +30,7 @@ class SafetyNet:
         statsd.incr(self._name(), 0)  # exported from the start
         self.due = now + RESYNC
         #: Requests handed out by the safety net, with the event count of its check, and why they had waited.
-        self.offered: dict[str, tuple[int, str]] = {}
+        self.offered: dict[str, tuple[int, tuple[Reason, ...]]] = {}
         self._adrift: set[Any] = set()
 
     def delay(self, now: float) -> None:
@@ -49,7 +50,7 @@ class SafetyNet:
         """Count a request that was handed out because of the safety net and was served."""
         offered = self.offered.pop(request_id, None)
         if offered is not None and nothing_happened:
-            self._count(request_id, f"it could proceed, but no event announced that ({offered[1]})")
+            self._count(request_id, f"it could proceed, but no event announced that ({render(offered[1])})")
 
     def _count(self, request_id: str, why: str) -> None:
         self.log.warning(
