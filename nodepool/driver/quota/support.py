@@ -95,12 +95,10 @@ class QuotaSupport:
 
     def _limits(self) -> QuotaInformation:
         """Return limits minus unmanaged use: the cached object, do not change it."""
-        cached, outdated, _ = self._known_limits()
-        if cached is None or outdated:
-            with self.quota_lock:
-                cached, outdated, _ = self._known_limits()
-                if cached is None or outdated:
-                    cached = self._query_limits(cached)
+        with self.quota_lock:
+            cached, outdated, _ = self._known_limits()
+            if cached is None or outdated:
+                cached = self._query_limits(cached)
         return cached[1]
 
     def _query_limits(self, cached: tuple[float, QuotaInformation] | None) -> tuple[float, QuotaInformation]:
