@@ -6,8 +6,9 @@ from nodepool.config.model import ConfigPool, ImageAccess
 from nodepool.driver.statemachine.model import Instance
 from nodepool.zk import zookeeper as zk
 
+IMAGE_FIELDS = ("username", "python_path", "shell_type", "connection_port", "connection_type")
 #: Copied from the instance to the node if the instance has them.
-IMAGE_OVERRIDES = ("username", "python_path", "shell_type", "connection_port", "connection_type", "host_keys")
+IMAGE_OVERRIDES = (*IMAGE_FIELDS, "host_keys")
 INSTANCE_FIELDS = (
     "external_id",
     "public_ipv4",
@@ -25,11 +26,8 @@ INSTANCE_FIELDS = (
 
 def copy_image(node: zk.Node, image: ImageAccess) -> None:
     """Copy how to log in from the configured image to the record."""
-    node.username = image.username
-    node.python_path = image.python_path
-    node.shell_type = image.shell_type
-    node.connection_port = image.connection_port
-    node.connection_type = image.connection_type
+    for name in IMAGE_FIELDS:
+        setattr(node, name, getattr(image, name))
 
 
 def copy_instance(node: zk.Node, instance: Instance, pool: ConfigPool) -> None:

@@ -6,6 +6,7 @@ the elections path, so that each sees the latest requests of the others.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import uuid
@@ -189,8 +190,8 @@ class MinReady(threading.Thread):
         mark = TurnLock(kazoo, self.state.identifier, "min-ready", label.name)
         if not mark.take():
             return False
-        taken = True
-        try:
+        with contextlib.ExitStack() as unless_deleted:
+            unless_deleted.callback(mark.drop)
             mark.catch_up(zk.request_tree)
             need = self._need(label)
             if need <= 0:
@@ -214,11 +215,8 @@ class MinReady(threading.Thread):
             txn.delete(mark.path)
             zk.writer.run(txn)
             self.log.info("Creating %s min-ready requests for label %s", need, label.name)
-            taken = False
+            unless_deleted.pop_all()
             return True
-        finally:
-            if taken:
-                mark.drop()
 
     def _follow(self) -> None:
         """Process our requests: free nodes of fulfilled ones, retry failed ones later."""
