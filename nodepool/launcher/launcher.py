@@ -60,18 +60,13 @@ def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
     """Return unusable records, which are ignored until an operator repairs or deletes them."""
     found: list[Problem] = []
     for tree in trees:
-        if isinstance(tree, NodeTree):
-            with tree.lock:
-                unfit = sorted(tree.unfit.items())
-            found += [
-                Problem(
-                    one_line(f"Node {node_id} is not assigned to requests: {reason}; delete it with `nodepool delete {node_id}`")
-                )
-                for node_id, reason in unfit
-            ]
-    for tree in trees:
         with tree.lock:
+            unfit = sorted(tree.unfit.items()) if isinstance(tree, NodeTree) else []
             bad = sorted(tree.bad.items())
+        found += [
+            Problem(one_line(f"Node {node_id} is not assigned to requests: {reason}; delete it with `nodepool delete {node_id}`"))
+            for node_id, reason in unfit
+        ]
         found += [
             Problem(one_line(f"ZooKeeper record {path} is ignored until it is repaired or removed: {reason}"))
             for path, reason in bad

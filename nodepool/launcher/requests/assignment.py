@@ -469,13 +469,10 @@ class Assignment(threading.Thread):
             if worker is not None:
                 worker.offer(request_id, decision.check_only, decision.gives_way)
             else:
-                self._decline(request_id, decision.decline_by)
+                decline_for_all(self.state, request_id, decision.decline_by, self.release)
         except Exception as error:
             self._log_once(cls, request_id, error)
             self.release(request_id, retry_after=1.0)  # else it would remain claimed forever
-
-    def _decline(self, request_id: str, launcher_ids: tuple[str, ...]) -> None:
-        decline_for_all(self.state, request_id, launcher_ids, self.release)
 
 
 __all__ = ["Assignment"]

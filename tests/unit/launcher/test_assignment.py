@@ -23,6 +23,8 @@ from nodepool.zk.records import PENDING, REQUESTED, NodeRequest
 from tests.support.clock import HandClock
 from tests.support.launcher import reason_for
 
+DECLINE = "nodepool.launcher.requests.assignment.decline_for_all"
+
 
 @dataclass
 class Worker:
@@ -728,7 +730,7 @@ def test_nothing_is_declined_until_other_launchers_had_time_to_register_again(mo
     name = "200-0000000001"
     tree.requests[name] = request(name, ("theirs",))
     declined: list[str] = []
-    monkeypatch.setattr(assignment, "_decline", lambda request_id, _launcher_ids: declined.append(request_id))
+    monkeypatch.setattr(DECLINE, lambda _state, request_id, *_rest: declined.append(request_id))
     assignment.session_lost()
     assignment.rebuild()
     assignment._pass()
@@ -746,7 +748,7 @@ def test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it(
     first, second = "200-0000000001", "200-0000000002"
     tree.requests[first] = request(first, ("theirs",))
     declined: list[str] = []
-    monkeypatch.setattr(assignment, "_decline", lambda request_id, _launcher_ids: declined.append(request_id))
+    monkeypatch.setattr(DECLINE, lambda _state, request_id, *_rest: declined.append(request_id))
     assignment.session_lost()
     assignment.rebuild()
     assignment._pass()
@@ -770,11 +772,11 @@ def test_a_decline_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     tree.requests[name] = request(name, ("nobody's",))
     tried: list[str] = []
 
-    def fail(request_id: str, _launcher_ids: Any) -> None:
+    def fail(_state: Any, request_id: str, *_rest: Any) -> None:
         tried.append(request_id)
         raise OSError("induced")
 
-    monkeypatch.setattr(assignment, "_decline", fail)
+    monkeypatch.setattr(DECLINE, fail)
     assignment.rebuild()
     for seconds in (0, 0.5, 1, 1.1):
         hand(assignment).now += seconds
