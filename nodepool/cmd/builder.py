@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from nodepool.process.program import arguments, whole_number
-from nodepool.process.service import make_daemon_parser, run_daemon, session_file, stop_all
-
-if TYPE_CHECKING:
-    from nodepool.process.repl import ReplServer
-    from nodepool.web.server import WebApp
+from nodepool.process.service import Service, make_daemon_parser, run_daemon, session_file, stop_all
 
 PROG = "nodepool-builder"
 PID_FILE = "/var/run/nodepool/nodepool-builder.pid"
@@ -60,23 +55,22 @@ class BuilderService:
         self._builder = NodePoolBuilder(args.config, args.secure, args.build_workers, args.upload_workers)
         self._builder.session_file = session_file(PROG, args)
         self.watchdog = self._builder.watchdog
-        self._repl: ReplServer | None = None
-        self._webapp: WebApp | None = None
+        #: Servers alongside the builder.
+        self._servers: list[Service] = []
 
     def start(self) -> None:
         if self._args.webapp:
             from nodepool.web.server import WebApp
 
             address, port = self._args.webapp
-            self._webapp = WebApp(self._builder, port, address, pages="off")
-            self._webapp.start()
+            self._servers.append(WebApp(self._builder, port, address, pages="off"))
         if self._args.repl:
             from nodepool.process.repl import ReplServer
 
-            self._repl = ReplServer(self._builder)
+            self._servers.append(ReplServer(self._builder))
+        for server in self._servers:
+            server.start()
         self._builder.start()
-        if self._repl:
-            self._repl.start()
 
     def cancel_start(self) -> None:
         """Stop waiting for ZooKeeper."""
@@ -94,7 +88,7 @@ class BuilderService:
         self._builder.abort_builds()
 
     def _stop(self, finish: bool) -> None:
-        stop_all(self._repl, self._webapp)
+        stop_all(*reversed(self._servers))
         self._builder.stop(finish)
 
 

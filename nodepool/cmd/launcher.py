@@ -5,15 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from nodepool.metrics import tracing
 from nodepool.process.program import arguments
-from nodepool.process.service import make_daemon_parser, run_daemon, session_file, stop_all
-
-if TYPE_CHECKING:
-    from nodepool.process.repl import ReplServer
-    from nodepool.web.server import WebApp
+from nodepool.process.service import Service, make_daemon_parser, run_daemon, session_file, stop_all
 
 PROG = "nodepool-launcher"
 PID_FILE = "/var/run/nodepool/nodepool.pid"
@@ -35,8 +30,7 @@ class LauncherService:
         self._pool = NodePool(args.secure, args.config)
         self._pool.session_file = session_file(PROG, args)
         self.watchdog = self._pool.watchdog
-        self._webapp: WebApp | None = None
-        self._repl: ReplServer | None = None
+        self._parts: list[Service] = [self._pool]
 
     def start(self) -> None:
         from nodepool.zk.connection.client import ZooKeeperClient
@@ -49,26 +43,24 @@ class LauncherService:
             from nodepool.web.actions.actions import Actions
             from nodepool.web.server import WebApp
 
-            self._webapp = WebApp(
+            webapp = WebApp(
                 self._pool,
                 **config.webapp,
                 pages=config.web_pages,
                 actions=Actions.of_launcher(self._pool, config.web_pages),
                 unix=config.access.socket,
             )
+            self._parts.append(webapp)
         if self._args.repl:
             from nodepool.process.repl import ReplServer
 
-            self._repl = ReplServer(self._pool)
+            self._parts.append(ReplServer(self._pool))
         tracing.start()
-        self._pool.start()
-        if self._webapp:
-            self._webapp.start()
-        if self._repl:
-            self._repl.start()
+        for part in self._parts:
+            part.start()
 
     def stop(self) -> None:
-        stop_all(self._repl, self._webapp, self._pool)
+        stop_all(*reversed(self._parts))
         tracing.stop()
 
 
