@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from nodepool.metrics import tracing
+from nodepool.process.log_writer import LogWriter
 from nodepool.process.program import arguments
 from nodepool.process.service import Service, make_daemon_parser, run_daemon, session_file, stop_all
 
@@ -30,7 +31,7 @@ class LauncherService:
         self._pool = NodePool(args.secure, args.config)
         self._pool.session_file = session_file(PROG, args)
         self.watchdog = self._pool.watchdog
-        self._parts: list[Service] = [self._pool]
+        self._parts: list[Service] = [LogWriter(), self._pool]
 
     def start(self) -> None:
         from nodepool.zk.connection.client import ZooKeeperClient

@@ -1,5 +1,6 @@
 """Runs a launcher of either release for the benchmark: the same object, started the same way."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -10,6 +11,11 @@ logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name
 logging.getLogger("kazoo").setLevel(logging.WARNING)
 
 from nodepool.driver import Drivers  # noqa: E402
+
+with contextlib.suppress(ImportError):  # 11.0.0 has none
+    from nodepool.process.log_writer import LogWriter
+
+    LogWriter().start()
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
