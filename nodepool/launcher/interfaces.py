@@ -11,7 +11,12 @@ from nodepool.launcher.requests.choice import PoolView, RequestClass
 class Pool(RequestHost, Protocol):
     """A pool of this launcher, for code that searches one for a request."""
 
+    label: str
     paused_handlers: set[RequestHandler]
+
+    @property
+    def paused(self) -> bool:
+        """Return whether a request waits for capacity here."""
 
     @property
     def load(self) -> int:

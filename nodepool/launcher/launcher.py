@@ -189,7 +189,7 @@ class NodePool(threading.Thread):
                 reason = because(Code.PAUSED, why=handler.shortage or "no quota")
             else:  # a handler that only checks is about to return its request, or to launch
                 reason = because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)
-            reason = reason.at(handler.pw.label)
+            reason = reason.at(handler.pw.capacity.label)
             rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state), (reason,)))
         return sorted(rows, key=lambda row: row[0])
 

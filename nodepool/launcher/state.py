@@ -53,7 +53,7 @@ class LauncherState:
 
     def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason]) -> str | None:
         """Record why a pool declines a request; return all reasons if every pool has declined it."""
-        self.declines.note(request, pool.launcher_id, pool.label, reasons)
+        self.declines.note(request, pool.launcher_id, pool.capacity.label, reasons)
         # Our pools that are just being registered count, too.
         pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.workers.keys()
         return self.declines.known(request) if pools <= set(request.declined_by) else None

@@ -42,44 +42,11 @@ class Launcher(Protocol):
         """Record why a pool declines a request; return all reasons if every pool has declined it."""
 
 
-class RequestHost(Protocol):
-    """The pool that serves a request; none of these calls waits."""
+class Capacity(Protocol):
+    """The capacity of a pool, which its handlers share."""
 
-    launcher_id: str
-    provider_name: str
-    pool_name: str
     #: The pool, as "provider-pool".
     label: str
-
-    @property
-    def nodepool(self) -> Launcher:
-        """Return the launcher of the pool."""
-
-    def getZK(self) -> ZooKeeper:
-        """Return the connection of the launcher."""
-
-    def getProviderConfig(self) -> ProviderConfig | None:
-        """Return the configuration in force; None if the provider is not configured any more."""
-
-    def getPoolConfig(self) -> ConfigPool | None:
-        """Return the configuration in force; None if the pool is not configured any more."""
-
-    def getProviderManager(self) -> Manager | None:
-        """Return the running provider."""
-
-    def post(self, handler: RequestHandler, function: Callable[..., object], *args: object) -> None:
-        """Run the next step of a handler; steps of one handler never overlap."""
-
-    def progress(self, handler: RequestHandler) -> None:
-        """Handle the end of a launch, or another event that concerns the handler's request."""
-
-    def ended(self, handler: RequestHandler, outcome: Outcome) -> None:
-        """Release the request, and clean up after the handler if it is done.
-
-        Otherwise its launches still run, and this is called again when they have ended.
-        """
-
-    # -- capacity, which the handlers of the pool share
 
     @property
     def paused(self) -> bool:
@@ -111,6 +78,46 @@ class RequestHost(Protocol):
 
     def limits_known(self) -> None:
         """Retry, because the limits of the provider were read again."""
+
+
+class RequestHost(Protocol):
+    """The pool that serves a request; none of these calls waits."""
+
+    launcher_id: str
+    provider_name: str
+    pool_name: str
+
+    @property
+    def capacity(self) -> Capacity:
+        """Return what the handlers of the pool share."""
+
+    @property
+    def nodepool(self) -> Launcher:
+        """Return the launcher of the pool."""
+
+    def getZK(self) -> ZooKeeper:
+        """Return the connection of the launcher."""
+
+    def getProviderConfig(self) -> ProviderConfig | None:
+        """Return the configuration in force; None if the provider is not configured any more."""
+
+    def getPoolConfig(self) -> ConfigPool | None:
+        """Return the configuration in force; None if the pool is not configured any more."""
+
+    def getProviderManager(self) -> Manager | None:
+        """Return the running provider."""
+
+    def post(self, handler: RequestHandler, function: Callable[..., object], *args: object) -> None:
+        """Run the next step of a handler; steps of one handler never overlap."""
+
+    def progress(self, handler: RequestHandler) -> None:
+        """Handle the end of a launch, or another event that concerns the handler's request."""
+
+    def ended(self, handler: RequestHandler, outcome: Outcome) -> None:
+        """Release the request, and clean up after the handler if it is done.
+
+        Otherwise its launches still run, and this is called again when they have ended.
+        """
 
 
 class Manager(Protocol):
@@ -371,13 +378,13 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         if ADMISSION[self.state][Event.MOVE] is not Admission.ACT:
             return  # it has made progress meanwhile
         missing = self._satisfied_types.missing(self.request.node_types)
-        self.pw.note_full(missing, self.shortage or because(Code.NO_ROOM, labels=",".join(missing)))
+        self.pw.capacity.note_full(missing, self.shortage or because(Code.NO_ROOM, labels=",".join(missing)))
         self.life.happen(Event.MOVE, End(Outcome(How.RETURNED, retry_after, hand_to=to), discard=discard))
 
     def make_way(self) -> None:
         """Let a more urgent request overtake this one, unless it has nodes by now."""
         if self.holds_nothing:
-            self.log.info("Returning the request: pool %s has a more urgent one", self.pw.label)
+            self.log.info("Returning the request: pool %s has a more urgent one", self.pw.capacity.label)
             self.move()
 
     def drop(self) -> None:

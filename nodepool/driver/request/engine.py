@@ -119,7 +119,7 @@ class Engine(abc.ABC):
         if handler.paused != paused:
             handler.paused = paused
             handler.paused_since = handler.pw.nodepool.clock.monotonic()
-            handler.pw.pause_changed(handler)
+            handler.pw.capacity.pause_changed(handler)
 
     # -- ends
 

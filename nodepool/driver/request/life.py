@@ -86,11 +86,11 @@ class Life(Engine):
         """
         handler, host = self.handler, self.handler.pw
         handler.refresh()
-        self.promised = self.promised or (not handler.accepted and host.promise(handler))
+        self.promised = self.promised or (not handler.accepted and host.capacity.promise(handler))
         if reasons := handler.decline_reasons():
             raise handler.declined(reasons)
         # In its first step only: later the pool may be paused for this request itself.
-        if event is Event.CHECK or (host.paused and self.state is State.OFFERED):
+        if event is Event.CHECK or (host.capacity.paused and self.state is State.OFFERED):
             raise End(Outcome(How.WITHDRAWN, checked=True))
         step = Step(handler, self.labels)
         try:
@@ -101,7 +101,7 @@ class Life(Engine):
             txn = step.accepting(self._known) if step.reused or step.created or not handler.accepted else None
         except FOREIGN:  # also of a record that JSON does not know: nothing was sent
             step.forget()
-            host.end_creation(handler)
+            host.capacity.end_creation(handler)
             raise
         if txn is not None and not (yield from self._accept(step, txn)):
             return False
@@ -131,17 +131,17 @@ class Life(Engine):
             if serial and step.created:
                 step.more = True
                 break
-            if serial and not host.begin_creation(handler):
+            if serial and not host.capacity.begin_creation(handler):
                 step.forget()
                 return False  # run() is called when it is our turn
-            if serial and not handler.accepted and host.paused:
+            if serial and not handler.accepted and host.capacity.paused:
                 # Another handler of the pool has paused while this one waited for its turn.
                 raise End(Outcome(How.WITHDRAWN, checked=True))
             if not step.create(label):
                 step.short = label
                 break
         if not step.created:
-            host.end_creation(handler)
+            host.capacity.end_creation(handler)
         return True
 
     def _wait_for_room(self, short: str) -> None:
@@ -154,7 +154,7 @@ class Life(Engine):
         if not handler.manager.PAUSE_AT_QUOTA:
             raise End(Outcome(How.RETURNED))
         if self.gives_way and not handler.accepted:
-            handler.pw.note_full([short], reason)
+            handler.pw.capacity.note_full([short], reason)
             raise End(Outcome(How.RETURNED, wait_for=reason))
         # Immediately: the pool accepts nothing more from now on, not only when this has been written.
         if not handler.paused:
@@ -171,10 +171,10 @@ class Life(Engine):
         results, error = yield from self.write(State.WRITING, txn)
         step.forget()
         if results is None or not step.more:
-            host.end_creation(handler)
+            host.capacity.end_creation(handler)
         if results is None:
             if step.created:
-                host.promise_released()  # others may have been turned away because of it
+                host.capacity.promise_released()  # others may have been turned away because of it
             self._refused(step, error)
             host.post(handler, handler.run)
             return False
@@ -184,7 +184,7 @@ class Life(Engine):
         missing = self.labels.missing(handler.request.node_types)
         for label, _node in step.created:
             missing.remove(label)
-        host.recorded(handler, missing)
+        host.capacity.recorded(handler, missing)
         if step.fused:
             handler.ready_nodes[:] = handler.nodeset
             handler.log.info("Fulfilled node request with ready nodes %s", ",".join(handler.request.nodes))
@@ -379,14 +379,14 @@ class Life(Engine):
         host = self.handler.pw
         manager = host.getProviderManager()
         if isinstance(manager, QuotaSupport):  # else it knows no limits
-            manager.when_limits_known(host.limits_known)
+            manager.when_limits_known(host.capacity.limits_known)
 
     def _leave(self, end: End) -> Steps[Outcome]:
         """Write the end, unless nothing was written before, and return the outcome for the pool."""
         handler, outcome = self.handler, end.outcome
         if outcome.how in (How.DECLINED, How.RETURNED):
             self.pause(False)
-            handler.pw.end_creation(handler)
+            handler.pw.capacity.end_creation(handler)
         if outcome.how is How.DECLINED or (handler.accepted and outcome.how in (How.RETURNED, How.REMOVED)):
             return (yield from self._write_end(end))
         return replace(outcome, how=How.REFUSED) if outcome.how is How.RETURNED and not outcome.retry_after else outcome

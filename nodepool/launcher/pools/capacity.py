@@ -8,21 +8,20 @@ from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.state import End, How, Outcome
 from nodepool.launcher.pools.admission import PoolAdmission
-from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.tenants import tenant_shortage
-from nodepool.launcher.state import LauncherState
-from nodepool.reasons import Code
+from nodepool.reasons import Code, Reason
 
 
-class PoolCapacity(PoolAdmission):
-    """The part of :class:`~nodepool.launcher.pools.worker.PoolWorker` that its handlers share."""
+class PoolCapacity:
+    """Capacity of one pool, for its handlers."""
 
-    def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
-        super().__init__(state, assignment, provider_name, pool_name)
-        self._turns = threading.Lock()
+    def __init__(self, pool: PoolAdmission) -> None:
+        self._pool = pool
+        self.label = pool.label
+        self._lock = threading.Lock()
         self._creator: object = None
         #: Handlers that wait for their turn to create nodes.
-        self.creators: list[RequestHandler] = []
+        self.queue: list[RequestHandler] = []
 
     # -- turns
 
@@ -32,39 +31,46 @@ class PoolCapacity(PoolAdmission):
         Handlers on helper threads fill their node sets sequentially: several with a part of their nodes each would wait
         for each other forever.
         """
-        with self._turns:
+        with self._lock:
             if self._creator is None or self._creator is handler:
                 self._creator = handler
                 return True
-            if handler not in self.creators:
-                self.creators.append(handler)
+            if handler not in self.queue:
+                self.queue.append(handler)
             return False
 
     def end_creation(self, handler: RequestHandler) -> None:
         """Let the next handler create nodes: those of this one are recorded, or will not be."""
-        with self._turns:
-            if handler in self.creators:
-                self.creators.remove(handler)
+        with self._lock:
+            if handler in self.queue:
+                self.queue.remove(handler)
             if self._creator is not handler:
                 return
             self._creator = None
-            following = min(self.creators, key=lambda waiting: waiting.request.priority, default=None)
+            following = min(self.queue, key=lambda waiting: waiting.request.priority, default=None)
             if following is not None:
-                self.creators.remove(following)
+                self.queue.remove(following)
         if following is not None:
-            self.post(following, following.run)
+            self._pool.post(following, following.run)
 
     # -- pauses
 
+    @property
+    def paused(self) -> bool:
+        return self._pool.paused
+
     def pause_changed(self, handler: RequestHandler) -> None:
-        before = self.paused
+        pool, before = self._pool, self.paused
         if handler.paused:
-            self.paused_handlers.add(handler)
+            pool.paused_handlers.add(handler)
         else:
-            self.paused_handlers.discard(handler)
+            pool.paused_handlers.discard(handler)
         if before != self.paused:
-            self.publish_soon()
-            self.assignment.wake()
+            pool.publish_soon()
+            pool.assignment.wake()
+
+    def note_full(self, labels: list[str], reason: Reason) -> None:
+        self._pool.note_full(labels, reason)
 
     # -- quota
 
@@ -73,9 +79,9 @@ class PoolCapacity(PoolAdmission):
 
         :raises End: the limits of the tenant are not sufficient now.
         """
-        request, state = handler.request, self.nodepool
+        request, state = handler.request, self._pool.nodepool
         limits = state.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
-        pool, manager = self.getPoolConfig(), self.getProviderManager()
+        pool, manager = self._pool.getPoolConfig(), self._pool.getProviderManager()
         if not limits or pool is None or not isinstance(manager, QuotaSupport):
             return False
         if any(label not in pool.labels for label in request.node_types):
@@ -87,7 +93,7 @@ class PoolCapacity(PoolAdmission):
 
     def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
         """Reduce the tenant's promise to the missing labels; the other nodes are in the mirror."""
-        tenant, state = handler.request.tenant_name, self.nodepool
+        tenant, state = handler.request.tenant_name, self._pool.nodepool
         if not tenant or tenant not in state.config.tenant_resource_limits or not isinstance(handler.manager, QuotaSupport):
             return
         key, reservations = ("tenant", handler), state.zk.reservations
@@ -97,14 +103,14 @@ class PoolCapacity(PoolAdmission):
         else:
             reservations.release(key)
         # Between the change of the mirror and this call they were counted twice.
-        self.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
+        self._pool.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
 
     def promise_released(self) -> None:
         """Retry paused handlers, because quota promised to nodes that failed is free again."""
-        for worker in self.nodepool.getPoolWorkers(self.provider_name):
+        for worker in self._pool.nodepool.getPoolWorkers(self._pool.provider_name):
             worker.capacity_changed()
 
     def limits_known(self) -> None:
         """Retry after the limits of the provider were read again; callable from any thread."""
-        self.capacity_changed()
-        self.assignment.wake()
+        self._pool.capacity_changed()
+        self._pool.assignment.wake()

@@ -13,6 +13,7 @@ from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.state import Event, How, Outcome
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Pool
+from nodepool.launcher.pools.admission import PoolAdmission
 from nodepool.launcher.pools.capacity import PoolCapacity
 from nodepool.launcher.pools.fullness import FORGET
 from nodepool.launcher.requests import moves
@@ -27,16 +28,17 @@ from nodepool.zk.records import REQUESTED
 TICK = 1.0
 
 
-class PoolWorker(threading.Thread, PoolCapacity):
+class PoolWorker(threading.Thread, PoolAdmission):
     """The thread of one pool. Drivers know it as ``pw`` (DRV-5.1)."""
 
     def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
-        PoolCapacity.__init__(self, state, assignment, provider_name, pool_name)
+        PoolAdmission.__init__(self, state, assignment, provider_name, pool_name)
         threading.Thread.__init__(self, name=f"PoolWorker.{self.label}", daemon=True)
         self.launcher_id = f"{hostnames.fqdn()}-{self.name}-{uuid.uuid4().hex}"
         self.component: PoolComponent | None = None
         self._door = threading.Lock()
         self._closed = False
+        self.capacity = PoolCapacity(self)
         self._leaving = False
 
     # -- what handlers use
@@ -51,7 +53,7 @@ class PoolWorker(threading.Thread, PoolCapacity):
         if not handler.done:  # its launches still run
             self.assignment.release(handler.request.id or "", hand_to=outcome.hand_to)
             return
-        self.end_creation(handler)
+        self.capacity.end_creation(handler)
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
         self.paused_handlers.discard(handler)
@@ -193,7 +195,7 @@ class PoolWorker(threading.Thread, PoolCapacity):
         """Poll the limits: no event announces that they grow."""
         manager = self.getProviderManager()
         if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider is not False for h in list(self.paused_handlers)):
-            manager.limits_are_waited_for(self.limits_known)
+            manager.limits_are_waited_for(self.capacity.limits_known)
 
     def session_lost(self) -> None:
         """Drop every handler, because our locks are lost; this or another launcher restarts them."""

@@ -14,7 +14,7 @@ from tests import REPOSITORY
 #: Goals: core 17,500; pages 2,500 and 460 for charts, causes and details; package 45,500 and what features since then have
 #: in leases, adapters, tools, charts and programs of the node manager (450).
 BUDGETS = {
-    "core": 17_840,
+    "core": 17_850,
     "driver openstack": 1_840,
     "driver aws": 1_700,
     "driver kubernetes": 1_290,
@@ -24,7 +24,7 @@ BUDGETS = {
     "leases": 2_720,
     "adapters": 2_050,
     "tools": 2_900,
-    "package": 54_000,
+    "package": 54_010,
 }
 #: Slack that a limit may have before it must be lowered.
 SLACK = 100

@@ -23,7 +23,7 @@ def test_request_without_nodes_that_is_returned_is_not_said_to_launch(state: dic
     pool = NodePool(None, "nodepool.yaml")
     request = SimpleNamespace(node_types=["a"], state="pending")
     handler: Any = SimpleNamespace(paused=False, shortage=None, nodeset=[], accepted=True, request=request)
-    handler.pw = SimpleNamespace(label="p-main")
+    handler.pw = SimpleNamespace(capacity=SimpleNamespace(label="p-main"))
     vars(handler).update(state)
     pool.state.handlers["300-0000000001"] = handler
     [(name, labels, _state, [reason])] = pool.explain()

@@ -120,30 +120,30 @@ def test_requests_are_looked_at_when_a_pool_pauses_and_when_it_does_no_more(pool
     one, two = handler(paused=True), handler(paused=True)
     for each, woken in ((one, True), (two, False)):
         pool.assignment.wake.reset_mock()  # type: ignore[attr-defined]
-        pool.pause_changed(each)
+        pool.capacity.pause_changed(each)
         assert pool.paused and pool.assignment.wake.called == woken  # type: ignore[attr-defined]
     for each, woken in ((one, False), (two, True)):
         pool.assignment.wake.reset_mock()  # type: ignore[attr-defined]
         each.paused = False
-        pool.pause_changed(each)
+        pool.capacity.pause_changed(each)
         assert pool.assignment.wake.called == woken  # type: ignore[attr-defined]
     assert not pool.paused
 
 
 def test_other_launchers_are_told_that_a_pool_has_paused(pool: Pool) -> None:
-    pool.pause_changed(handler(paused=True))
+    pool.capacity.pause_changed(handler(paused=True))
     assert pool._publishing
 
 
 def test_requests_are_looked_at_when_the_limits_are_known(pool: Pool) -> None:
-    pool.limits_known()
+    pool.capacity.limits_known()
     assert pool.assignment.wake.called  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("promised", [True, False])
 def test_what_a_request_was_promised_and_its_turn_go_to_others_when_it_ends(pool: Pool, promised: bool) -> None:
     first, second = handler(life=Mock(released=False, promised=promised)), handler()
-    assert pool.begin_creation(first) and not pool.begin_creation(second)
+    assert pool.capacity.begin_creation(first) and not pool.capacity.begin_creation(second)
     pool.ended(first, Outcome(How.FULFILLED))
     pool.run_tasks()
     assert second.run.called
@@ -177,7 +177,7 @@ def test_paused_requests_try_again_the_most_urgent_first(pool: Pool) -> None:
     late, urgent = handler(paused=True), handler(paused=True)
     late.request.priority, urgent.request.priority = (300, 0), (100, 0)
     pool.paused_handlers = {late, urgent}
-    for event in (pool.capacity_changed, pool.limits_known, pool.promise_released):
+    for event in (pool.capacity_changed, pool.capacity.limits_known, pool.capacity.promise_released):
         event()
         event()
         assert retried(pool, late, urgent) == [urgent, late], event.__name__

@@ -53,7 +53,11 @@ def test_words_are_unlike() -> None:
 def test_request_that_no_pool_has_accepted_is_not_said_to_be_launched(paused: bool, accepted: bool, expected: Reason) -> None:
     request = SimpleNamespace(node_types=["small"], state="requested")
     handler = SimpleNamespace(
-        paused=paused, accepted=accepted, shortage=None, request=request, pw=SimpleNamespace(label="p-main")
+        paused=paused,
+        accepted=accepted,
+        shortage=None,
+        request=request,
+        pw=SimpleNamespace(capacity=SimpleNamespace(label="p-main")),
     )
     launcher: Any = SimpleNamespace(
         assignment=SimpleNamespace(explain=list), state=SimpleNamespace(handlers={"200-0000000001": handler})

@@ -227,9 +227,9 @@ def test_turn_to_create_nodes_goes_to_the_most_urgent_request(bench: LauncherBen
     bench.monkeypatch.setattr(worker, "post", lambda handler, _function: posted.append(handler.request.id))
     ids = ["200-0000000001", "300-0000000002", "200-0000000004", "100-0000000005", "200-0000000003"]
     handlers = [SimpleNamespace(request=NodeRequest(request_id), run=None) for request_id in ids]
-    assert [worker.begin_creation(handler) for handler in handlers] == [True, False, False, False, False]
-    worker.end_creation(handlers[4])  # it waits no longer
+    assert [worker.capacity.begin_creation(handler) for handler in handlers] == [True, False, False, False, False]
+    worker.capacity.end_creation(handlers[4])  # it waits no longer
     for handler in (handlers[0], handlers[3], handlers[2]):
-        worker.end_creation(handler)
-        assert worker.begin_creation(next(h for h in handlers if h.request.id == posted[-1]))
+        worker.capacity.end_creation(handler)
+        assert worker.capacity.begin_creation(next(h for h in handlers if h.request.id == posted[-1]))
     assert posted == ["100-0000000005", "200-0000000004", "300-0000000002"]

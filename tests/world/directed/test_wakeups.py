@@ -121,8 +121,8 @@ def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest
     pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]}))
     slow = Slow(bench)
     (worker,) = pool.state.pool_threads.values()
-    recorded, held = worker.recorded, []  # type: ignore[var-annotated]
-    monkeypatch.setattr(worker, "recorded", lambda *args: recorded(*args) if held else held.append(args))
+    recorded, held = worker.capacity.recorded, []  # type: ignore[var-annotated]
+    monkeypatch.setattr(worker.capacity, "recorded", lambda *args: recorded(*args) if held else held.append(args))
     first = bench.submit("fake-label", tenant_name="t")
     slow.started(1)
     assert held, "a record is in the mirror, and its promise still counts"

@@ -56,7 +56,7 @@ def test_requests_of_a_driver_that_counts_take_turns(bench: LauncherBench, monke
     wait_for(lambda: held)
     second = bench.submit("test-label", "test-label")
     wait_for(lambda: second in pool.state.handlers)
-    wait_for(lambda: pool.getPoolWorkers("tp")[0].creators, what="it waits for its turn")
+    wait_for(lambda: pool.getPoolWorkers("tp")[0].capacity.queue, what="it waits for its turn")
     submit(*held[0])
     bench.wait_request(first, "fulfilled")
     bench.wait_request(second, "pending")

@@ -141,7 +141,7 @@ def test_request_that_waits_for_its_turn_is_withdrawn_when_the_pool_pauses_meanw
     first = bench.submit("test-label", "test-label")
     assert looking.wait(10)
     second = bench.submit("test-label")
-    wait_for(lambda: pool.getPoolWorkers("tp")[0].creators, what="the second request waits for its turn")
+    wait_for(lambda: pool.getPoolWorkers("tp")[0].capacity.queue, what="the second request waits for its turn")
     may_look.set()
     bench.wait_request(first, "pending")
     wait_for(lambda: second not in pool.state.handlers, what="the second request is given up")
@@ -221,13 +221,13 @@ def test_locks_that_a_handler_obtains_after_its_end_are_given_back() -> None:
 def test_request_is_declined_only_in_states_that_admit_it(admitted: bool) -> None:
     handler: Any = life(State.LAUNCHING if admitted else State.FREEING).handler
     NodeRequestHandler.declineRequest(handler)
-    assert handler.pw.nodepool.decline.called == handler.pw.end_creation.called == admitted
+    assert handler.pw.nodepool.decline.called == handler.pw.capacity.end_creation.called == admitted
 
 
 def test_turn_goes_to_the_next_request_at_once_when_one_is_given_back() -> None:
     returned = life()
     returned.happen(Event.HAND_BACK, End(Outcome(How.RETURNED)))
-    assert returned.handler.pw.end_creation.called
+    assert returned.handler.pw.capacity.end_creation.called
 
 
 # -- min-ready

@@ -55,6 +55,7 @@ class Pool:
         self.claims: dict[str | None, object] = {}
         self.outcomes: list[Outcome] = []
         self.creators: set[int] = set()
+        self.capacity = self
         self.nodepool = SimpleNamespace(clock=SYSTEM, claims=self.claims, decline=lambda *_args: None)
 
     def getZK(self) -> Any:
