@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Self
@@ -36,6 +36,13 @@ from nodepool.zk.records.base import (
     texts_of,
 )
 from nodepool.zk.records.images import ImageBuild, ImageBuildRequest, ImageUpload
+
+#: Fields of a request -> what reads their values.
+_REQUEST_FIELDS: dict[str, Callable[[Mapping[str, Any], str], object]] = {
+    **dict.fromkeys(("declined_by", "node_types", "nodes"), texts_of),
+    **dict.fromkeys(("requestor", "provider", "tenant_name"), text_of),
+    **dict.fromkeys(("requestor_data", "event_id", "created_time"), lambda d, name: d.get(name)),
+}
 
 
 class NodeRequest(BaseModel):
@@ -101,29 +108,17 @@ class NodeRequest(BaseModel):
 
     def updateFromDict(self, d: Mapping[str, Any]) -> None:
         super().updateFromDict(d)
-        get = d.get
-        self.declined_by = texts_of(d, "declined_by")
-        self.node_types = texts_of(d, "node_types")
-        self.nodes = texts_of(d, "nodes")
-        self.reuse = bool(get("reuse", True))
-        self.requestor = text_of(d, "requestor")
-        self.requestor_data = get("requestor_data")
-        self.provider = text_of(d, "provider")
-        priority = get("relative_priority", 0)
-        if priority is None:
-            priority = 0
+        for name, read in _REQUEST_FIELDS.items():
+            setattr(self, name, read(d, name))
+        self.reuse = bool(d.get("reuse", True))
+        priority = 0 if d.get("relative_priority") is None else d["relative_priority"]
         if isinstance(priority, bool) or not isinstance(priority, (int, float)) or not abs(priority) < LARGEST:
             raise RecordError(f"relative_priority {priority!r} is not a number")
         self.relative_priority = int(priority)
-        self.event_id = get("event_id")
-        self.created_time = get("created_time")
-        self.tenant_name = text_of(d, "tenant_name")
 
     @classmethod
     def fromDict(cls, d: Mapping[str, Any], o_id: str | None = None) -> NodeRequest:
-        request = cls(o_id)
-        request.updateFromDict(d)
-        return request
+        return cls.of(d, o_id)
 
     def copy(self) -> NodeRequest:
         """Return a separate record that can be changed; lists are copied, too."""
@@ -357,9 +352,7 @@ class Node(BaseModel):
 
     @classmethod
     def fromDict(cls, d: Mapping[str, Any], o_id: str | None = None) -> Self:
-        node = cls(o_id)
-        node.updateFromDict(d)
-        return node
+        return cls.of(d, o_id)
 
     def copy(self) -> Node:
         """Return a separate record that can be changed, not locked."""

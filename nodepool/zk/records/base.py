@@ -132,9 +132,18 @@ class BaseModel:
         values = parse_object(data)
         if values is None:
             return None
+        record = cls.of(values, *names)
+        record.stat = stat
+        return record
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *names: str | None) -> Self:
+        """Return the record with these stored values.
+
+        :param names: arguments of the class.
+        """
         record = cls(*names)
         record.updateFromDict(values)
-        record.stat = stat
         return record
 
     def serialize(self) -> bytes:

@@ -63,9 +63,7 @@ class ImageBuild(_ImageRecord):
 
     @staticmethod
     def fromDict(d: Mapping[str, Any], image_name: str | None = None, o_id: str | None = None) -> ImageBuild:
-        build = ImageBuild(image_name, o_id)
-        build.updateFromDict(d)
-        return build
+        return ImageBuild.of(d, image_name, o_id)
 
 
 class ImageUpload(_ImageRecord):
@@ -107,9 +105,7 @@ class ImageUpload(_ImageRecord):
         image_name: str | None = None,
         upload_id: str | None = None,
     ) -> ImageUpload:
-        upload = ImageUpload(build_id, provider_name, image_name, upload_id)
-        upload.updateFromDict(d)
-        return upload
+        return ImageUpload.of(d, build_id, provider_name, image_name, upload_id)
 
 
 @dataclass
