@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import stat
 import sys
@@ -12,6 +11,7 @@ from typing import BinaryIO
 
 from nodepool.base.file_events import FileEvents
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.process.program import whole_number
 from nodepool.zk.mirror.progress import BuildProgress
 
 CHUNK = 1 << 16
@@ -25,14 +25,7 @@ def register(subparsers: Subparsers) -> None:
         "image", metavar="IMAGE", help="image name (selects its running or else newest build), or <image>-<build id>"
     )
     parser.add_argument("--follow", "-f", action="store_true", help="follow the log until the build finishes")
-    parser.add_argument("--lines", "-n", metavar="N", type=_count, help="start with the last N lines (default: all)")
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return number
+    parser.add_argument("--lines", "-n", metavar="N", type=whole_number(0), help="start with the last N lines (default: all)")
 
 
 def _note(text: str) -> None:

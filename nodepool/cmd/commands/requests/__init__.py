@@ -124,14 +124,13 @@ def _withdraw(context: Context, ids: list[str]) -> None:
         if request is None or request.state == FAILED:
             continue
         if request.state == FULFILLED:
-            note(f"request {request_id} is fulfilled and keeps its nodes; see {_how_to_end(request_id)}")
+            note(
+                f"request {request_id} is fulfilled and keeps its nodes; see `nodepool request accept {request_id}` or "
+                f"`nodepool request cancel {request_id}`"
+            )
             continue
         context.zk.deleteNodeRequest(request)
         note(f"request {request_id} has been withdrawn")
-
-
-def _how_to_end(request_id: str) -> str:
-    return f"`nodepool request accept {request_id}` or `nodepool request cancel {request_id}`"
 
 
 def wait(context: Context) -> int:
