@@ -64,10 +64,6 @@ class Component:
         raise AttributeError(name)
 
     @property
-    def hostname(self) -> str:
-        return str(self.content["hostname"])
-
-    @property
     def state(self) -> str:
         return str(self.content["state"])
 

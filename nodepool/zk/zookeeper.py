@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError
-
 from nodepool.zk import paths
 from nodepool.zk.cluster import ClusterHistory
 from nodepool.zk.components import ComponentTree
@@ -107,10 +105,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
             f"{paths.COMPONENTS}/pool",
             f"{paths.COMPONENTS}/launcher",
         ):
-            try:
-                self.kazoo_client.create(path, makepath=True)
-            except NodeExistsError:
-                pass
+            self.kazoo_client.ensure_path(path)
         for tree in self.trees:
             tree.start()
 
