@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import os
+import pathlib
 import re
 import stat
 import struct
@@ -261,9 +262,7 @@ def prune_logs(log_dir: str, image: str, retention: int, log: logging.Logger | l
         return
     for _, path in sorted(aged, reverse=True)[max(retention, 1) :]:
         try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
+            pathlib.Path(path).unlink(missing_ok=True)
         except OSError as error:
             log.warning("Cannot remove old log %s: %s", path, error.strerror)
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import pathlib
 import time
 from dataclasses import asdict, dataclass
 from urllib.parse import quote
@@ -59,9 +60,7 @@ class UploadEntry:
     def end(self) -> None:
         """Delete the entry: the cloud has no image of it without a record."""
         try:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            pass
+            pathlib.Path(self.path).unlink(missing_ok=True)
         except OSError as error:
             log.warning("Cannot remove %s: %s", self.path, error.strerror)
 
