@@ -100,7 +100,6 @@ class ZooKeeperClient:
         #: File that stores the session for the next process (see ``previous_session``).
         self.session_file: SessionFile | None = None
         self.on_connect_listeners: list[Callable[[], Any]] = []
-        self.on_disconnect_listeners: list[Callable[[], Any]] = []
         #: (kind, id) of registrations whose result is unknown: their entries may exist.
         self.unsure_components: set[tuple[str, str | None]] = set()
         #: Called with the path of each component that no longer exists, on the connection thread; must not block.
@@ -234,8 +233,6 @@ class ZooKeeperClient:
     def disconnect(self) -> None:
         """End the session; ephemeral znodes and locks are deleted with it."""
         self.stop_connecting.set()
-        for listener in list(self.on_disconnect_listeners):
-            listener()
         client, self.client = self.client, None
         if client is not None:
             self._closing = True
