@@ -629,7 +629,7 @@ MUTATIONS: dict[str, Mutation] = {
     "build-ignores-lock": Mutation(
         "nodepool.builder.building.worker",
         "                return False  # another builder has it; its end is an event\n",
-        "                lock = HeldLock(self._state.client, '/nodepool/no/lock')\n",
+        "                lock = HeldLock(self._zk.client, '/nodepool/no/lock')\n",
         f"{_BUILDER}test_image_that_another_builder_builds_is_not_built",
     ),
     "one-image-is-built-by-two-workers": Mutation(

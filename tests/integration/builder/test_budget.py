@@ -37,7 +37,7 @@ def start(builders: BuilderBench, images: list[str], providers: list[str], **opt
 
 def requests_sent(builder: Any) -> int:
     """What was sent to ZooKeeper on this connection; pings have no number of their own."""
-    return int(builder.state.client.client._connection._xid)
+    return int(builder.state.zk.client.client._connection._xid)
 
 
 @pytest.mark.spec("a builder at rest needs under 60 ZooKeeper operations a minute, under 1 % of a core")
@@ -51,7 +51,7 @@ def test_builder_at_rest_needs_little_zookeeper_and_cpu(builders: BuilderBench) 
     wait_for(uploaded, 120, "all images built and uploaded")
     assert builder.state.publisher.flush(20)
     wait_for(lambda: not builders.zk.readProgress().uploads, what="progress of uploads gone")
-    connection = builder.state.client.client._connection
+    connection = builder.state.zk.client.client._connection
     # Quiet for a moment, whatever the last events were.
     last = [requests_sent(builder), time.monotonic()]
 
@@ -70,7 +70,7 @@ def test_builder_at_rest_needs_little_zookeeper_and_cpu(builders: BuilderBench) 
     sent, cpu = requests_sent(builder), time.process_time()
     builder._janitor._cleanup()
     cleaning, cleaning_cpu = requests_sent(builder) - sent, time.process_time() - cpu
-    assert builder.state.client.client._connection is connection
+    assert builder.state.zk.client.client._connection is connection
     print(
         f"at rest {resting:.0f} operations a minute and {cleaning} for cleaning; {share:.2%} of a core and "
         f"{cleaning_cpu * 1000:.0f} ms for cleaning"

@@ -403,7 +403,7 @@ def test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_bu
     image["env-vars"]["CREATE_BLOCK"] = str(block)
     builder = builders.start(builders.config([image]), cleanup_interval=0)
     build = builders.wait_build(state=BUILDING)
-    client = builder.state.client
+    client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
     wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")

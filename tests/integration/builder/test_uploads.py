@@ -460,7 +460,7 @@ def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> No
     builder = builders.start(config(builders, cloud.provider()))
     wait_for(cloud.images, what="image in the cloud")
     (before,) = builders.uploads(provider="balky", state=UPLOADING)
-    client = builder.state.client
+    client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
     wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
@@ -482,7 +482,7 @@ def test_upload_whose_record_was_dropped_is_repeated(builders: BuilderBench, clo
     wait_for(cloud.images, what="image in the cloud")
     (before,) = builders.uploads(provider="balky", state=UPLOADING)
     (image,) = cloud.images()
-    client = builder.state.client
+    client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
     wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
@@ -500,7 +500,7 @@ def test_lock_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     wait_for(cloud.images, what="image in the cloud")
     (before,) = builders.uploads(provider="balky", state=UPLOADING)
     builder.state.upload_backoff._backoff = Backoff(3600, 3600)
-    client = builder.state.client
+    client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
     wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
@@ -519,7 +519,7 @@ def test_image_that_another_builder_has_uploaded_in_a_lost_session_is_not_stored
     builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
     wait_for(cloud.images, what="image in the cloud")
     (before,) = builders.uploads(provider="balky", state=UPLOADING)
-    client = builder.state.client
+    client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
     wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
