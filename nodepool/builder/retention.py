@@ -32,6 +32,12 @@ def newest(records: Iterable[R], count: int) -> list[R]:
     return sorted(records, key=lambda record: (record.state_time or 0, record.id or ""), reverse=True)[:count]
 
 
+def newest_ready(data: ImageData) -> dict[str, ImageBuild]:
+    """Return image -> its newest build in state ``ready``."""
+    ready = [build for build in data.builds if build.state == READY]
+    return {build.image_name or "": build for build in reversed(newest(ready, len(ready)))}
+
+
 def image_providers(config: Config) -> list[ProviderConfig]:
     """Return the configurations of providers that manage images, in file order."""
     return [provider for provider in config.providers.values() if provider.manage_images]
@@ -62,11 +68,7 @@ def upload_candidates(data: ImageData, providers: Iterable[ProviderConfig]) -> l
 
     Checks conditions 1, 2, 4 and 5 of BLD-9, and that no upload is running.
     """
-    ready: dict[str, list[ImageBuild]] = defaultdict(list)
-    for build in data.builds:
-        if build.state == READY:
-            ready[build.image_name or ""].append(build)
-    latest = {image: newest(builds, 1)[0] for image, builds in ready.items()}
+    latest = newest_ready(data)
     uploaded = {(u.build_id, u.image_name, u.provider_name) for u in data.uploads if u.state == READY}
     found = []
     for provider in providers:

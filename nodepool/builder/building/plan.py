@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass
 
+from nodepool.builder.retention import newest_ready
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config
 from nodepool.zk.mirror.images import ImageData
-from nodepool.zk.records import READY, ImageBuild
+from nodepool.zk.records import ImageBuild
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,6 @@ class Plan:
 
     build: WantedBuild | None
     wait: float | None = None
-
-
-def newest_ready(images: ImageData) -> dict[str, ImageBuild]:
-    """Return image -> its newest build in state ``ready``."""
-    newest: dict[str, ImageBuild] = {}
-    for build in images.builds:
-        if build.state != READY or build.image_name is None:
-            continue
-        other = newest.get(build.image_name)
-        if other is None or (build.state_time or 0) > (other.state_time or 0):
-            newest[build.image_name] = build
-    return newest
 
 
 def due(diskimage: DiskImage, newest: ImageBuild | None, now: float) -> tuple[str | None, float]:

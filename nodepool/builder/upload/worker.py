@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 
 from kazoo.exceptions import KazooException
@@ -97,12 +98,8 @@ class UploadWorker(Worker):
 
     def _candidates(self, config: Config) -> list[Candidate]:
         found = retention.upload_candidates(self._zk.readImages(), retention.image_providers(config))
-        local: dict[str, bool] = {}
-        for candidate in found:
-            base = image_files.image_id(candidate.image, candidate.build.id or "")
-            if base not in local:
-                local[base] = bool(image_files.DibImageFile.from_image_id(config.images_dir, base))
-        return [c for c in found if local[image_files.image_id(c.image, c.build.id or "")]]
+        files = functools.cache(functools.partial(image_files.DibImageFile.from_image_id, config.images_dir))
+        return [c for c in found if files(image_files.image_id(c.image, c.build.id or ""))]
 
     def _try(self, config: Config, candidate: Candidate) -> Result:
         with self._state.upload_claims.claim(candidate.pair, candidate.build.id or "") as ours:
