@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nodepool.zk.Writer")
 
+#: Errors of operations that only follow from the one that failed.
+_RESULTING = (RolledBackError, RuntimeInconsistency)
 #: callback(results, error): on the connection thread, must not block.
 Callback = Callable[[list[Any] | None, "BaseException | None"], None]
 
@@ -152,15 +154,12 @@ class Writer:
         self._client.submit(Transaction(operations), Reply(lambda results, error, zxid: self._answer(txns, results, error, zxid)))
 
     def _answer(self, txns: list[Txn], results: list[Any] | None, error: BaseException | None, zxid: int) -> None:
-        failed = -1
+        answers = results or []
         if error is not None:
             self._abandon(txns)
-        else:
-            assert results is not None
-            for index, result in enumerate(results):
-                if isinstance(result, BaseException) and not isinstance(result, (RolledBackError, RuntimeInconsistency)):
-                    failed = index
-                    break
+        # The others are reported as rolled back, or as not tried.
+        errors = ((i, answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException))
+        failed = next((i for i, answer in errors if not isinstance(answer, _RESULTING)), -1)
         trees: set[Tree[Any]] = set()
         again: list[Txn] = []
         finished: list[tuple[Txn, list[Any] | None, BaseException | None]] = []
@@ -170,16 +169,12 @@ class Writer:
             part: list[Any] | None = None
             problem = error
             if error is None and failed < 0:
-                assert results is not None
-                part = results[start:end]
+                part = answers[start:end]
+            elif error is None and start <= failed < end:
+                path = self._client.unchroot(txn.operations[failed - start].path)
+                problem = TransactionFailed(failed - start, answers[failed], path)
             elif error is None:
-                assert results is not None
-                if start <= failed < end:
-                    problem = TransactionFailed(
-                        failed - start, results[failed], self._client.unchroot(txn.operations[failed - start].path)
-                    )
-                else:
-                    again.append(txn)
+                again.append(txn)
             for index, (tree, path, record) in txn.records.items():
                 trees.add(tree)
                 self._guard(
