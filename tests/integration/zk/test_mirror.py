@@ -224,7 +224,7 @@ def test_nodes_made_for_min_ready_are_known(zk: Any) -> None:
 
 def test_indexes_keep_nothing_of_tenants_and_labels_that_are_gone(zk: Any) -> None:
     for resources in ({"cores": 0.1}, {"cores": 0}, None):
-        node = make_node(tenant_name="t", resources=resources)
+        node = make_node(state="in-use", tenant_name="t", resources=resources)
         zk.storeNode(node)
         request = zk_module.NodeRequest()
         request.state, request.node_types = "requested", ["label", "other"]
