@@ -18,6 +18,7 @@ from nodepool.builder.state import BuilderState
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
 from nodepool.zk.mirror.progress import BuildProgress, ProgressStore
+from nodepool.zk.reading import children
 from nodepool.zk.records import BUILDING, DELETING, FAILED, UPLOADING, ImageBuild, ImageUpload, RecordError, parse_object
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -259,11 +260,7 @@ class RecordCleaner:
     def remove_image(self, image: str) -> None:
         """Delete the znode of an image without children whose locks are free."""
         client = self._zk.kazoo_client
-        try:
-            names = set(client.get_children(paths.image(image)))
-            below = set(client.get_children(paths.builds(image))) if "builds" in names else set()
-        except NoNodeError:
-            return
+        names, below = set(children(client, paths.image(image))), set(children(client, paths.builds(image)))
         if not names <= {"builds"} or not below <= {"lock"}:
             return
         txn = client.transaction()

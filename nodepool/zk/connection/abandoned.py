@@ -80,13 +80,13 @@ class AbandonedLocks:
 
         def listed(result: tuple[list[str], ZnodeStat], error: BaseException | None, _zxid: int) -> None:
             if isinstance(error, NoNodeError):
-                self._done(path)
+                self.forget(path)
             elif error is None:
                 names = [name for name in result[0] if _fits(name, start)]
                 for name in names:
                     self._remove_own(path, f"{directory}/{name}")
                 if not names:
-                    self._done(path)
+                    self.forget(path)
 
         # This server may not know yet what the previous one has done for us.
         client.submit(Sync(client.full_path(directory)), None)
@@ -97,7 +97,7 @@ class AbandonedLocks:
 
         def deleted(_result: object, error: BaseException | None, _zxid: int) -> None:
             if error is None or isinstance(error, NoNodeError):
-                self._done(path)
+                self.forget(path)
 
         def looked(stat: ZnodeStat, error: BaseException | None, _zxid: int) -> None:
             if error is not None:
@@ -108,18 +108,15 @@ class AbandonedLocks:
             if ephemeral is None or client_id is None:
                 return
             if stat is None or stat.ephemeralOwner != (client_id[0] if ephemeral else 0):
-                self._done(path)
+                self.forget(path)
             else:
                 log.info("Releasing %s, left over from a broken connection", found)
                 client.submit(Delete(client.full_path(found), -1), Reply(deleted))
 
         client.submit(Exists(client.full_path(found), None), Reply(looked))
 
-    def taken(self, path: str) -> None:
-        """Forget the path: it was acquired again, so that nothing is left under this name."""
-        self._done(path)
-
-    def _done(self, path: str) -> None:
+    def forget(self, path: str) -> None:
+        """Forget the path: nothing is left under this name, or it was acquired again."""
         with self._lock:
             self._paths.pop(path, None)
 

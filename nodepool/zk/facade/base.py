@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -16,7 +15,7 @@ from nodepool.zk import locks, paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.connection.protocol import Client
 from nodepool.zk.mirror.tree import Tree
-from nodepool.zk.reading import TIMEOUT, answers
+from nodepool.zk.reading import TIMEOUT, answers, children
 from nodepool.zk.records import BaseModel, Node, NodeRequest, parse_object
 from nodepool.zk.writer import TransactionFailed, Txn, Writer
 
@@ -73,17 +72,10 @@ class FacadeBase:
         return self._writer
 
     def _children(self, path: str) -> list[str]:
-        try:
-            return sorted(self.kazoo_client.get_children(path))
-        except NoNodeError:
-            return []
+        return children(self.kazoo_client, path)
 
     def _get(self, path: str) -> tuple[bytes, ZnodeStat] | None:
-        try:
-            data, stat = self.kazoo_client.get(path)
-        except NoNodeError:
-            return None
-        return data, stat
+        return dict(self._get_many([path])).get(path)
 
     def _get_many(self, wanted: Iterable[str]) -> Iterator[tuple[str, tuple[bytes, ZnodeStat]]]:
         """Read many znodes, pipelined; deleted ones are omitted."""
@@ -247,6 +239,5 @@ class FacadeBase:
         locks.release(self.kazoo_client, handle)
 
 
-def newest_first(items: Iterable[Any], count: float = math.inf) -> list[Any]:
-    ordered = sorted(items, key=lambda item: item.state_time or 0, reverse=True)
-    return ordered if count == math.inf else ordered[: int(count)]
+def newest_first(items: Iterable[Any], count: int) -> list[Any]:
+    return sorted(items, key=lambda item: item.state_time or 0, reverse=True)[:count]

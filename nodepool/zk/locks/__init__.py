@@ -14,6 +14,7 @@ from kazoo.protocol.states import KazooState
 from nodepool.exceptions import TimeoutException, ZKLockException
 from nodepool.zk import paths
 from nodepool.zk.connection.protocol import Client
+from nodepool.zk.reading import children
 from nodepool.zk.writer import Txn
 
 log = logging.getLogger("nodepool.zk.locks")
@@ -147,9 +148,6 @@ def release(client: Client, handle: LockHandle) -> None:
 
 def names_in_order(client: Client, directory: str) -> list[str]:
     """Return the contenders, holder first."""
-    try:
-        names = client.get_children(directory)
-    except NoNodeError:
-        return []
+    names = children(client, directory)
     numbered = sorted((n, name) for name in names if (n := paths.contender_number(name)) is not None)
     return [name for _, name in numbered]

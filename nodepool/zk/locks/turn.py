@@ -39,7 +39,7 @@ class TurnLock:
         except KazooException:
             self._kazoo.abandoned.add(self.path)  # it may exist
             raise
-        self._kazoo.abandoned.taken(self.path)
+        self._kazoo.abandoned.forget(self.path)
         return True
 
     def catch_up(self, tree: Tree[Any]) -> None:
