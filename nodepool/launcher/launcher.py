@@ -115,7 +115,6 @@ class NodePool(threading.Thread):
         #: The connection to ZooKeeper, also while it is being established.
         self._client: ZooKeeperClient | None = None
         self._component: LauncherComponent | None = None
-        self._begun = False
         # Each part with its dependencies; each is a thread or has threads, except for the events.
         self.assignment = Assignment(self.state)
         self.node_reconciler = NodeReconciler(self.state)
@@ -133,9 +132,8 @@ class NodePool(threading.Thread):
         )
         #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()
-        for thread in (self, self.assignment, self.min_ready, self.cleanup, *self.node_reconciler.threads):
+        for thread in (self, self.assignment, self.min_ready, self.cleanup, self.statistics, *self.node_reconciler.threads):
             self.watchdog.guard(thread)
-        self.watchdog.guard(self.statistics, may_end=lambda: self.statsd is None)
 
     # -- queries
 
@@ -395,7 +393,6 @@ class NodePool(threading.Thread):
             raise
 
     def run(self) -> None:
-        self._begun = True
         gc.set_threshold(max(COLLECT_AFTER, gc.get_threshold()[0]))
         self.config_state.watch(self._wake.set)
         while not self.stopped.is_set():
@@ -435,7 +432,7 @@ class NodePool(threading.Thread):
         client = self._client
         if client is not None:
             client.stop_connecting.set()
-        if self._begun and self.is_alive() and threading.current_thread() is not self:
+        if self.is_alive() and threading.current_thread() is not self:
             self.join(max(0.1, deadline - time.monotonic()))
         self.config_state.stop()
         self._starts.stop()

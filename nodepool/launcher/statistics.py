@@ -99,8 +99,6 @@ class StatsWorker(threading.Thread):
             self._election_thread.join(timeout)
 
     def run(self) -> None:
-        if self.state.statsd is None:
-            return
         internals_at = 0.0
         # Not immediately: a starting launcher has more important work.
         recall_at = self.state.clock.monotonic() + RECALL_AFTER

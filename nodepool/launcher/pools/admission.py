@@ -178,7 +178,7 @@ class PoolAdmission(PoolSteps):
 
     def _room(self, age: float = -math.inf) -> None:
         """Wake waiting requests, because there may be capacity again."""
-        if self._full and self._full.forget(self._has_none, age):
+        if self._full.forget(self._has_none, age):
             self.publish_soon()
             self.assignment.wake()
 

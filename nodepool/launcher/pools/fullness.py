@@ -19,9 +19,6 @@ class Fullness:
         self._clock = clock
         self._labels: dict[str, tuple[float, Reason]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._labels)
-
     @property
     def labels(self) -> frozenset[str]:
         return frozenset(self._labels)

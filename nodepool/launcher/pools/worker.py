@@ -259,7 +259,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
             self.assignment.release(request_id)
 
     def _pause(self, next_tick: float) -> float | None:
-        ticking = self.request_handlers or self._full or (self.component is None and self.running)
+        ticking = self.request_handlers or self._full.labels or (self.component is None and self.running)
         due = [t for t in (self._publish_at, next_tick if ticking else None) if t is not None]
         return max(0.0, min(due) - self.clock.monotonic()) if due else None
 
