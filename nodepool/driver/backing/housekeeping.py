@@ -11,6 +11,7 @@ from kazoo.exceptions import NoNodeError
 from nodepool.base.workqueue import Reconciler
 from nodepool.driver.backing import transactions
 from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.backing.requests import BackingRequests
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
@@ -257,3 +258,9 @@ class Housekeeping:
                 self.log.info("Canceling backing request %s, whose creation was not acknowledged", request.id)
                 slots.zk.deleteNodeRequest(request)
         slots.requests.doubtful.clear()
+
+
+def wire(slots: BackingSlots) -> None:
+    """Connect the slots with the parts that request and maintain backing nodes."""
+    slots.requests = BackingRequests(slots)
+    slots.housekeeping = Housekeeping(slots)

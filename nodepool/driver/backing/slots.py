@@ -96,7 +96,7 @@ class Keeping(Protocol):
 
 
 class BackingSlots:
-    """The backing nodes of one provider and the nodes on them, connected by ``wiring.wire``.
+    """The backing nodes of one provider and their nodes, completed by ``housekeeping.wire``.
 
     :param zk: returns the ZooKeeper facade, once the provider has one.
     """

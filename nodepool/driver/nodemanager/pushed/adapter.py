@@ -19,8 +19,8 @@ from kazoo.exceptions import KazooException
 from nodepool import exceptions
 from nodepool.base.files import lock_file
 from nodepool.config.model import ProviderConfig
+from nodepool.driver.backing.housekeeping import wire
 from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
-from nodepool.driver.backing.wiring import wire
 from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
 from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerLabel
 from nodepool.driver.nodemanager.pushed.machines import BackedCreateMachine, BackedDeleteMachine
@@ -80,7 +80,8 @@ class BackedAdapter(NodeManagerAdapter):
 
     def __init__(self, provider_config: ProviderConfig) -> None:
         super().__init__(provider_config)
-        self.slots = wire(BackingNodes(provider_config, lambda: self._zk, self))
+        self.slots = BackingNodes(provider_config, lambda: self._zk, self)
+        wire(self.slots)
         self._links: dict[str, Link] = {}
         self._links_lock = threading.Lock()
         self._directory: PrivateDirectory | None = None
