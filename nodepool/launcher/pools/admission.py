@@ -44,7 +44,7 @@ class PoolAdmission(PoolSteps):
         self.backlog = Backlog()
         self._full = Fullness()
         self._retry_queued = False
-        self._publishing = False
+        #: When to publish our component record (monotonic seconds); None: it is up to date.
         self._publish_at: float | None = None
         self._logged: set[str] = set()
 
@@ -184,12 +184,9 @@ class PoolAdmission(PoolSteps):
 
     def publish_soon(self) -> None:
         """Publish to other launchers whether we accept requests."""
-        if not self._publishing:
-            self._publishing = True
-            self._tasks.put((self._plan_publication, ()))
-
-    def _plan_publication(self) -> None:
-        self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
+        if self._publish_at is None:
+            self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
+            self._tasks.put((bool, ()))  # wakes the thread, which waits for tasks without a time limit
 
     def capacity_changed(self) -> None:
         """Retry paused handlers in request order, because quota may have become free."""

@@ -208,7 +208,6 @@ class PoolWorker(threading.Thread, PoolAdmission):
         self.capacity_changed()
 
     def _publish(self) -> None:
-        self._publishing = False
         self._publish_at = None
         provider, pool = self.getProviderConfig(), self.getPoolConfig()
         if self.component is None or provider is None or pool is None:

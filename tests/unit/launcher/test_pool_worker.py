@@ -132,7 +132,14 @@ def test_requests_are_looked_at_when_a_pool_pauses_and_when_it_does_no_more(pool
 
 def test_other_launchers_are_told_that_a_pool_has_paused(pool: Pool) -> None:
     pool.capacity.pause_changed(handler(paused=True))
-    assert pool._publishing
+    assert pool._publish_at is not None
+
+
+def test_changes_that_follow_each_other_are_published_together(pool: Pool) -> None:
+    pool.publish_soon()
+    due = pool._publish_at
+    pool.publish_soon()
+    assert pool._publish_at == due and pool._tasks.qsize() == 1
 
 
 def test_requests_are_looked_at_when_the_limits_are_known(pool: Pool) -> None:
