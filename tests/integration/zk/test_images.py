@@ -221,7 +221,7 @@ def test_most_recent_uploads(zk: Any) -> None:
 def test_lock_of_a_record_that_is_deleted_meanwhile_is_refused(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     build_id = zk.storeBuild("image", build())
     waiting = [f"{paths.build('image', build_id)}/lock"]
-    read = zk.kazoo_client.get_children
+    read = zk.kazoo_client.get_children_async
 
     def deleted(path: str, *arguments: Any, **named: Any) -> Any:
         """Another builder deletes the record with our contender."""
@@ -230,7 +230,7 @@ def test_lock_of_a_record_that_is_deleted_meanwhile_is_refused(zk: Any, monkeypa
             assert zk.deleteBuild("image", build_id)
         return read(path, *arguments, **named)
 
-    monkeypatch.setattr(zk.kazoo_client, "get_children", deleted)
+    monkeypatch.setattr(zk.kazoo_client, "get_children_async", deleted)
     with pytest.raises(exceptions.ZKLockException, match="deleted concurrently"), zk.imageBuildIdLock("image", build_id, False):
         pytest.fail("locked what does not exist")
 

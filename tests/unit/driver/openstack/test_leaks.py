@@ -78,13 +78,14 @@ def test_a_snapshot_of_a_node_is_nothing_that_an_upload_has_left(marks: dict[str
         discardImage=lambda _name, external_id: deleted.append(external_id),
         removeUnfinishedUpload=lambda _name, _since: None,
     )
+    kazoo = SimpleNamespace(get_children_async=lambda _path: SimpleNamespace(get=lambda timeout: []))
     builder: Any = SimpleNamespace(
         session_usable=SimpleNamespace(is_set=lambda: True),
         upload_claims=SimpleNamespace(running=set),
         config=None,
         managers=SimpleNamespace(use=lambda *_args: contextlib.nullcontext(manager)),
         owns_images_dir=True,
-        zk=SimpleNamespace(getImageUpload=lambda *_key: None, kazoo_client=SimpleNamespace(get_children=lambda _path: [])),
+        zk=SimpleNamespace(getImageUpload=lambda *_key: None, kazoo_client=kazoo),
     )
     lanes: Any = SimpleNamespace(submit=lambda _provider, _key, job: job())
     upload_journal.begin(str(tmp_path), KEY, "disk-1")
