@@ -85,9 +85,7 @@ class Component:
             self.client.state_listeners.append(self._state_changed)
 
     def _register(self) -> None:
-        kazoo = self.client.client
-        if kazoo is None:
-            raise RuntimeError("not connected to ZooKeeper")
+        kazoo = self.client.kazoo
         session = self.client.session_id
         key = (self.kind, self.content.get("id"))
         self.path = self._adopt(kazoo, session) if key in self.client.unsure_components else None

@@ -155,6 +155,16 @@ class ZooKeeperClient:
             self.session_file.remember(self.hosts, client.client_id)
 
     @property
+    def kazoo(self) -> Client:
+        """Return kazoo's client object.
+
+        :raises RuntimeError: not connected yet.
+        """
+        if self.client is None:
+            raise RuntimeError("not connected to ZooKeeper")
+        return self.client
+
+    @property
     def connected(self) -> bool:
         return bool(self._state == KazooState.CONNECTED)
 

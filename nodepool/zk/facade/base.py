@@ -58,10 +58,7 @@ class FacadeBase:
 
         :raises RuntimeError: not connected yet.
         """
-        client = self.client.client
-        if client is None:
-            raise RuntimeError("not connected to ZooKeeper")
-        return client
+        return self.client.kazoo
 
     @property
     def writer(self) -> Writer:

@@ -17,7 +17,7 @@ from kazoo.protocol.serialization import Exists, GetChildren2, GetData
 from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.connection.protocol import BROKEN, CHANGED, CREATED, DELETED, Client
+from nodepool.zk.connection.protocol import BROKEN, CHANGED, CREATED, DELETED
 from nodepool.zk.connection.reply import Reply
 
 R = TypeVar("R")
@@ -105,7 +105,7 @@ class Tree(Generic[R]):
 
     def start(self) -> None:
         """Follow the tree from now on, over reconnects and new sessions."""
-        kazoo = self._kazoo()
+        kazoo = self.client.kazoo
         kazoo.add_persistent_watch(self.root, self._event)
         self.client.state_listeners.append(self._state_changed)
         if self.client.connected:
@@ -121,12 +121,6 @@ class Tree(Generic[R]):
             timer.join(1.0)
         if self.client.client is not None:
             self.client.client.remove_persistent_watch(self.root, self._event)
-
-    def _kazoo(self) -> Client:
-        client = self.client.client
-        if client is None:
-            raise RuntimeError("not connected to ZooKeeper")
-        return client
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.CONNECTED:
@@ -159,7 +153,7 @@ class Tree(Generic[R]):
             self._unconfirmed = set(self._stale)
         self._outstanding = 1
         self._syncing = True
-        kazoo = self._kazoo()
+        kazoo = self.client.kazoo
 
         def armed(_result: object, error: BaseException | None, _zxid: int) -> None:
             if generation != self._generation:
@@ -227,7 +221,7 @@ class Tree(Generic[R]):
             self._done_one(generation)
 
         self.reads += 1
-        client = self._kazoo()
+        client = self.client.kazoo
         client.submit(GetChildren2(client.full_path(path), None), Reply(answer))
 
     def _discovered(self, path: str, parts: list[str], generation: int) -> None:

@@ -33,7 +33,7 @@ class Server:
     connected = True
 
     def __init__(self) -> None:
-        self.client = self
+        self.client = self.kazoo = self
         self.state_listeners: list[Callable[[str], Any]] = []
         self.requests: list[tuple[Any, Reply]] = []
         self.armed: list[Reply] = []
