@@ -110,6 +110,8 @@ class ZooKeeperClient:
         self.on_thread_end: Callable[[BaseException | None], Any] = lambda _error: None
         self._state: str | None = None
         self._closing = False
+        #: Set once the connection that :meth:`connect` waits for is known here; kazoo's own event is set earlier.
+        self._live = threading.Event()
         self.stop_connecting = threading.Event()
 
     @classmethod
@@ -134,6 +136,7 @@ class ZooKeeperClient:
     def _state_changed(self, state: str) -> None:
         before, self._state = self._state, state
         if state == KazooState.CONNECTED:
+            self._live.set()
             if before in (KazooState.SUSPENDED, KazooState.LOST):  # operators who saw the warning are informed of the end, too
                 self.log.warning("ZooKeeper connection: restored")
             else:
@@ -212,8 +215,9 @@ class ZooKeeperClient:
         _calm.last = ""
         started = time.monotonic()
         last = started - CONNECT_MESSAGE_INTERVAL + FIRST_MESSAGE_AFTER
-        live = client.start_async()
-        while not live.wait(0.2):
+        self._live.clear()
+        client.start_async()
+        while not self._live.wait(0.2):
             now = time.monotonic()
             if self.stop_connecting.is_set() or (timeout is not None and now - started > timeout):
                 why = self._why()  # also log the final error
