@@ -12,9 +12,9 @@ from tests import REPOSITORY
 
 #: Area -> the most statements that it may have. When an area shrinks by 100, lower its limit; none may be raised.
 #: Goals: core 17,500; pages 2,500 and 460 for charts, causes and details; package 45,500 and what features since then have
-#: in leases, adapters, tools, charts and programs of the node manager (450).
+#: in leases, adapters, tools, recovery, charts and programs of the node manager (450).
 BUDGETS = {
-    "core": 17_850,
+    "core": 17_440,
     "driver openstack": 1_840,
     "driver aws": 1_700,
     "driver kubernetes": 1_290,
@@ -24,7 +24,8 @@ BUDGETS = {
     "leases": 2_720,
     "adapters": 2_050,
     "tools": 2_900,
-    "package": 54_010,
+    "recovery": 340,
+    "package": 53_940,
 }
 #: Slack that a limit may have before it must be lowered.
 SLACK = 100
@@ -47,6 +48,8 @@ AREAS = {
         "cmd/commands/token.py", "config/access.py", "lease", "mcp.py", "web/actions",
     ),
     "adapters": ("adapters",),
+    # Of machines that a restored or emptied ZooKeeper does not know.
+    "recovery": ("cmd/commands/recover.py", "zk/cluster.py"),
     "tools": ("cmd/commands/dev.py", "cmd/commands/simulate.py", "dev", "simulation", "whatif", "zkserver"),
 }  # fmt: skip
 
@@ -95,6 +98,7 @@ def test_statements_are_counted(text: str, number: int) -> None:
     ("web/actions/routes.py", {"leases", "package"}),
     ("cmd/commands/nodes.py", {"core", "package"}),
     ("cmd/commands/lease.py", {"leases", "package"}),
+    ("zk/cluster.py", {"recovery", "package"}),
     ("base/timers.py", {"package"}),
 ])  # fmt: skip
 def test_files_belong_to_areas(path: str, areas: set[str]) -> None:
