@@ -68,7 +68,7 @@ MUTATIONS: dict[str, Mutation] = {
         "        if False:\n",
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
-    "abandoned-locks-are-forgotten": Mutation(_ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 5),
+    "abandoned-locks-are-forgotten": Mutation(_ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 15),
     "mirror-is-not-read-again": Mutation(
         _MIRROR,
         "        if state == KazooState.CONNECTED:\n",
@@ -835,7 +835,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.requests.tenants",
         "exact(limit - used.get(name, 0) - need) < 0",
         "exact(limit - used.get(name, 0) - need) <= 0",
-        4,
+        12,
     ),
     "idle-nodes-keep-their-room": Mutation(
         _LIFE, "                handler.zk.make_room(host.provider_name, host.pool_name)", "                pass", 12
