@@ -68,7 +68,9 @@ MUTATIONS: dict[str, Mutation] = {
         "        if False:\n",
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
-    "abandoned-locks-are-forgotten": Mutation(_ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 15),
+    "abandoned-locks-are-forgotten": Mutation(
+        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 15
+    ),
     "mirror-is-not-read-again": Mutation(
         _MIRROR,
         "        if state == KazooState.CONNECTED:\n",
