@@ -112,7 +112,8 @@ def test_who_finds_a_dead_node_makes_way_for_the_next(
             lambda request=request: reason_for(pool.assignment, request.id) == "static-main: nothing free",  # type: ignore[misc]
             what=f"an answer to {request.id}",
         )
-    assert offered[:2] == [first.id, second.id]
+    # Another event meanwhile, such as the last one of the start, offers the first one again.
+    assert list(dict.fromkeys(offered)) == [first.id, second.id]
     assert like_first.id not in offered
 
 
