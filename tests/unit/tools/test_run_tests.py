@@ -27,6 +27,7 @@ def test_noisy(number):
         raise AssertionError("the first time")
 
 def test_broken():
+    print("ERROR    nodepool: a message of the program")
     assert {whole}
 """
 
