@@ -80,7 +80,7 @@ class LauncherEvents:
     def _state_changed(self, state: str) -> None:
         if state == KazooState.LOST:
             self._session_was_lost = True
-            for worker in list(self._state.pool_threads.values()):
+            for worker in self._state.workers.values():
                 worker.session_lost()
             self._statistics.session_lost()
         elif state == KazooState.CONNECTED:

@@ -94,7 +94,6 @@ class NodePool(threading.Thread):
         self.state = LauncherState()
         #: Workers of the configured pools by provider and pool; ``a-b`` may be pool b of a, or belong to provider a-b.
         self._pool_threads: dict[tuple[str, str], PoolWorker] = {}
-        self.state.pool_threads = self._pool_threads
         self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
         self.ready = False
@@ -352,14 +351,12 @@ class NodePool(threading.Thread):
                 del self._pool_threads[key]
             else:
                 worker.refresh()
-        for key in sorted(wanted):
-            if key not in self._pool_threads:
-                provider_name, pool_name = key
-                worker = PoolWorker(self.state, self.assignment, provider_name, pool_name)
-                self._pool_threads[key] = worker
-                self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
-                worker.start()
+        new = {key: PoolWorker(self.state, self.assignment, *key) for key in sorted(wanted - self._pool_threads.keys())}
+        self._pool_threads.update(new)
         self.state.workers = {w.launcher_id: w for w in self._pool_threads.values()}
+        for worker in new.values():
+            self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
+            worker.start()
         self._leaving = [w for w in self._leaving if w.is_alive()]
 
     # -- start

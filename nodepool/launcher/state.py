@@ -42,9 +42,7 @@ class LauncherState:
         self.delete_interval: float = 5
         self.claims: dict[str | None, object] = {}
         self.declines = Declines(lambda: self.zk, self.statsd)
-        #: The configured pools by provider and pool.
-        self.pool_threads: Mapping[tuple[str, str], Pool] = {}
-        #: The running ones by launcher id; replaced as a whole.
+        #: The configured pools by launcher id; replaced as a whole, before a new one starts.
         self.workers: Mapping[str, Pool] = {}
         #: The handlers of this launcher by the id of their request.
         self.handlers: dict[str, RequestHandler] = {}
@@ -59,7 +57,7 @@ class LauncherState:
         return self.declines.known(request) if pools <= set(request.declined_by) else None
 
     def getPoolWorkers(self, provider_name: str) -> list[Pool]:
-        return [w for w in list(self.pool_threads.values()) if w.provider_name == provider_name]
+        return [w for w in self.workers.values() if w.provider_name == provider_name]
 
     def request_fulfilled(self, request: NodeRequest, accepted: float | None = None, trace: str | None = None) -> None:
         """Record the waiting time of a fulfilled request.

@@ -42,7 +42,7 @@ class Parts:
         self.handler: Any = None
         config = SimpleNamespace(labels={"kept": SimpleNamespace(min_ready=1), "other": SimpleNamespace(min_ready=0)})
         state: Any = SimpleNamespace(
-            zk=self.zk, config=config, pool_threads={("p", "main"): part.worker}, getPoolWorkers=lambda _provider: [part.worker],
+            zk=self.zk, config=config, workers={"p-main": part.worker}, getPoolWorkers=lambda _provider: [part.worker],
             handlers=SimpleNamespace(get=lambda _id: self.handler), declines=part.declines,
         )  # fmt: skip
         part.worker.pool_name = "main"

@@ -27,8 +27,8 @@ class Pool(PoolWorker):
         state.zk = Mock()
         state.config = SimpleNamespace(providers={"p": self.provider}, provider_managers={}, tenant_resource_limits={})
         state.request_dropped = Mock()  # type: ignore[method-assign]
-        state.pool_threads = {("p", "main"): self}
         super().__init__(state, Mock(), "p", "main")
+        state.workers = {self.launcher_id: self}
 
     def run_tasks(self) -> None:
         while not self._tasks.empty():

@@ -259,7 +259,7 @@ def test_pool_goes_on_while_zookeeper_does_not_answer_that_a_node_makes_room(
     bench.submit("fake-label2")
     assert held.wait(10)
     goes_on = threading.Event()
-    (worker,) = pool.state.pool_threads.values()
+    (worker,) = pool.state.workers.values()
     worker._tasks.put((goes_on.set, ()))
     assert goes_on.wait(10), "the thread of the pool waits for the answer"
 

@@ -120,7 +120,7 @@ def test_a_lost_wake_up_is_told(
 def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]}))
     slow = Slow(bench)
-    (worker,) = pool.state.pool_threads.values()
+    (worker,) = pool.state.workers.values()
     recorded, held = worker.capacity.recorded, []  # type: ignore[var-annotated]
     monkeypatch.setattr(worker.capacity, "recorded", lambda *args: recorded(*args) if held else held.append(args))
     first = bench.submit("fake-label", tenant_name="t")

@@ -147,7 +147,7 @@ def test_request_that_waits_for_its_turn_is_withdrawn_when_the_pool_pauses_meanw
     wait_for(lambda: second not in pool.state.handlers, what="the second request is given up")
     assert bench.zuul.request(second)["state"] == "requested"
     room["nodes"] = 9
-    for worker in pool.state.pool_threads.values():
+    for worker in pool.state.workers.values():
         worker.capacity_changed()
     bench.wait_request(first, "fulfilled")
     bench.wait_request(second, "fulfilled")

@@ -14,6 +14,8 @@ import yaml
 from nodepool.driver import lifecycle
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.provider import StateMachineProvider
+from nodepool.launcher.pools.worker import PoolWorker
+from nodepool.reasons import Code
 from tests.conftest import wait_for
 from tests.support.launcher import CLOUDS, LauncherBench, config, provider
 
@@ -336,6 +338,21 @@ def test_new_provider_that_is_slow_to_start_holds_up_no_other(bench: LauncherBen
     wait_for(lambda: pool.getPoolWorkers("fake-slow"), what="the slow provider is taken into force")
     assert pool.problems() == [] and len(slow.managers) == 1
     bench.fulfilled("other")
+
+
+def test_request_for_a_pool_that_is_just_being_added(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider("fake-one")))
+    start, submitted = PoolWorker.start, []
+
+    def late(worker: PoolWorker) -> None:
+        submitted.append(bench.submit("other"))
+        wait_for(lambda: any(why.code is Code.REGISTERING for _, _, _, reasons in pool.explain() for why in reasons))
+        start(worker)
+
+    monkeypatch.setattr(PoolWorker, "start", late)
+    bench.config(config(provider("fake-one"), provider("fake-two", labels=["other"])))
+    wait_for(lambda: submitted, what="the pool is added")
+    bench.wait_request(submitted[0], "fulfilled")
 
 
 def test_changed_provider_that_is_slow_to_start_goes_on_as_it_was(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ POOL_WORKER = "PoolWorker.fake-provider-main"
 
 
 def wake_worker(pool: Any) -> None:
-    (worker,) = pool.state.pool_threads.values()
+    (worker,) = pool.state.workers.values()
     worker._tasks.put((bool, ()))
 
 
@@ -67,7 +67,7 @@ def test_each_thread_of_the_launcher(bench: LauncherBench, name: str) -> None:
 def test_pools_that_go_and_come_are_no_accident(bench: LauncherBench) -> None:
     pool = bench.start(config(provider("one"), provider("two")))
     bench.config(config(provider("two"), provider("three")))
-    wait_for(lambda: sorted(w.provider_name for w in pool.state.pool_threads.values()) == ["three", "two"])
+    wait_for(lambda: sorted(w.provider_name for w in pool.state.workers.values()) == ["three", "two"])
     wait_for(lambda: "PoolWorker.one-main" not in {thread.name for thread in threading.enumerate()})
     assert pool.watchdog.ended == []
     bench.stop(pool)
