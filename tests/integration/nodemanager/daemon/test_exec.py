@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -386,15 +387,19 @@ def test_copy_that_is_cut_off_leaves_the_old_file(nm: NmDaemon) -> None:
 def test_copy_during_which_the_daemon_is_killed_leaves_the_old_file(nm: NmDaemon) -> None:
     programs.put(nm.client, "a", io.BytesIO(b"old"), "kept")
 
+    killed = threading.Event()
+
     class Killing(Broken):
         def read(self, size: int | None = -1) -> bytes:
             if self.tell():
                 nm.stop(signal.SIGKILL)
+                killed.set()
                 return b""
             return super().read(size)
 
     with pytest.raises(RpcError):
         programs.put(nm.client, "a", Killing(bytes(MIB)), "kept")
+    assert killed.wait(limit(20))  # another thread reads the file
     nm.start()
     nm.wait("a")
     wait_for(lambda: not processes(nm, "kept"), 20, "the copy to end")
