@@ -10,7 +10,7 @@ from typing import Any, cast
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, load, option, schema
+from nodepool.base.option import REQUIRED, Section, load, option, schema
 from nodepool.exceptions import ConfigError
 
 ROLES = ("read", "borrow", "operate", "admin")
@@ -41,13 +41,14 @@ def _network(value: str) -> str:
     return value
 
 
-class Rule(ConfigValue):
+class Rule(Section):
     """Which job tokens get which rights."""
 
     match: dict[str, str] = option(
         v.All({str: v.Any(str, bool, int)}, v.Length(min=1)),
         REQUIRED,
         "claims that must all have these values; ``*`` is a wildcard",
+        convert=lambda claims: {claim: _text(value) for claim, value in claims.items()},
     )
     role: str = option(_ROLE, REQUIRED, "``read``, ``borrow``, ``operate`` or ``admin``")
     owner: str = option(str, REQUIRED, "owner of the leases; ``{claim}`` is replaced by the value of that claim")
@@ -55,10 +56,6 @@ class Rule(ConfigValue):
     labels: list[str] = option([str], [], "patterns of labels that may be leased", shown="all")
     max: int | None = option(_SECONDS, None, "longest lease, in seconds from now", shown="that of ``leases``")
     per_owner: int | None = option(v.All(int, v.Range(min=1)), None, "leases of one owner", shown="that of ``leases``")
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        load(self, options)
-        self.match = {claim: _text(value) for claim, value in self.match.items()}
 
     def claims(self) -> list[str]:
         """Return the claims that the owner's name is made of."""
@@ -68,27 +65,22 @@ class Rule(ConfigValue):
         return _CLAIM.sub(lambda found: str(claims[found[1]]), self.owner)
 
 
-class Issuer(ConfigValue):
+class Issuer(Section):
     """A system whose job tokens are accepted."""
 
     name: str = option(v.All(str, v.Match(r"^[\w.-]+$")), REQUIRED, "part of the owner's name")
     issuer: str = option(v.All(str, _url), REQUIRED, "URL, exactly as in the claim ``iss``")
     audience: str = option(str, REQUIRED, "the claim ``aud``, which the job has to ask for")
-    rules: list[Rule] = option([Rule], REQUIRED, "the first one that matches decides; none: refused", stored=False)
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        load(self, options)
-        self.rules = [Rule(each) for each in options["rules"]]
+    rules: list[Rule] = option(
+        [Rule], REQUIRED, "the first one that matches decides; none: refused", convert=lambda given: list(map(Rule, given))
+    )
 
 
-class Limits(ConfigValue):
+class Limits(Section):
     """Limits of borrowers who have no others; operators have none."""
 
     max: int = option(_SECONDS, 8 * 3600, "longest lease, in seconds from now; each renewal starts a new period")
     per_owner: int = option(v.All(int, v.Range(min=1)), 10, "leases of one owner, held and waiting")
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        load(self, options)
 
 
 def _public_key(value: str) -> str:
@@ -98,14 +90,11 @@ def _public_key(value: str) -> str:
     return value.strip()
 
 
-class Certificates(ConfigValue):
+class Certificates(Section):
     """The CA of SSH certificates for leases."""
 
     key: str = option(str, REQUIRED, "file with the private key of the CA, without passphrase, readable by the launcher only")
     public: str = option(v.All(str, _public_key), REQUIRED, "its public key, without comment", convert=str.strip)
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        load(self, options)
 
 
 class AccessConfig(ConfigValue):
@@ -118,9 +107,13 @@ class AccessConfig(ConfigValue):
     proxies: list[str] = option(
         [v.All(str, _network)], [], "addresses of proxies that terminate TLS and set X-Forwarded-For and -Proto"
     )
-    leases: Limits = option(Limits, cast("Limits", None), "limits of borrowers", stored=False, shown="")
-    certificates: Certificates | None = option(Certificates, None, "CA of SSH certificates for leases", stored=False)
-    oidc: list[Issuer] = option([Issuer], [], "systems whose job tokens are accepted", stored=False)
+    leases: Limits = option(Limits, cast(Any, {}), "limits of borrowers", convert=Limits, shown="")
+    certificates: Certificates | None = option(
+        Certificates, None, "CA of SSH certificates for leases", convert=lambda given: Certificates(given) if given else None
+    )
+    oidc: list[Issuer] = option(
+        [Issuer], [], "systems whose job tokens are accepted", convert=lambda given: list(map(Issuer, given))
+    )
 
     def __init__(self, options: object = None) -> None:
         """Load the section.
@@ -135,9 +128,6 @@ class AccessConfig(ConfigValue):
             raise ConfigError(first.error_message, where=_path(first)) from None
         assert isinstance(given, dict)
         load(self, given)
-        self.leases = Limits(given.get("leases") or {})
-        self.certificates = Certificates(given["certificates"]) if given.get("certificates") else None
-        self.oidc = [Issuer(each) for each in given.get("oidc") or ()]
         self.networks = [ipaddress.ip_network(each) for each in self.proxies]
 
 
