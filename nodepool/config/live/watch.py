@@ -57,15 +57,8 @@ class ConfigWatcher:
         if not self._thread.is_alive():
             self._events.close()
 
-    def _signature(self) -> dict[str, tuple[int, int, int] | None]:
-        result: dict[str, tuple[int, int, int] | None] = {}
-        for path in self.paths:
-            try:
-                stat = os.stat(path)
-                result[path] = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-            except OSError:
-                result[path] = None
-        return result
+    def _signature(self) -> dict[str, int | None]:
+        return {path: modification_time(path) for path in self.paths}
 
     def _directories(self) -> set[str]:
         """Return the directories: editors replace files, and links are replaced."""
