@@ -11,7 +11,8 @@ from nodepool.config.errors import ProviderLoadError, ProviderUnavailable, Unkno
 from nodepool.config.live.watch import ConfigWatcher
 from nodepool.config.loading import checkRecentConfig, loadConfig, loadSecureConfig
 from nodepool.config.model import Config, Label, get_provider_config
-from nodepool.config.reading import as_list, openConfig, substitute_env_vars
+from nodepool.config.reading import as_list, substitute_env_vars
+from nodepool.config.source import openConfig
 from nodepool.config.zookeeper import ZooKeeperConnectionConfig, buildZooKeeperHosts
 from nodepool.exceptions import ConfigError
 

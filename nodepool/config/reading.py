@@ -85,15 +85,3 @@ def syntax_error(exc: yaml.YAMLError, text: str, path: str) -> ConfigSyntaxError
     error.file = path
     error.line = mark.line + 1 if mark else None
     return error
-
-
-def openConfig(path: str, env: Mapping[str, str] = os.environ) -> Any:
-    """Return the data of the YAML file *path* with the environment substituted.
-
-    :raises ConfigSyntaxError: (a YAMLError) names file and line.
-    """
-    text, _mtime = read_text(path, env)
-    try:
-        return yaml.load(text, Loader=SafeLoader)
-    except yaml.YAMLError as exc:
-        raise syntax_error(exc, text, path) from exc

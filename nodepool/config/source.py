@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import yaml
 
@@ -37,3 +38,11 @@ class Source:
     def root(self) -> yaml.Node | None:
         """Return the nodes with line numbers; parsed again when a problem has to be reported."""
         return yaml.compose(self.text, Loader=SafeLoader)
+
+
+def openConfig(path: str, env: Mapping[str, str] = os.environ) -> Any:
+    """Return the data of the YAML file *path* with the environment substituted.
+
+    :raises ConfigSyntaxError: (a YAMLError) names file and line.
+    """
+    return Source(path, env).data
