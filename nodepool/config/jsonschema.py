@@ -14,7 +14,7 @@ import voluptuous as v
 from nodepool.base.schema import ListOf
 from nodepool.config.drivers import BUILTIN_NAMES, drivers
 from nodepool.config.model import ProviderConfig, get_provider_config
-from nodepool.config.schema import top_level_schema
+from nodepool.config.schema import provider_schema, top_level_schema
 from nodepool.exceptions import FOREIGN, ConfigurationError
 
 log = logging.getLogger("nodepool.config")
@@ -53,8 +53,7 @@ def document(names: Iterable[str] | None = None) -> Json:
 
 def _condition(name: str) -> Json:
     """Return a condition: options of a provider of this driver are those of the driver."""
-    config = get_provider_config({"name": "fake-x" if name == "fake" else "x", "driver": name})
-    options = convert({**_options(config.getSchema()), **ProviderConfig.getCommonSchemaDict()})
+    options = convert(provider_schema(get_provider_config({"name": "fake-x" if name == "fake" else "x", "driver": name})))
     # The name has precedence, and openstack is the default.
     fake: Json = {"properties": {"name": {"pattern": "^fake"}}, "required": ["name"]}
     if name == "fake":
@@ -63,13 +62,6 @@ def _condition(name: str) -> Json:
     if name != "openstack":
         asked["required"] = ["driver"]
     return {"if": {"allOf": [asked, {"not": fake}]}, "then": options}
-
-
-def _options(schema: object) -> dict[Any, Any]:
-    found = schema.schema if isinstance(schema, v.Schema) else schema
-    if not isinstance(found, dict):
-        raise ConfigurationError("the driver's schema is not a dictionary of options")
-    return found
 
 
 def _or_null(schema: Json) -> Json:

@@ -9,7 +9,7 @@ import voluptuous as v
 
 from nodepool.base.option import schema
 from nodepool.base.schema import ListOf, thorough
-from nodepool.config.model import Config
+from nodepool.config.model import Config, ProviderConfig
 
 
 def top_level_schema() -> dict[Any, Any]:
@@ -22,6 +22,14 @@ def secure_schema() -> dict[Any, Any]:
     """Return the schema of the options that have an effect in the secure file."""
     main = top_level_schema()
     return {key: main[key] for key in ("zookeeper-servers", "zookeeper-tls")} | {str: object}
+
+
+def provider_schema(provider: ProviderConfig) -> Any:
+    """Return the schema of a provider: the options of its driver, and those of all drivers."""
+    found: Any = provider.getSchema()
+    found = found.schema if isinstance(found, v.Schema) else found
+    # Drivers may also give other validators.
+    return {**found, **ProviderConfig.getCommonSchemaDict()} if isinstance(found, dict) else found
 
 
 def check(known: dict[Any, Any], data: object) -> list[v.Invalid]:

@@ -13,6 +13,7 @@ import voluptuous as v
 from nodepool.base.problems import one_line
 from nodepool.base.schema import ListOf
 from nodepool.config.model import Config, ProviderConfig
+from nodepool.config.schema import provider_schema
 from nodepool.exceptions import FOREIGN
 
 log = logging.getLogger("nodepool.config.shown")
@@ -91,14 +92,12 @@ def _is_leaf(schema: object) -> bool:
 
 
 def schema_of(provider: ProviderConfig) -> object:
-    """Return the schema of a provider; one without options if its driver has none."""
+    """Return the schema of a provider; only the common options if its driver has none."""
     try:
-        schema: Any = provider.getSchema()
+        return provider_schema(provider)
     except FOREIGN:
         log.exception("Driver %s has no schema; values of provider %s are not shown:", provider.driver.name, provider.name)
-        schema = {}
-    schema = schema.schema if isinstance(schema, v.Schema) else schema
-    return {**(schema if isinstance(schema, dict) else {}), **ProviderConfig.getCommonSchemaDict()}
+        return ProviderConfig.getCommonSchemaDict()
 
 
 def shown(config: Config) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from nodepool.config.loading import driver_directories
 from nodepool.config.location import find_line, readable_path
 from nodepool.config.model import Config, ProviderConfig, get_provider_config
 from nodepool.config.reading import leftover_references
-from nodepool.config.schema import check, harmful, secure_schema, top_level_schema
+from nodepool.config.schema import check, harmful, provider_schema, secure_schema, top_level_schema
 from nodepool.config.source import Source
 from nodepool.config.zookeeper import connections
 from nodepool.exceptions import ConfigError
@@ -243,7 +243,7 @@ class Validation:
             self.note(f"provider {name} uses driver fake because of its name", (*where, "driver"), error=False)
         try:
             config = get_provider_config(dict(item))
-            schema = config.getSchema()
+            options = provider_schema(config)
         except (UnknownDriver, DriverLoadError, ImportError) as exc:
             advice_missing = isinstance(exc, UnknownDriver) and ";" not in str(exc)
             if not self.by_daemon:
@@ -253,9 +253,6 @@ class Validation:
         except Exception as exc:
             self.note(f"provider {name}: {type(exc).__name__}: {exc}", where)
             return
-        options = schema.schema if isinstance(schema, v.Schema) else schema
-        if isinstance(options, dict):
-            options = {**options, **ProviderConfig.getCommonSchemaDict()}
         if type(config).__module__.startswith("nodepool.driver."):
             converted = CONVERTED.get(str(config.driver.name), ())
             self._schema(options, item, where, lambda error: harmful(error, item, converted))
