@@ -46,30 +46,29 @@ def _number(value: object) -> float | None:
         return None
 
 
-def numbers(data: object, where: tuple[Any, ...] = ()) -> Iterator[Finding]:
+def options_of(data: object, where: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], object]]:
+    """Yield position and value of each option at any depth, but of none whose name users choose."""
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield (*where, key), value
+        if key not in _FOREIGN:
+            yield from options_of(value, (*where, key))
+
+
+def numbers(data: object) -> Iterator[Finding]:
     """Ports, and numbers that cannot be negative."""
-    if isinstance(data, list):
-        for index, item in enumerate(data):
-            yield from numbers(item, (*where, index))
-    if not isinstance(data, dict):
-        return
-    for key, value in data.items():
-        place = (*where, key)
-        if isinstance(value, dict | list):
-            if key not in _FOREIGN:
-                yield from numbers(value, place)
-            continue
+    for place, value in options_of(data):
+        *where, key = place
         number = _number(value)
         if number is None:
             continue
         if key in _PORTS:
             if not 0 <= number <= 65535:
                 yield Finding(f"{value} is not a valid port (1 to 65535)", place)
-            elif number == 0 and where != ("webapp",):  # there: any free port
+            elif number == 0 and where != ["webapp"]:  # there: any free port
                 yield Finding("0 is not a valid port (1 to 65535)", place, error=False, fatal=False)
-        elif number < 0 and (key in _NEVER_NEGATIVE or (key in _OF_SLIVERS and where[:1] == ("providers",))):
+        elif number < 0 and (key in _NEVER_NEGATIVE or (key in _OF_SLIVERS and where[:1] == ["providers"])):
             yield Finding(f"{value} is negative", place)
-        elif number < 0 and key in _BETTER_NOT_NEGATIVE and where[:1] != ("tenant-resource-limits",):
+        elif number < 0 and key in _BETTER_NOT_NEGATIVE and where[:1] != ["tenant-resource-limits"]:
             yield Finding(f"{value} is negative, which has no meaning here", place, error=False, fatal=False)
         elif number == 0 and key == "zookeeper-timeout":
             yield Finding("0 seconds are too short", place)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nodepool.base.names import did_you_mean
-from nodepool.config.checks.crosschecks import Finding
+from nodepool.config.checks.crosschecks import Finding, options_of
 
 CONNECTION_TYPES = ("ssh", "network_cli", "winrm", "kubectl", "namespace", "project", "local")
 MOST_CPUS = 256
@@ -47,7 +47,8 @@ def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
         for number, pool in entries(item.get("pools")):
             here = (*where, "pools", number)
             yield from _static_nodes(pool, here)
-            _add_capacity(capacity, driver, item, pool)
+        for place, name, options in offered_labels(item):
+            capacity[name] += _capacity(driver, item, item["pools"][place[1]], options)
     for index, label in entries(data.get("labels")):
         wanted, most = label.get("min-ready"), capacity.get(str(label.get("name")), math.inf)
         if isinstance(wanted, int) and wanted > most > 0:
@@ -55,32 +56,34 @@ def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
             yield warning(text, "labels", index, "min-ready")
 
 
-def _add_capacity(capacity: dict[str, float], driver: object, provider: dict[str, Any], pool: dict[str, Any]) -> None:
-    """Add the maximum number of nodes of each label that a pool can have."""
-    if driver == "static":
-        for _number, node in entries(pool.get("nodes")):
-            labels, slots = node.get("labels"), node.get("max-parallel-jobs", 1)
-            for label in labels.split() if isinstance(labels, str) else labels if isinstance(labels, list) else ():
-                capacity[str(label)] += slots if isinstance(slots, int) else math.inf
-        return
-    limits = [value for value in (pool.get("max-servers"), provider.get("max-servers")) if isinstance(value, int)]
-    offered = pool.get("labels")
-    for label in offered if isinstance(offered, list) else ():
-        name = label.get("name") if isinstance(label, dict) else label
-        capacity[str(name)] += min(limits, default=math.inf)
+def offered_labels(provider: dict[str, Any]) -> Iterator[tuple[Place, str, dict[str, Any]]]:
+    """Yield position, name and options of each label that a provider offers; for static nodes, those of the node."""
+    for index, pool in entries(provider.get("pools")):
+        offered = pool.get("labels")
+        for number, label in enumerate(offered if isinstance(offered, list) else ()):
+            options = label if isinstance(label, dict) else {"name": label}
+            if isinstance(options.get("name"), str):
+                yield ("pools", index, "labels", number), options["name"], options
+        for number, node in entries(pool.get("nodes")):
+            names = node.get("labels")
+            for name in names.split() if isinstance(names, str) else names if isinstance(names, list) else ():
+                if isinstance(name, str):
+                    yield ("pools", index, "nodes", number, "labels"), name, node
+
+
+def _capacity(driver: object, provider: dict[str, Any], pool: dict[str, Any], options: dict[str, Any]) -> float:
+    """Return the maximum number of nodes of a label that a pool can have."""
+    given = (
+        [options.get("max-parallel-jobs", 1)] if driver == "static" else [pool.get("max-servers"), provider.get("max-servers")]
+    )
+    return min((value for value in given if isinstance(value, int)), default=math.inf)
 
 
 def _connection_types(value: object, where: Place) -> Iterator[Finding]:
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _connection_types(item, (*where, index))
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key == "connection-type" and isinstance(item, str) and item not in CONNECTION_TYPES:
-                meant = did_you_mean(item, CONNECTION_TYPES) or f"; known are {', '.join(CONNECTION_TYPES)}"
-                yield warning(f"unknown connection type {item}{meant}", *where, key)
-            elif isinstance(item, dict | list):
-                yield from _connection_types(item, (*where, key))
+    for place, item in options_of(value, where):
+        if place[-1] == "connection-type" and isinstance(item, str) and item not in CONNECTION_TYPES:
+            meant = did_you_mean(item, CONNECTION_TYPES) or f"; known are {', '.join(CONNECTION_TYPES)}"
+            yield warning(f"unknown connection type {item}{meant}", *place)
 
 
 def _static_nodes(pool: dict[str, Any], where: Place) -> Iterator[Finding]:

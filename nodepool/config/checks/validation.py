@@ -10,14 +10,14 @@ import dataclasses
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import voluptuous as v
 
 from nodepool.base.schema import advice
 from nodepool.config.checks.crosschecks import OfferedLabel, backing_labels, nobody_offers, numbers
-from nodepool.config.checks.likely import entries, likely_mistakes, missing_elements
+from nodepool.config.checks.likely import entries, likely_mistakes, missing_elements, offered_labels
 from nodepool.config.diskimages import lineage
 from nodepool.config.drivers import drivers
 from nodepool.config.errors import DriverLoadError, ProviderUnavailable, UnknownDriver
@@ -221,7 +221,7 @@ class Validation:
     def _crosschecks(self) -> None:
         offers = []
         for index, item in entries(self.data.get("providers")):
-            for place, label, options in self._labels(item):
+            for place, label, options in offered_labels(item):
                 backing = options.get("backing-label") or item.get("backing-label")
                 where = ("providers", index, *place)
                 offers.append(OfferedLabel(label, where, backing if isinstance(backing, str) else None))
@@ -295,7 +295,7 @@ class Validation:
                 text = f"diskimage {image['name']} in provider {name} is not defined in the main diskimages list"
                 self.note(text, (*where, "diskimages", index))
         cloud_images = {image.get("name") for _, image in entries(item.get("cloud-images"))}
-        for place, label, options in self._labels(item):
+        for place, label, options in offered_labels(item):
             here = (*where, *place)
             if label not in labels:
                 self.note(f"label {label} in provider {name} not in top-level labels", here)
@@ -307,22 +307,6 @@ class Validation:
             if isinstance(cloud, str) and cloud not in cloud_images:
                 text = f"cloud-image {cloud} does not exist in provider {name} but is referenced in label {label}"
                 self.note(text, (*here, "cloud-image"))
-
-    def _labels(self, item: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, dict[str, Any]]]:
-        """Check position, name and options of each label that a provider offers."""
-        for index, pool in entries(item.get("pools")):
-            offered = pool.get("labels")
-            for number, label in enumerate(offered if isinstance(offered, list) else ()):
-                place = ("pools", index, "labels", number)
-                if isinstance(label, str):
-                    yield place, label, {}
-                elif isinstance(label, dict) and isinstance(label.get("name"), str):
-                    yield place, label["name"], label
-            for number, node in entries(pool.get("nodes")):
-                names = node.get("labels")
-                for label in names.split() if isinstance(names, str) else names if isinstance(names, list) else ():
-                    if isinstance(label, str):
-                        yield ("pools", index, "nodes", number, "labels"), label, {}
 
     def _pools(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         seen: set[Any] = set()
@@ -341,7 +325,7 @@ class Validation:
     def _metastatic(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         backing: dict[str, tuple[str, dict[str, Any]]] = {}
         defaults = {"max-parallel-jobs": 1, "grace-time": 60, "min-retention-time": 0, "max-age": None}
-        for place, label, options in self._labels(item):
+        for place, label, options in offered_labels(item):
             name = options.get("backing-label")
             if not isinstance(name, str):
                 continue
