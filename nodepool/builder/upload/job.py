@@ -62,7 +62,8 @@ class UploadJob:
         #: Why it failed.
         self.reason = ""
         self._lock: HeldLock | None = None
-        self._note: upload_journal.UploadEntry | None = None
+        #: From before the call of the cloud until ZooKeeper knows all that the cloud has of this upload.
+        self._note: upload_journal.UploadEntry
         self._started = time.time()
 
     # -- frame
@@ -241,13 +242,8 @@ class UploadJob:
             self.log.exception("Cannot delete the just uploaded image %s (%s) of %s:", name, external_id, self.provider)
             return False
         self.log.info("Deleted the just uploaded image %s (%s) of %s", name, external_id, self.provider)
-        self._settled()
+        self._note.end()
         return True
-
-    def _settled(self) -> None:
-        """Remove the journal entry: ZooKeeper knows all that the cloud has of this upload."""
-        if self._note is not None:
-            self._note.end()
 
     def _provider_known(self) -> bool:
         provider = self._state.config.providers.get(self.provider)
@@ -266,7 +262,7 @@ class UploadJob:
             self.log.error("Upload of %s (build %s) to %s: %s", self.image, self.build_id, self.provider, self.reason)
             self._delete_image(manager, name, external_id)
             return Result.FAILED
-        self._settled()
+        self._note.end()
         statsd, metric = self._state.statsd, metrics.IMAGE_UPLOADS(self.image, self.provider)
         statsd.timing(metric, int((time.monotonic() - started) * 1000))
         statsd.incr(metric)
@@ -301,7 +297,7 @@ class UploadJob:
         )
         try:
             self._store(record)
-            self._settled()
+            self._note.end()
         except Lost as error:
             self.log.error("Image %s (%s) of %s is not deleted yet: %s", name, external_id, self.provider, error)
         return Result.FAILED

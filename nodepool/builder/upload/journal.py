@@ -9,6 +9,7 @@ cannot list images are found by the launcher's leak search.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import logging
 import os
@@ -65,11 +66,8 @@ class UploadEntry:
             log.warning("Cannot remove %s: %s", self.path, error.strerror)
 
 
-def begin(images_dir: str, key: UploadKey, name: str) -> UploadEntry | None:
-    """Record a call; return None if the file system is full or fails.
-
-    The upload continues in that case.
-    """
+def begin(images_dir: str, key: UploadKey, name: str) -> UploadEntry:
+    """Record a call; the upload continues even if the file system is full or fails."""
     directory = os.path.join(images_dir, DIRECTORY)
     note = UploadEntry(directory, *key, name, time.time())
     try:
@@ -77,7 +75,6 @@ def begin(images_dir: str, key: UploadKey, name: str) -> UploadEntry | None:
         replace_file(note.path, json.dumps({k: v for k, v in asdict(note).items() if k != "directory"}))
     except OSError as error:
         log.warning("Cannot write %s: %s; an interrupted upload may leave an image in %s", note.path, error.strerror, key[2])
-        return None
     return note
 
 
@@ -85,17 +82,10 @@ def notes(images_dir: str) -> list[UploadEntry]:
     """Return all entries of this image directory; unreadable ones are deleted."""
     directory = os.path.join(images_dir, DIRECTORY)
     found = []
-    try:
-        names = sorted(os.listdir(directory))
-    except OSError:
-        return []
-    for entry in names:
+    for entry in sorted(glob.glob("*.json", root_dir=directory)):
         path = os.path.join(directory, entry)
-        if not entry.endswith(".json"):
-            continue  # being written
         try:
-            with open(path, encoding="utf-8") as file:
-                values = json.load(file)
+            values = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
             image, build, provider, number, name = (str(values[key]) for key in ("image", "build", "provider", "number", "name"))
             note = UploadEntry(directory, image, build, provider, number, name, float(values["time"]))
             if note.path == path:
