@@ -463,7 +463,6 @@ def replace_machine() -> None:
 
     real_mkstemp, real_open_log, real_acquire = tempfile.mkstemp, image_files.open_log, build_journal.acquire_images_dir
     real_listdir, real_entries = os.listdir, vars(image_files)["_entries"]
-    running: dict[str, Any] = vars(build_journal)["_running"]
 
     def mkstemp(*arguments: Any, **named: Any) -> tuple[int, str]:
         if machine.is_full():
@@ -476,15 +475,9 @@ def replace_machine() -> None:
         return real_open_log(path)
 
     def acquire_images_dir(images_dir: str) -> Any:
-        """The kernel releases the lock of a killed process, and its memory."""
-        lock, below = real_acquire(images_dir), os.path.realpath(images_dir) + "/"
-
-        def forget() -> None:
-            lock.close()
-            for path in [path for path in running if path.startswith(below)]:
-                del running[path]
-
-        current().running_process.at_exit[forget] = None
+        """The kernel releases the lock of a killed process."""
+        lock = real_acquire(images_dir)
+        current().running_process.at_exit[lock.close] = None
         return lock
 
     replaced: list[tuple[Any, str, Any]] = [

@@ -148,8 +148,8 @@ class BuildRun:
         if problem is not None:
             raise BuildProblem(problem)
         args = command.build_command(diskimage, config.images_dir, self._base)
-        entry = build_journal.BuildJournal(config.images_dir).begin(
-            self.image, self.build_id, base, private="TMPDIR" not in diskimage.env_vars
+        entry = build_journal.begin(
+            config.images_dir, self.image, self.build_id, base, private="TMPDIR" not in diskimage.env_vars
         )
         self._entry = entry
         try:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import json
 import logging
 import os
+import pathlib
 import re
 import secrets
 import threading
@@ -122,9 +124,7 @@ class BuildEntry:
         with self._lock:
             self._ended = True
             if not problems:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.path)
-        _running.pop(self.path, None)
+                pathlib.Path(self.path).unlink(missing_ok=True)
         return problems
 
     def _update(self) -> None:
@@ -144,78 +144,57 @@ class BuildEntry:
         replace_file(self.path, json.dumps(content))
 
 
-_running: dict[str, BuildEntry] = {}
-"""By path: the builds of this process, whichever object started them."""
+def begin(images_dir: str, image: str, build_id: str, tmp_base: str, private: bool = True) -> BuildEntry:
+    """Record a build that is about to start.
 
+    *private*: create a separate temporary directory for it.
 
-class BuildJournal:
-    """The builds that run, or ran when the builder was killed."""
-
-    def __init__(self, images_dir: str) -> None:
-        self.images_dir = os.path.realpath(images_dir)
-
-    @property
-    def directory(self) -> str:
-        return os.path.join(self.images_dir, JOURNAL)
-
-    def begin(self, image: str, build_id: str, tmp_base: str, private: bool = True) -> BuildEntry:
-        """Record a build that is about to start.
-
-        *private*: create a separate temporary directory for it.
-
-        :raises BuilderError: the journal or the directory cannot be created.
-        """
-        base = os.path.realpath(tmp_base)
-        entry = BuildEntry(
-            image=image, build_id=build_id, images_dir=self.images_dir, tmp_base=base,
-            private_tmp=os.path.join(base, f"nodepool-build.{secrets.token_hex(8)}") if private else None,
-            marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}", boot_id=boot_id(),
-            existing=sorted(name for name in _list(base) if _TEMPORARY.fullmatch(name)),
-        )  # fmt: skip
-        try:
-            _make_directory(self.directory)
-            entry._save()
-        except OSError as error:
-            raise BuilderError(
-                f"cannot write {entry.path}: {error.strerror}; check free space and permissions of images-dir"
-            ) from error
-        _running[entry.path] = entry
-        if entry.private_tmp:
-            try:
-                os.mkdir(entry.private_tmp, 0o700)
-            except OSError as error:
-                del _running[entry.path]
-                os.unlink(entry.path)
-                raise BuilderError(
-                    f"diskimage {image}: cannot create a temporary directory in {base}: {error.strerror}; "
-                    "set TMPDIR in its env-vars, or for the builder, to one that can be written"
-                ) from error
-        return entry
-
-    def entries(self, log: Logger = log) -> list[BuildEntry]:
-        """Return all recorded builds; an invalid file is renamed."""
-        found = []
-        for name in sorted(_list(self.directory)):
-            path = os.path.join(self.directory, name)
-            if name.endswith(".json"):
-                try:
-                    found.append(_running.get(path) or _load(path, self.images_dir))
-                except FileNotFoundError:
-                    pass
-                except (OSError, ValueError, v.Invalid) as error:
-                    log.error("Build journal %s is invalid (%s) and was renamed to %s.broken; check for leftovers of "
-                              "that build yourself: processes, mounts, /dev/loop*, dib_* in the temporary directory",
-                              path, error, name)  # fmt: skip
-                    with contextlib.suppress(OSError):
-                        os.replace(path, f"{path}.broken")
-        return found
-
-
-def _list(directory: str) -> list[str]:
+    :raises BuilderError: the journal or the directory cannot be created.
+    """
+    base = os.path.realpath(tmp_base)
+    entry = BuildEntry(
+        image=image, build_id=build_id, images_dir=os.path.realpath(images_dir), tmp_base=base,
+        private_tmp=os.path.join(base, f"nodepool-build.{secrets.token_hex(8)}") if private else None,
+        marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}", boot_id=boot_id(),
+        existing=sorted(name for name in glob.glob("*", root_dir=base) if _TEMPORARY.fullmatch(name)),
+    )  # fmt: skip
     try:
-        return os.listdir(directory)
-    except OSError:
-        return []
+        _make_directory(os.path.dirname(entry.path))
+        entry._save()
+    except OSError as error:
+        raise BuilderError(
+            f"cannot write {entry.path}: {error.strerror}; check free space and permissions of images-dir"
+        ) from error
+    if entry.private_tmp:
+        try:
+            os.mkdir(entry.private_tmp, 0o700)
+        except OSError as error:
+            os.unlink(entry.path)
+            raise BuilderError(
+                f"diskimage {image}: cannot create a temporary directory in {base}: {error.strerror}; "
+                "set TMPDIR in its env-vars, or for the builder, to one that can be written"
+            ) from error
+    return entry
+
+
+def entries(images_dir: str, log: Logger = log) -> list[BuildEntry]:
+    """Return the builds that run, or ran when the builder was killed; an invalid file is renamed."""
+    images_dir = os.path.realpath(images_dir)
+    directory = os.path.join(images_dir, JOURNAL)
+    found = []
+    for name in sorted(glob.glob("*.json", root_dir=directory, include_hidden=True)):
+        path = os.path.join(directory, name)
+        try:
+            found.append(_load(path, images_dir))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, v.Invalid) as error:
+            log.error("Build journal %s is invalid (%s) and was renamed to %s.broken; check for leftovers of "
+                      "that build yourself: processes, mounts, /dev/loop*, dib_* in the temporary directory",
+                      path, error, name)  # fmt: skip
+            with contextlib.suppress(OSError):
+                os.replace(path, f"{path}.broken")
+    return found
 
 
 def _make_directory(path: str) -> None:
@@ -296,14 +275,12 @@ def _harvest(entry: BuildEntry) -> None:
 
 
 def clean_all(images_dir: str, log: Logger) -> list[tuple[str, str]]:
-    """Clean up after builds that do not run in this process; return (image, build id).
+    """Clean up after all recorded builds; return (image, build id).
 
-    The caller holds the directory: other builders have no builds in it. Failures are logged and remain recorded.
+    The caller holds the directory and has not started a build yet. Failures are logged and remain recorded.
     """
     found = []
-    for entry in BuildJournal(images_dir).entries(log):
-        if entry.path in _running:
-            continue
+    for entry in entries(images_dir, log):
         found.append((entry.image, entry.build_id))
         log.warning("Build %s of %s was interrupted; cleaning up", entry.build_id, entry.image)
         for problem in entry.end():

@@ -16,7 +16,7 @@ import pytest
 from nodepool.builder.building.command import build_command, build_environment
 from nodepool.builder.building.process import BuildProcess, ProcessResult
 from nodepool.builder.machine import build_journal, image_files, mounts
-from nodepool.builder.machine.build_journal import BuildJournal, clean_all
+from nodepool.builder.machine.build_journal import begin, clean_all
 from nodepool.builder.progress.phases import PhaseTracker
 from nodepool.config.diskimages import DiskImage
 from tests.conftest import wait_for
@@ -62,7 +62,7 @@ class Build:
         image = DiskImage("hang")
         variables = {"DIB_INIT_SYSTEM": "systemd", **({"TMPDIR": str(self.tmp_base)} if own_tmpdir else {})}
         image.setFromConfig({"formats": ["raw"], "elements": ["hanging"], "env-vars": variables})
-        self.entry = BuildJournal(str(self.images_dir)).begin("hang", "0f", str(self.tmp_base), private=not own_tmpdir)
+        self.entry = begin(str(self.images_dir), "hang", "0f", str(self.tmp_base), private=not own_tmpdir)
         environment = build_environment(image, f"{self.images_dir}/hang-0f", str(elements), os.environ, self.entry.private_tmp)
         self.log_path = str(tmp_path / "build.log")
         self.log_file = image_files.open_log(self.log_path)
@@ -134,6 +134,5 @@ def test_killed_tool_leaves_nothing(build: Build) -> None:
     # Not the program kill: that of procps 4.0.2 takes "-1234" for "-1", which is everybody.
     os.killpg(build.process.pid, signal.SIGKILL)
     assert build.finish().returncode == -signal.SIGKILL
-    build_journal._running.clear()
     assert clean_all(str(build.images_dir), log) == [("hang", "0f")]
     build.assert_nothing_left()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nodepool.builder.machine import build_journal, image_files, mounts, processes
-from nodepool.builder.machine.build_journal import BuildJournal, acquire_images_dir, belongs, clean, clean_all
+from nodepool.builder.machine.build_journal import acquire_images_dir, begin, belongs, clean, clean_all, entries
 from nodepool.exceptions import BuilderError, ConfigurationError
 from tests.conftest import wait_for
 from tests.support.deadline import limit
@@ -46,9 +46,8 @@ def tmp_base(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 @pytest.fixture
-def journal(images_dir: pathlib.Path) -> Iterator[BuildJournal]:
-    yield BuildJournal(str(images_dir))
-    build_journal._running.clear()
+def journal(images_dir: pathlib.Path) -> pathlib.Path:
+    return images_dir / build_journal.JOURNAL
 
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -84,11 +83,6 @@ def sleepers(text: str) -> list[int]:
     return found
 
 
-def forget() -> None:
-    """As if this process had been killed and started again."""
-    build_journal._running.clear()
-
-
 def deadline(seconds: float = 20.0) -> float:
     return time.monotonic() + seconds
 
@@ -96,10 +90,10 @@ def deadline(seconds: float = 20.0) -> float:
 # The journal
 
 
-def test_journal_of_a_build(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
-    entry = journal.begin("debian", HEX, str(tmp_base))
-    path = pathlib.Path(journal.directory) / f"debian-{HEX}.json"
-    assert stat.S_IMODE(os.stat(journal.directory).st_mode) == 0o700
+def test_journal_of_a_build(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
+    entry = begin(str(journal.parent), "debian", HEX, str(tmp_base))
+    path = journal / f"debian-{HEX}.json"
+    assert stat.S_IMODE(os.stat(journal).st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert entry.private_tmp is not None
     assert stat.S_IMODE(os.stat(entry.private_tmp).st_mode) == 0o700
@@ -123,18 +117,18 @@ def test_journal_of_a_build(journal: BuildJournal, tmp_base: pathlib.Path, start
     assert not os.path.exists(entry.private_tmp)
     assert entry.end() == []
     assert not entry.note_dir(tree)
-    assert journal.entries() == []
-    assert os.listdir(journal.directory) == []
+    assert entries(str(journal.parent)) == []
+    assert os.listdir(journal) == []
 
 
-def test_only_trees_of_the_tool_are_noted(journal: BuildJournal, tmp_base: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_only_trees_of_the_tool_are_noted(journal: pathlib.Path, tmp_base: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """The output of a build is no proof: these directories are going to be removed."""
     (tmp_base / "dib_build.before").mkdir()
     elsewhere = tmp_path / "dib_build.elsewhere"
     elsewhere.mkdir()
     (tmp_base / "dib_build.link").symlink_to(elsewhere)
     for private in (True, False):
-        entry = journal.begin("i", f"0{int(private)}", str(tmp_base), private=private)
+        entry = begin(str(journal.parent), "i", f"0{int(private)}", str(tmp_base), private=private)
         for path in ("/", "/home", str(tmp_base), str(tmp_base / "data"), str(elsewhere), str(tmp_base / "dib_build.before"),
                      str(tmp_base / "dib_build.link"), str(tmp_base / "dib_build.a" / ".." / "..")):  # fmt: skip
             assert not entry.note_dir(path), path
@@ -143,43 +137,30 @@ def test_only_trees_of_the_tool_are_noted(journal: BuildJournal, tmp_base: pathl
     assert (tmp_base / "dib_build.before").exists()
 
 
-def test_temporary_directory_that_cannot_be_used(journal: BuildJournal, tmp_path: pathlib.Path) -> None:
+def test_temporary_directory_that_cannot_be_used(journal: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with pytest.raises(BuilderError, match=r"diskimage i: cannot create a temporary directory in .*missing: .*set TMPDIR"):
-        journal.begin("i", "01", str(tmp_path / "missing"))
-    assert journal.entries() == []
+        begin(str(journal.parent), "i", "01", str(tmp_path / "missing"))
+    assert entries(str(journal.parent)) == []
 
 
-def test_broken_files_are_moved_aside(journal: BuildJournal, tmp_base: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    entry = journal.begin("good", "01", str(tmp_base))
-    directory = pathlib.Path(journal.directory)
+def test_broken_files_are_moved_aside(journal: pathlib.Path, tmp_base: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    entry = begin(str(journal.parent), "good", "01", str(tmp_base))
+    directory = journal
     content = json.loads((directory / "good-01.json").read_text())
     for number, text in enumerate(("", "[]", "{}", json.dumps({**content, "private_tmp": "/home"}),
                                    json.dumps({**content, "build_dirs": ["/home"]}), json.dumps(content))):  # fmt: skip
         (directory / f"bad-{number}.json").write_text(text)
-    forget()
-    assert clean_all(journal.images_dir, log) == [("good", "01")]
+    assert clean_all(str(journal.parent), log) == [("good", "01")]
     assert sorted(os.listdir(directory)) == [f"bad-{number}.json.broken" for number in range(6)]
     assert "bad-0.json is invalid" in caplog.text
     assert not os.path.exists(str(entry.private_tmp))
 
 
-def test_builds_of_this_process_are_not_abandoned(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
-    entry = journal.begin("i", "01", str(tmp_base))
-    process = start("sleep 1000", **entry.environment)
-    entry.started(process.pid)
-    other = BuildJournal(journal.images_dir)
-    assert other.entries() == [entry]
-    assert clean_all(journal.images_dir, log) == []
-    assert process.poll() is None
-    entry.end()
-    assert process.wait(5) == -signal.SIGTERM
-
-
 # Processes
 
 
-def test_belongs_finds_all_kinds(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
-    entry = journal.begin("i", "01", str(tmp_base))
+def test_belongs_finds_all_kinds(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
+    entry = begin(str(journal.parent), "i", "01", str(tmp_base))
     assert entry.private_tmp
     bystander = start("sleep 1000")
     leader = start("env -i sleep 1001 & setsid sleep 1002 & exec sleep 1003", **entry.environment)
@@ -206,9 +187,9 @@ def test_environment_in_the_middle_of_execve(start: Start, monkeypatch: pytest.M
     assert all(b"MARK=seen" in processes.environment(again.pid) for _ in range(2000))
 
 
-def test_session_without_leader(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
+def test_session_without_leader(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
     """One member with the marker is enough for those which have lost it, as under sudo."""
-    entry = journal.begin("i", "01", str(tmp_base))
+    entry = begin(str(journal.parent), "i", "01", str(tmp_base))
     leader = start("env -i sleep 1001 & sleep 1002 & wait", **entry.environment)
     entry.started(leader.pid)
     wait_for(lambda: len(belongs(entry)) == 3, what="three processes")
@@ -218,8 +199,8 @@ def test_session_without_leader(journal: BuildJournal, tmp_base: pathlib.Path, s
     assert entry.end() == []
 
 
-def test_number_used_again_is_no_proof(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
-    entry = journal.begin("i", "01", str(tmp_base))
+def test_number_used_again_is_no_proof(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
+    entry = begin(str(journal.parent), "i", "01", str(tmp_base))
     stranger = start("sleep 1000 & exec sleep 1000")
     entry.started(stranger.pid)
     assert stranger.pid in belongs(entry)
@@ -238,8 +219,8 @@ def test_own_process_and_its_parents_are_spared() -> None:
     assert processes.find(processes.Origin("nobody", directories=("/", "/tmp"))) == []
 
 
-def test_those_that_ignore_term_are_killed(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
-    entry = journal.begin("i", "01", str(tmp_base))
+def test_those_that_ignore_term_are_killed(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
+    entry = begin(str(journal.parent), "i", "01", str(tmp_base))
     process = start("trap '' TERM; while :; do setsid sleep 100 & sleep 0.05; done", **entry.environment)
     entry.started(process.pid)
     wait_for(lambda: len(belongs(entry)) > 2, what="children")
@@ -268,13 +249,13 @@ def mount(*arguments: object) -> None:
 
 @needs_root
 def test_mounts_and_loop_devices_go(
-    journal: BuildJournal, tmp_base: pathlib.Path, images_dir: pathlib.Path, tmp_path: pathlib.Path, start: Start
+    journal: pathlib.Path, tmp_base: pathlib.Path, images_dir: pathlib.Path, tmp_path: pathlib.Path, start: Start
 ) -> None:
     """As diskimage-builder leaves them: image mounted from a loop device, on it /proc, /dev and a bind mount."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "precious").write_text("data")
-    entry = journal.begin("i", HEX, str(tmp_base))
+    entry = begin(str(journal.parent), "i", HEX, str(tmp_base))
     private = pathlib.Path(str(entry.private_tmp))
     tree, image = private / "dib_build.AbC", private / "dib_image.AbC"
     root = tree / "mnt"
@@ -296,7 +277,6 @@ def test_mounts_and_loop_devices_go(
         busy = start(f"cd {str(root / 'tmp')!r} && exec sleep 1000")
         wait_for(lambda: busy.pid in belongs(entry), what="the process in the image")
         (image / "image0.raw").unlink()
-        forget()
         assert clean_all(str(images_dir), log) == [("i", HEX)]
         assert busy.wait(5) == -signal.SIGTERM
         assert (home / "precious").read_text() == "data"
@@ -306,7 +286,7 @@ def test_mounts_and_loop_devices_go(
         assert os.path.basename(second) not in attached
         assert os.path.basename(other) in attached
         assert os.listdir(tmp_base) == []
-        assert os.listdir(journal.directory) == []
+        assert os.listdir(journal) == []
         assert clean(entry, deadline()) == []
     finally:
         subprocess.run(["losetup", "-d", other], check=True)
@@ -348,32 +328,31 @@ def test_links_are_not_followed(tmp_base: pathlib.Path, tmp_path: pathlib.Path) 
 
 @needs_root
 def test_what_cannot_be_removed_stays_written_down(
-    journal: BuildJournal, tmp_base: pathlib.Path, caplog: pytest.LogCaptureFixture
+    journal: pathlib.Path, tmp_base: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    entry = journal.begin("i", "01", str(tmp_base))
+    entry = begin(str(journal.parent), "i", "01", str(tmp_base))
     stuck = pathlib.Path(str(entry.private_tmp)) / "stuck"
     stuck.touch()
     if subprocess.run(["chattr", "+i", str(stuck)], check=False).returncode:
         pytest.skip("the file system has no immutable files")
     try:
-        forget()
-        assert clean_all(journal.images_dir, log) == [("i", "01")]
+        assert clean_all(str(journal.parent), log) == [("i", "01")]
         assert f"Leftovers of build 01 of i remain: {entry.private_tmp} cannot be removed: rm: cannot remove" in caplog.text
-        assert [found.build_id for found in journal.entries()] == ["01"]
+        assert [found.build_id for found in entries(str(journal.parent))] == ["01"]
     finally:
         subprocess.run(["chattr", "-i", str(stuck)], check=True)
-    assert clean_all(journal.images_dir, log) == [("i", "01")]
-    assert journal.entries() == []
+    assert clean_all(str(journal.parent), log) == [("i", "01")]
+    assert entries(str(journal.parent)) == []
     assert not stuck.exists()
 
 
 # A TMPDIR of the configuration's
 
 
-def test_trees_in_a_shared_directory(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
+def test_trees_in_a_shared_directory(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
     """Only what certainly belongs to the build goes: another diskimage-builder may use the directory, too."""
     (tmp_base / "dib_build.before").mkdir()
-    entry = journal.begin("i", "01", str(tmp_base), private=False)
+    entry = begin(str(journal.parent), "i", "01", str(tmp_base), private=False)
     assert entry.private_tmp is None
     for name in ("dib_build.noted", "dib_image.params", "dib_image.harvest", "dib_build.other", "data"):
         (tmp_base / name).mkdir()
@@ -416,11 +395,11 @@ def test_lock_names_the_other_process(images_dir: pathlib.Path) -> None:
 BUILDER = """
 import logging, os, sys, time
 from nodepool.builder.machine import image_files
-from nodepool.builder.machine.build_journal import BuildJournal, acquire_images_dir
+from nodepool.builder.machine.build_journal import acquire_images_dir, begin
 from nodepool.builder.building.process import BuildProcess
 images_dir, tmp_base, script = sys.argv[1:]
 lock = acquire_images_dir(images_dir)
-entry = BuildJournal(images_dir).begin("i", "0f", tmp_base)
+entry = begin(images_dir, "i", "0f", tmp_base)
 process = BuildProcess(["bash", "-c", script], {**os.environ, "TMPDIR": entry.private_tmp, **entry.environment},
                        image_files.open_log(images_dir + "/build.log"), print)
 process.start()
@@ -431,7 +410,7 @@ process.wait(time.monotonic() + 1000)
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_killed_builder_leaks_nothing(images_dir: pathlib.Path, tmp_base: pathlib.Path, when: str, journal: BuildJournal) -> None:
+def test_killed_builder_leaks_nothing(images_dir: pathlib.Path, tmp_base: pathlib.Path, when: str, journal: pathlib.Path) -> None:
     """kill -9 of the builder: the command lives on as an orphan; the next start ends it and removes its trees."""
     token = f"31{os.getpid()}{when.encode().hex()}"
     script = (
@@ -442,7 +421,7 @@ def test_killed_builder_leaks_nothing(images_dir: pathlib.Path, tmp_base: pathli
     try:
         wait_for(lambda: list(tmp_base.glob("nodepool-build.*/ready")), what="the command to run")
         if when == "late":
-            wait_for(lambda: all(entry.pid for entry in journal.entries()), what="the pid to be written down")
+            wait_for(lambda: all(entry.pid for entry in entries(str(journal.parent))), what="the pid to be written down")
         with pytest.raises(ConfigurationError, match="is in use by builder process"):
             acquire_images_dir(str(images_dir))
     finally:
@@ -458,10 +437,10 @@ def test_killed_builder_leaks_nothing(images_dir: pathlib.Path, tmp_base: pathli
     assert image_files.local_builds(str(images_dir)) == set()
 
 
-def test_builds_of_one_image_share_nothing(journal: BuildJournal, tmp_base: pathlib.Path) -> None:
+def test_builds_of_one_image_share_nothing(journal: pathlib.Path, tmp_base: pathlib.Path) -> None:
     """Two builds of one image have journals, markers and directories of their own."""
-    first = journal.begin("i", "01", str(tmp_base))
-    second = journal.begin("i", "02", str(tmp_base))
+    first = begin(str(journal.parent), "i", "01", str(tmp_base))
+    second = begin(str(journal.parent), "i", "02", str(tmp_base))
     assert first.private_tmp != second.private_tmp
     assert first.marker != second.marker
     first.end()
@@ -488,14 +467,13 @@ def test_privileged_commands_have_a_time_limit() -> None:
 
 
 def test_full_disk_at_the_journal_stops_no_build(
-    journal: BuildJournal, tmp_base: pathlib.Path, start: Start, caplog: pytest.LogCaptureFixture
+    journal: pathlib.Path, tmp_base: pathlib.Path, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    entry = journal.begin("i", "01", str(tmp_base))
-    os.rename(journal.directory, journal.directory + ".away")
+    entry = begin(str(journal.parent), "i", "01", str(tmp_base))
+    os.rename(journal, f"{journal}.away")
     process = start("sleep 1000", **entry.environment)
     entry.started(process.pid)
     assert "Cannot write" in caplog.text
-    os.rename(journal.directory + ".away", journal.directory)
-    forget()
-    assert clean_all(journal.images_dir, log) == [("i", "01")]
+    os.rename(f"{journal}.away", journal)
+    assert clean_all(str(journal.parent), log) == [("i", "01")]
     assert process.wait(5) == -signal.SIGTERM
