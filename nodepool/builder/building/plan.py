@@ -17,11 +17,10 @@ class WantedBuild:
     """A build that is due now."""
 
     image: str
-    manual: bool
     reason: str
     #: Id of the newest ready build that the decision was based on.
     newest: str | None
-    #: Identity of the manual request.
+    #: Identity of the manual request; None: the build is due.
     request: tuple[int, int] | None
     #: What is attempted: the back-off ends when this changes.
     subject: Hashable
@@ -72,21 +71,13 @@ def plan(config: Config, images: ImageData, busy: Container[str], back_off: Call
         request = images.request_marks.get(name)
         last = newest.get(name)
         subject = (configuration_of(diskimage), request)
+        reason, left = due(diskimage, last, now) if request is None else ("requested by hand", 0.0)
+        wait = left if reason is None else back_off(name, subject)
+        if reason is None or wait > 0:
+            waits.append(wait)
+            continue
+        wanted = WantedBuild(name, reason, last.id if last else None, request, subject)
         if request is not None:
-            wait = back_off(name, subject)
-            if wait <= 0:
-                return Plan(WantedBuild(name, True, "requested by hand", last.id if last else None, request, subject))
-            waits.append(wait)
-            continue
-        if scheduled is not None:
-            continue
-        reason, left = due(diskimage, last, now)
-        if reason is None:
-            waits.append(left)
-            continue
-        wait = back_off(name, subject)
-        if wait > 0:
-            waits.append(wait)
-            continue
-        scheduled = WantedBuild(name, False, reason, last.id if last else None, None, subject)
+            return Plan(wanted)
+        scheduled = scheduled or wanted
     return Plan(scheduled, min(waits, default=None))

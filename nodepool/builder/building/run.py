@@ -33,7 +33,6 @@ from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
 from nodepool.zk.records.progress import TAIL_LINES, BuildProgress
 
 LOG_DIRECTORY = "/var/log/nodepool/builds"
-MIB = 1024 * 1024
 #: A build requires space for its trees and for the conversion.
 SPACE_FACTOR = 2
 #: Seconds for deleting the leftovers of a build when the builder stops; the next start does the rest.
@@ -78,7 +77,7 @@ class BuildRun:
             expected=self._expected(),
             log=image_files.log_path(log_dir, self.image, self.build_id),
             formats=list(self._formats),
-            manual=wanted.manual,
+            manual=wanted.request is not None,
         )
 
     @property
@@ -146,7 +145,7 @@ class BuildRun:
         base = command.temporary_base(diskimage, os.environ)
         problem = image_files.check_space(config.images_dir, base, self._space_needed())
         if problem is not None:
-            raise BuildProblem(problem)
+            raise BuilderError(problem)
         args = command.build_command(diskimage, config.images_dir, self._base)
         entry = build_journal.begin(
             config.images_dir, self.image, self.build_id, base, private="TMPDIR" not in diskimage.env_vars
@@ -182,18 +181,19 @@ class BuildRun:
 
     def _space_needed(self) -> int:
         return max(
-            int(self._config.build_min_free) * MIB, SPACE_FACTOR * image_files.expected_bytes(self._config.images_dir, self.image)
+            int(self._config.build_min_free) * image_files.MIB,
+            SPACE_FACTOR * image_files.expected_bytes(self._config.images_dir, self.image),
         )
 
     def _start(self, process: BuildProcess, args: list[str], entry: build_journal.BuildEntry) -> None:
         with self._guard:
             if self._aborted is not None:
-                raise BuildProblem(f"not started: {self._aborted}")
+                raise BuilderError(f"not started: {self._aborted}")
             try:
                 process.start()
             except OSError as error:
                 self.log.error("Cannot start %s: %s", " ".join(args), error)
-                raise BuildProblem(
+                raise BuilderError(
                     f"cannot start {args[0]}: {error.strerror or error}; {_start_remedy(error, args[0])}"
                 ) from error
             self._process = process
@@ -259,7 +259,7 @@ class BuildRun:
         if isinstance(error, OSError) and error.filename:
             remedy = "; make it writable for the user of the builder" if isinstance(error, PermissionError) else ""
             return f"{error.filename}: {error.strerror}{remedy}"
-        if isinstance(error, (BuildProblem, BuilderError, ConfigurationError, OSError, ValueError)):
+        if isinstance(error, (BuilderError, ConfigurationError, OSError, ValueError)):
             return str(error)
         self.log.exception("Build %s failed:", self._base)
         return f"internal error: {type(error).__name__}: {error}"
@@ -325,7 +325,7 @@ class BuildRun:
 
     def _remove_request(self) -> None:
         """Remove the served build request; a request made during the build remains."""
-        if not self._wanted.manual or self._wanted.request is None:
+        if self._wanted.request is None:
             return
         try:
             self._state.zk.kazoo_client.delete(f"{paths.image(self.image)}/request-build", version=self._wanted.request[1])
@@ -362,7 +362,3 @@ def _start_remedy(error: OSError, program: str) -> str:
     if isinstance(error, PermissionError):
         return "make it executable for the user of the builder or correct dib-cmd"
     return "correct dib-cmd"
-
-
-class BuildProblem(Exception):
-    """The build is impossible; the text is for the operator."""

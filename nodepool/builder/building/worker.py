@@ -86,7 +86,7 @@ class BuildWorker(Worker):
         newest = self._zk.getMostRecentBuilds(1, wanted.image, READY)
         if (newest[0].id if newest else None) != wanted.newest:
             return False
-        return not self._zk.getImagePaused(wanted.image) and (not wanted.manual or self._zk.hasBuildRequest(wanted.image))
+        return not self._zk.getImagePaused(wanted.image) and (wanted.request is None or self._zk.hasBuildRequest(wanted.image))
 
     def _build(self, wanted: WantedBuild, lock: HeldLock) -> None:
         config = self._config

@@ -198,7 +198,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 def build_pass(scene: Scene, monkeypatch: pytest.MonkeyPatch, newest: str | None) -> None:
     """A pass of a build worker, with a plan that was made when this was the newest build."""
-    plans = iter([Plan(WantedBuild(IMAGE, False, "too old", newest, None, "")), Plan(None)])
+    plans = iter([Plan(WantedBuild(IMAGE, "too old", newest, None, "")), Plan(None)])
     monkeypatch.setattr("nodepool.builder.building.worker.plan", lambda *_arguments: next(plans))
     BuildWorker(0, scene.state, 1.0).make_pass()
 

@@ -73,7 +73,7 @@ def test_manual_first_then_file_order() -> None:
     data = ImageData(request_marks={"c": (7, 0)}, builds=[build("c", "9")])
     wanted = decide(images, data).build
     assert wanted is not None
-    assert (wanted.image, wanted.manual, wanted.newest, wanted.request) == ("c", True, "9", (7, 0))
+    assert (wanted.image, wanted.newest, wanted.request) == ("c", "9", (7, 0))
     assert built(images, data, busy=("c",)) == "a"
     assert built(images, data, busy=("c", "a")) == "b"
 
