@@ -16,9 +16,6 @@ from nodepool.builder.upload.job import Result, UploadJob
 from nodepool.builder.worker import Worker
 from nodepool.config.model import Config, ProviderConfig
 
-#: Seconds between two reports if there is no cleanup worker to send them.
-STATISTICS_INTERVAL = 60.0
-
 
 def subject(candidate: Candidate) -> Hashable:
     """Return what a failure is recorded for.
@@ -47,28 +44,18 @@ class UploadWorker(Worker):
         #: (image, provider) being uploaded.
         self.current: tuple[str, str] | None = None
         self._first = number == 0
-        self._statistics_due = 0.0
 
     def make_pass(self) -> float | None:
         if self._state.cleanup_interval <= 0 and self._first:
-            self._emit_statistics()
+            gauges.emit(self._state)  # there is no cleanup worker to do it
         # Failed pairs are skipped until all others were tried: a broken provider must not starve them.
         tried: set[tuple[str, str, str | None]] = set()
-        due: float | None = None
         while self._usable():
-            config = self._state.check_config()
-            due, done = self._try_all(config, tried)
+            due, done = self._try_all(self._state.check_config(), tried)
             if not done:
                 return due
             tried.clear()
-        return due
-
-    def _emit_statistics(self) -> None:
-        """Send the statistics if there is no cleanup worker to do it."""
-        now = self._state.clock.monotonic()
-        if now >= self._statistics_due:
-            self._statistics_due = now + STATISTICS_INTERVAL
-            gauges.emit(self._state)
+        return None
 
     def _usable(self) -> bool:
         return self._running and self._state.session_usable.is_set()
@@ -78,23 +65,19 @@ class UploadWorker(Worker):
 
         Return the seconds until the next retry, and whether something was uploaded (the configuration is then read again).
         """
-        due: float | None = None
-        for candidate in self._candidates(config):
+        candidates = self._candidates(config)
+        for candidate in candidates:
             if not self._usable():
                 break
             key = (*candidate.pair, candidate.build.id)
-            wait = self._state.upload_backoff.wait(candidate.pair, subject(candidate))
-            if wait > 0:
-                due = wait if due is None else min(due, wait)
-            elif key not in tried:
+            if key not in tried and self._wait(candidate) <= 0:
                 tried.add(key)
-                result = self._try(config, candidate)
-                if result is Result.DONE:
+                if self._try(config, candidate) is Result.DONE:
                     return None, True
-                if result is Result.FAILED:
-                    wait = self._state.upload_backoff.wait(candidate.pair, subject(candidate))
-                    due = wait if due is None else min(due, wait)
-        return due, False
+        return min((wait for wait in map(self._wait, candidates) if wait > 0), default=None), False
+
+    def _wait(self, candidate: Candidate) -> float:
+        return self._state.upload_backoff.wait(candidate.pair, subject(candidate))
 
     def _candidates(self, config: Config) -> list[Candidate]:
         found = retention.upload_candidates(self._zk.readImages(), retention.image_providers(config))
