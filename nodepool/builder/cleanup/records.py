@@ -19,7 +19,7 @@ from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
 from nodepool.zk.mirror.progress import BuildProgress, ProgressStore
 from nodepool.zk.reading import children
-from nodepool.zk.records import BUILDING, DELETING, FAILED, UPLOADING, ImageBuild, ImageUpload, RecordError, parse_object
+from nodepool.zk.records import BUILDING, DELETING, FAILED, UPLOADING, ImageBuild, ImageUpload, RecordError
 from nodepool.zk.zookeeper import ZooKeeper
 
 ABANDONED = "the builder stopped when the build began"
@@ -151,21 +151,17 @@ class RecordCleaner:
 
     # -- builds
 
-    def _uploads_left(self, image: str, build_id: str) -> list[ImageUpload] | None:
-        """Return the uploads of a build; None if one cannot be read, so the build is unknown."""
+    def _uploads_left(self, image: str, build_id: str) -> list[ImageUpload | None]:
+        """Return the uploads of a build; None for a znode without data, which is deleted separately.
+
+        :raises RecordError: one cannot be read.
+        """
         left = []
         for provider in self._zk.getBuildProviders(image, build_id):
             for number in self._zk.getImageUploadNumbers(image, build_id, provider):
-                try:
-                    data, _stat = self._zk.kazoo_client.get(paths.upload(image, build_id, provider, number))
-                    values = parse_object(data)
-                    if values is None:
-                        return None  # a znode without data is deleted separately
-                    left.append(ImageUpload.fromDict(values, build_id, provider, image, number))
-                except NoNodeError:
-                    continue
-                except RecordError:
-                    return None
+                with contextlib.suppress(NoNodeError):
+                    read = self._zk.kazoo_client.get(paths.upload(image, build_id, provider, number))
+                    left.append(ImageUpload.read(*read, build_id, provider, image, number))
         return left
 
     def finish(self, plan: RemovalPlan, snapshot: Snapshot) -> bool:
@@ -173,8 +169,11 @@ class RecordCleaner:
         image, build_id = plan.image, plan.build
         if any(key[:2] == (image, build_id) for key in snapshot.data.upload_locks):
             return False
-        left = self._uploads_left(image, build_id)
-        if left is None or any(upload.state != DELETING for upload in left):
+        try:
+            left = self._uploads_left(image, build_id)
+        except RecordError:
+            return False
+        if any(upload is None or upload.state != DELETING for upload in left):
             return False
         if plan.state == DELETING and left:
             return True
@@ -189,18 +188,16 @@ class RecordCleaner:
             if not free:
                 return False
             try:
-                data, _stat = self._zk.kazoo_client.get(path)
-                values = parse_object(data)
+                build = ImageBuild.read(*self._zk.kazoo_client.get(path), image, build_id)
             except NoNodeError:
                 return True
             except RecordError:
                 return False
-            if (values or {}).get("state") not in (plan.state, DELETING):
+            if (build and build.state) not in (plan.state, DELETING):
                 return False
             # Marked first, even if it is deleted immediately: no further uploads of it are started.
-            if values is not None and values["state"] != DELETING:
-                build = self._zk.getBuild(image, build_id)
-                if build is None or build.state != plan.state or not self._store_deleting(path, build):
+            if build is not None and build.state != DELETING:
+                if not self._store_deleting(path, build):
                     return False
                 self.log.info("Marked build %s-%s for deletion (was %s)", image, build_id, plan.state)
                 if plan.state == BUILDING:
@@ -231,26 +228,19 @@ class RecordCleaner:
     def remove_empty_upload(self, key: UploadKey) -> None:
         """Delete a znode that only a lock has left behind."""
         path = paths.upload(*key)
-        with self._lock(f"{path}/lock", path) as free:
-            if free and not self._data(path):
+        with self._lock(f"{path}/lock", path) as free, contextlib.suppress(NoNodeError):
+            if free and not self._zk.kazoo_client.get(path)[0]:
                 self._zk.deleteUpload(*key)
-
-    def _data(self, path: str) -> bytes | None:
-        try:
-            data, _stat = self._zk.kazoo_client.get(path)
-        except NoNodeError:
-            return None
-        return bytes(data or b"")
 
     def absent(self, image: str, build_id: str) -> bool:
         """Return whether there is no build record, or one being deleted; unreadable ones count."""
-        data = self._data(paths.build(image, build_id))
-        if not data:
-            return True
         try:
-            return (parse_object(data) or {}).get("state") == DELETING
+            build = ImageBuild.read(*self._zk.kazoo_client.get(paths.build(image, build_id)), image, build_id)
+        except NoNodeError:
+            return True
         except RecordError:
             return False
+        return build is None or build.state == DELETING
 
     def build_lock_free(self, image: str) -> bool:
         """Return whether no builder builds the image, by taking the lock."""

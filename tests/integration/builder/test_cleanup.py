@@ -7,7 +7,6 @@ import pathlib
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpir
 from nodepool.builder.cleanup.records import RecordCleaner
 from nodepool.builder.provider_queues import ProviderQueues
 from nodepool.builder.retention import RemovalPlan, Snapshot
+from nodepool.zk import paths
 from nodepool.zk.facade.images import ImageMethods
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import BuildProgress, UploadFailure
@@ -642,25 +642,30 @@ def test_record_that_changes_after_the_lock_was_lost_is_not_marked_for_deletion(
     cleaner = RecordCleaner(state, ProviderQueues("test", logging.getLogger(), lambda: True), logging.getLogger())
     upload = zk.getImageUpload(IMAGE, build_id, "prov", number)
 
-    def changing(name: str, change: Callable[[], Any]) -> None:
-        read = getattr(ImageMethods, name)
+    read = ImageMethods.getImageUpload
 
-        def read_before(self: Any, *key: Any) -> Any:
-            found = read(self, *key)
-            change()
-            return found
+    def read_before(self: Any, *key: Any) -> Any:
+        found = read(self, *key)
+        ready = ImageUpload()
+        ready.state, ready.external_id = READY, "there"
+        zk.storeImageUpload(IMAGE, build_id, "prov", ready, number)
+        return found
 
-        monkeypatch.setattr(ImageMethods, name, read_before)
-
-    ready = ImageUpload()
-    ready.state, ready.external_id = READY, "there"
-    changing("getImageUpload", lambda: zk.storeImageUpload(IMAGE, build_id, "prov", ready, number))
+    monkeypatch.setattr(ImageMethods, "getImageUpload", read_before)
     assert not cleaner.delete(upload)
     monkeypatch.undo()
     assert zk.getImageUpload(IMAGE, build_id, "prov", number).state == READY
 
     zk.deleteUpload(IMAGE, build_id, "prov", number)
-    changing("getBuild", lambda: store_build(builders, files=False, build_id=build_id))
+    get = zk.kazoo_client.get
+
+    def get_before(path: str) -> Any:
+        found = get(path)
+        if path == paths.build(IMAGE, build_id):
+            store_build(builders, files=False, build_id=build_id)
+        return found
+
+    monkeypatch.setattr(zk.kazoo_client, "get", get_before)
     assert not cleaner.finish(RemovalPlan(IMAGE, build_id, BUILDING, remove=True), Snapshot(ImageData()))
     monkeypatch.undo()
     assert zk.getBuild(IMAGE, build_id).state == READY
