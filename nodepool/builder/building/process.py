@@ -21,16 +21,16 @@ from nodepool.builder.machine import processes
 
 log = logging.getLogger("nodepool.builder.process")
 
+#: Milliseconds; kept for external code that sets it.
 BUILD_PROCESS_POLL_TIMEOUT = 30000
-"""Milliseconds; kept for external code that sets it."""
+#: Longest time in seconds in which a termination, or the end of a command whose output stays open, is noticed.
 TICK = 0.2
-"""Longest time in seconds in which a termination, or the end of a command whose output stays open, is noticed."""
+#: Seconds between SIGTERM and SIGKILL.
 GRACE = 8.0
-"""Seconds between SIGTERM and SIGKILL."""
+#: Seconds for filters of the command to flush their output after its end.
 DRAIN = 2.0
-"""Seconds for filters of the command to flush their output after its end."""
+#: Seconds in which killed processes must end.
 LAST_KILL = 10.0
-"""Seconds in which killed processes must end."""
 MAX_LINE = 500
 HOOK_LINES = 200
 _CHUNK = 65536
@@ -42,13 +42,13 @@ _NO_SECRETS = frozenset({"true", "false", "none", "null"})
 class ProcessResult:
     """How the command ended."""
 
+    #: Negative: ended by that signal. None: it could not be killed.
     returncode: int | None
-    """Negative: ended by that signal. None: it could not be killed."""
     timed_out: bool
+    #: The reason why it was terminated.
     terminated: str | None
-    """The reason why it was terminated."""
+    #: Seconds.
     duration: float
-    """Seconds."""
 
 
 class Redactor:
@@ -126,8 +126,8 @@ class BuildProcess:
         self.environment = dict(environment)
         self.environment.setdefault(processes.MARKER_VARIABLE, random_source.token_hex(16))
         self.pid: int | None = None
+        #: Why the log file is incomplete; the build itself continues.
         self.log_error: str | None = None
-        """Why the log file is incomplete; the build itself continues."""
         self._log_file = log_file
         self._redactor = Redactor(secrets)
         self._lines = LineSplitter(on_line)

@@ -34,11 +34,11 @@ log = logging.getLogger("nodepool.builder.leftovers")
 JOURNAL = ".builds"
 LOCK = "lock"
 LOCK_TIMEOUT = 1.0
+#: Seconds for the leftovers of one build; an image tree has about 100,000 files.
 CLEAN_TIMEOUT = 120.0
-"""Seconds for the leftovers of one build; an image tree has about 100,000 files."""
 
+#: Names that diskimage-builder creates with ``mktemp``.
 _TEMPORARY = re.compile(r"(?:dib_build|dib_image|profiledir)\.\w+")
-"""Names that diskimage-builder creates with ``mktemp``."""
 _PRIVATE = re.compile(r"nodepool-build\.[0-9a-f]{16}")
 _DIB_VARIABLES = (b"TMP_BUILD_DIR=", b"TMP_IMAGE_DIR=", b"PROFILE_DIR=")
 _UNSAFE = re.compile(r"[^\w.+-]")
@@ -53,17 +53,17 @@ class BuildEntry:
     image: str
     build_id: str
     images_dir: str
+    #: Real path of the directory in which the tool creates its temporary trees.
     tmp_base: str
-    """Real path of the directory in which the tool creates its temporary trees."""
+    #: The build's own directory below ``tmp_base``, its TMPDIR; None if the configuration names a TMPDIR.
     private_tmp: str | None
-    """The build's own directory below ``tmp_base``, its TMPDIR; None if the configuration names a TMPDIR."""
     marker: str
     boot_id: str
     pid: int | None = None
+    #: Of the process, in clock ticks since boot.
     start_time: int | None = None
-    """Of the process, in clock ticks since boot."""
+    #: Temporary trees that were in ``tmp_base`` before.
     existing: list[str] = field(default_factory=list)
-    """Temporary trees that were in ``tmp_base`` before."""
     build_dirs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -25,14 +25,14 @@ from nodepool.exceptions import ConfigurationError
 log = logging.getLogger("nodepool.builder.files")
 
 MIB = 1024 * 1024
+#: Unit of ``st_blocks``, whatever the file system's block size is.
 BLOCK = 512
-"""Unit of ``st_blocks``, whatever the file system's block size is."""
 LOG_MODE = 0o640
+#: Suffix of a checksum file and the number of characters that count.
 CHECKSUMS = {"md5": 32, "sha256": 64}
-"""Suffix of a checksum file and the number of characters that count."""
 
+#: Seconds for a manifest directory.
 _REMOVE_TIMEOUT = 60.0
-"""Seconds for a manifest directory."""
 
 # Intermediate files of disk-image-create with the final name as prefix: "-new" before the rename, two more for vhd.
 _UNFINISHED = r"(?:\.(?:md5|sha256|tmp|part)|-new|-intermediate|\.bak)*"
@@ -186,8 +186,8 @@ def sizes(images_dir: str, image_id: str) -> dict[str, int]:
 _DEFAULT_ACL = "system.posix_acl_default"
 _ACL_VERSION, _ACL_ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 _ACL_OTHER, _ACL_NO_ID = 0x20, 0xFFFFFFFF
+#: Owner: all; group: read; others: none.
 _ACL_PLAIN = ((0x01, 7), (0x04, 5), (_ACL_OTHER, 0))
-"""Owner: all; group: read; others: none."""
 
 
 def close_to_others(directory: str) -> None:

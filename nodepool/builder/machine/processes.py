@@ -19,10 +19,10 @@ from dataclasses import dataclass
 MARKER_VARIABLE = "NODEPOOL_BUILD"
 GRACE = 2.0
 COMMAND_TIMEOUT = 10.0
+#: Seconds to wait for killed processes before looking for new ones.
 _ROUND = 1.0
-"""Seconds to wait for killed processes before looking for new ones."""
+#: Longest time in seconds that a process spends in execve().
 _EXEC = 0.5
-"""Longest time in seconds that a process spends in execve()."""
 _PF_KTHREAD = 0x00200000
 
 
@@ -31,12 +31,12 @@ class Origin:
     """How the processes of one build are recognized."""
 
     marker: str
+    #: Leader of the build's session.
     pid: int | None = None
-    """Leader of the build's session."""
+    #: Of the leader, in clock ticks since boot (field 22 of /proc/<pid>/stat).
     start_time: int | None = None
-    """Of the leader, in clock ticks since boot (field 22 of /proc/<pid>/stat)."""
+    #: Real paths.
     directories: tuple[str, ...] = ()
-    """Real paths."""
 
 
 @dataclass(frozen=True)

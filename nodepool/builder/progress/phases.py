@@ -40,8 +40,8 @@ class PhaseTracker:
 
     def __init__(self) -> None:
         self.phase = STARTING
+        #: Temporary directories of the tool; only its own ``mktemp`` names are accepted.
         self.build_dirs: list[str] = []
-        """Temporary directories of the tool; only its own ``mktemp`` names are accepted."""
         self.last_line = ""
 
     def feed(self, line: str) -> bool:

@@ -16,8 +16,8 @@ from nodepool.base.names import did_you_mean
 from nodepool.config.checks.crosschecks import Finding, options_of
 
 CONNECTION_TYPES = ("ssh", "network_cli", "winrm", "kubectl", "namespace", "project", "local")
+#: No host has more processors.
 MOST_CPUS = 256
-"""No host has more processors."""
 Place = tuple[Any, ...]
 _DRIVERS = pathlib.Path(__file__).parents[2] / "driver"
 
