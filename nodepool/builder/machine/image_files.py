@@ -62,7 +62,7 @@ class DibImageFile:
         found = []
         for entry in _entries(images_dir):
             base, dot, extension = entry.name.rpartition(".")
-            if dot and base == image_id and _EXTENSION.fullmatch(extension) and _is_file(entry):
+            if dot and base == image_id and _EXTENSION.fullmatch(extension) and os.path.isfile(entry.path):
                 found.append(DibImageFile(image_id, extension))
         return sorted(found, key=lambda image_file: image_file.extension or "")
 
@@ -102,13 +102,6 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
             return list(entries)
     except FileNotFoundError:
         return []
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:
-        return False
 
 
 def _owner(name: str) -> tuple[str, str] | None:
@@ -273,18 +266,9 @@ def open_log(path: str) -> BinaryIO:
     :raises OSError: it cannot be created.
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    # By path, so that messages about the file can include it.
-    return open(path, "ab", buffering=0, opener=_open_private)
-
-
-def _open_private(path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC, LOG_MODE)
-    try:
-        os.fchmod(fd, LOG_MODE)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    pathlib.Path(path).touch(LOG_MODE)
+    os.chmod(path, LOG_MODE)
+    return open(path, "ab", buffering=0)
 
 
 # Builder id
@@ -363,7 +347,7 @@ def expected_bytes(images_dir: str, image: str) -> int:
     totals: dict[str, int] = {}
     for entry in _entries(images_dir):
         owner = _owner(entry.name)
-        if owner and owner[0] == image and _is_file(entry):
+        if owner and owner[0] == image and os.path.isfile(entry.path):
             with contextlib.suppress(FileNotFoundError):
                 totals[owner[1]] = totals.get(owner[1], 0) + entry.stat().st_blocks * BLOCK
     return max(totals.values(), default=0)
