@@ -12,7 +12,7 @@ from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.builder.progress.publisher import Publisher
 from nodepool.builder.providers import ImageManagers
-from nodepool.builder.upload.claims import Claims, UploadClaims
+from nodepool.builder.upload.claims import UploadClaims
 from nodepool.config.model import Config
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.mirror.progress import ProgressTree
@@ -44,8 +44,6 @@ class BuilderState:
         self.session_usable = threading.Event()
         self.publisher = Publisher(self.session_usable, lambda: self.zk.kazoo_client)
         self.managers = ImageManagers()
-        #: Images that the workers process.
-        self.build_claims: Claims[str] = Claims()
         self.upload_claims = UploadClaims()
         #: Set when running builds are not to be waited for.
         self.stopping_at_once = threading.Event()

@@ -66,19 +66,16 @@ class BuildWorker(Worker):
 
     def _try(self, wanted: WantedBuild) -> bool:
         """Try to build; return False if the build is not ours."""
-        with self._state.build_claims.claim(wanted.image) as ours:
-            if not ours:
+        try:
+            lock = HeldLock(self._zk.client, f"{paths.builds(wanted.image)}/lock")
+        except ZKLockException:
+            return False  # another worker or builder has it; its end is an event
+        try:
+            if not self._still_wanted(wanted):
                 return False
-            try:
-                lock = HeldLock(self._zk.client, f"{paths.builds(wanted.image)}/lock")
-            except ZKLockException:
-                return False  # another builder has it; its end is an event
-            try:
-                if not self._still_wanted(wanted):
-                    return False
-                self._build(wanted, lock)
-            finally:
-                lock.release()
+            self._build(wanted, lock)
+        finally:
+            lock.release()
         return True
 
     def _still_wanted(self, wanted: WantedBuild) -> bool:

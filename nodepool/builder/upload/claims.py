@@ -1,4 +1,4 @@
-"""Which images and uploads the workers of one process are working on."""
+"""Which uploads the workers of one process are working on."""
 
 from __future__ import annotations
 
@@ -6,39 +6,30 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
-
-K = TypeVar("K")
 
 
-class Claims(Generic[K]):
-    """Keys of which each belongs to one worker of this process at a time."""
+class UploadClaims:
+    """The (image, provider) pairs, each of which belongs to one worker of this process at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._claims: dict[K, str] = {}
+        #: (image, provider) -> build.
+        self._claims: dict[tuple[str, str], str] = {}
+        self._seconds: dict[str, int] = {}
 
     @contextmanager
-    def claim(self, key: K, build_id: str = "") -> Iterator[bool]:
-        """Yield True if no other worker of this process has the key until the block ends."""
+    def claim(self, pair: tuple[str, str], build_id: str) -> Iterator[bool]:
+        """Yield True if no other worker of this process has the pair until the block ends."""
         with self._lock:
-            ours = key not in self._claims
+            ours = pair not in self._claims
             if ours:
-                self._claims[key] = build_id
+                self._claims[pair] = build_id
         try:
             yield ours
         finally:
             if ours:
                 with self._lock:
-                    self._claims.pop(key, None)
-
-
-class UploadClaims(Claims[tuple[str, str]]):
-    """The (image, provider) pairs and builds that workers of this process are uploading."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seconds: dict[str, int] = {}
+                    self._claims.pop(pair, None)
 
     def running(self) -> set[tuple[str, str, str]]:
         """Return (image, build, provider) of each upload."""

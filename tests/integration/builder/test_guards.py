@@ -18,6 +18,8 @@ from nodepool.builder.retention import RemovalPlan, Snapshot
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.claims import UploadClaims
 from nodepool.builder.upload.job import Result, UploadJob
+from nodepool.zk import paths
+from nodepool.zk.locks.long_held import HeldLock
 from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot
@@ -222,13 +224,14 @@ def test_image_that_another_builder_builds_is_not_built(
     assert not built.called
 
 
-def test_two_workers_of_a_builder_never_deal_with_one_image() -> None:
-    state = BuilderState(lambda: None)
-    claim = state.build_claims.claim
-    with claim(IMAGE) as first, claim(IMAGE) as second, claim("other") as third:
-        assert (first, second, third) == (True, False, True)
-    with claim(IMAGE) as again:
-        assert again
+def test_two_workers_of_a_builder_never_build_one_image(zk: ZooKeeper, monkeypatch: pytest.MonkeyPatch, built: Mock) -> None:
+    scene = Scene(zk, READY)
+    lock = HeldLock(zk.client, f"{paths.builds(IMAGE)}/lock")
+    build_pass(scene, monkeypatch, scene.build_id)
+    assert not built.called
+    lock.release()
+    build_pass(scene, monkeypatch, scene.build_id)
+    assert built.called
 
 
 @pytest.mark.parametrize("state, left", [(BUILDING, FAILED), (READY, READY)])
