@@ -61,7 +61,7 @@ class UploadJob:
         self.number = ""
         #: Why it failed.
         self.reason = ""
-        self._lock: HeldLock | None = None
+        self._lock: HeldLock
         #: From before the call of the cloud until ZooKeeper knows all that the cloud has of this upload.
         self._note: upload_journal.UploadEntry
         self._started = time.time()
@@ -74,14 +74,13 @@ class UploadJob:
         :raises KazooException: ZooKeeper failed before anything was done.
         """
         try:
-            lock = HeldLock(
+            self._lock = HeldLock(
                 self._state.zk.client,
                 f"{paths.uploads(self.image, self.build_id, self.provider)}/lock",
                 record=paths.build(self.image, self.build_id),
             )
         except ZKLockException:
             return Result.SKIPPED
-        self._lock = lock
         try:
             if not self._still_wanted():
                 return Result.SKIPPED
@@ -90,7 +89,7 @@ class UploadJob:
             self.log.info("Uploading %s (build %s) to %s as upload %s", self.image, self.build_id, self.provider, self.number)
             return self._upload()
         finally:
-            lock.release()
+            self._lock.release()
 
     def _still_wanted(self) -> bool:
         """Check conditions 4 and 6 with the lock held."""
@@ -311,7 +310,7 @@ class UploadJob:
         zk = self._state.zk
 
         def write() -> None:
-            if record.state == READY and self._lock is not None and self._lock.regained:
+            if record.state == READY and self._lock.regained:
                 self._check_regained()
             zk.storeImageUpload(self.image, self.build_id, self.provider, record, self.number)
 
@@ -335,7 +334,6 @@ class UploadJob:
 
         :raises Lost: see :meth:`_store`.
         """
-        assert self._lock is not None
         self._lock.store(write, self._state.session_usable, lambda: self._worker.running)
 
     # -- what users see
