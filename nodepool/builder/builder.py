@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from typing import IO
 
 from kazoo.protocol.states import KazooState
 
@@ -76,7 +75,6 @@ class NodePoolBuilder:
         self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None
         self._start_cancelled = threading.Event()
-        self._images_lock: IO[bytes] | None = None
         #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()
         self._config_lock = threading.Lock()
@@ -132,8 +130,7 @@ class NodePoolBuilder:
             config = self.config_state.load()
             self.state.builder_id = image_files.builder_id(config.images_dir)
             try:
-                self._images_lock = build_journal.acquire_images_dir(config.images_dir)
-                self.state.owns_images_dir = True
+                self.state.images_lock = build_journal.acquire_images_dir(config.images_dir)
             except ConfigurationError as error:
                 # At its start, another process would treat our builds and uploads as those of a killed builder, as we would
                 # treat its builds and uploads, and would delete files of builds that its ZooKeeper does not know.
@@ -161,7 +158,7 @@ class NodePoolBuilder:
     def _start(self, config: Config) -> None:
         self._warn_about_name()
         interrupted = []
-        if self._images_lock is not None:
+        if self.state.images_lock is not None:
             for name in ("", build_journal.JOURNAL, upload_journal.DIRECTORY):
                 image_files.remove_unfinished(os.path.join(config.images_dir, name))
             interrupted = build_journal.clean_all(config.images_dir, self.log)
@@ -332,6 +329,6 @@ class NodePoolBuilder:
             self.session_usable.clear()
 
     def _release_images_dir(self) -> None:
-        lock, self._images_lock, self.state.owns_images_dir = self._images_lock, None, False
+        lock, self.state.images_lock = self.state.images_lock, None
         if lock is not None:
             lock.close()

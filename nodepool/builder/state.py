@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import IO
 
 from nodepool import metrics
 from nodepool.base import hostnames
@@ -47,8 +48,8 @@ class BuilderState:
         self.upload_claims = UploadClaims()
         #: Set when running builds are not to be waited for.
         self.stopping_at_once = threading.Event()
-        #: Whether all entries in the image directory belong to this builder or to killed ones.
-        self.owns_images_dir = False
+        #: Held if all entries in the image directory belong to this builder or to killed ones.
+        self.images_lock: IO[bytes] | None = None
         #: The current work of each worker: (image, build id), and (image, provider).
         self.building: Callable[[], list[tuple[str, str] | None]] = list
         self.uploading: Callable[[], list[tuple[str, str] | None]] = list

@@ -120,7 +120,7 @@ class CloudLeftoverSweeper:
 
     def sweep(self, config: Config) -> None:
         """Queue the deletions at the providers."""
-        if not self._state.owns_images_dir:
+        if self._state.images_lock is None:
             return
         for note in notes(config.images_dir):
             if note.key[:3] in self._state.upload_claims.running():

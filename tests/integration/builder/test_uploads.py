@@ -325,7 +325,7 @@ def test_another_builder_on_the_same_directory(builders: BuilderBench, cloud: Ba
     if owner == "second":
         first._release_images_dir()
     second = builders.start(config(builders, cloud.provider()), cleanup_interval=3600)
-    assert (first.state.owns_images_dir, second.state.owns_images_dir) == (owner == "first", owner == "second")
+    assert (first.state.images_lock is not None, second.state.images_lock is not None) == (owner == "first", owner == "second")
     (note,) = notes(builders)
     second._janitor._cleanup()
     assert len(cloud.images()) == 1 and notes(builders) == [note]

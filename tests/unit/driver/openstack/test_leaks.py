@@ -84,7 +84,7 @@ def test_a_snapshot_of_a_node_is_nothing_that_an_upload_has_left(marks: dict[str
         upload_claims=SimpleNamespace(running=set),
         config=None,
         managers=SimpleNamespace(use=lambda *_args: contextlib.nullcontext(manager)),
-        owns_images_dir=True,
+        images_lock=True,
         zk=SimpleNamespace(getImageUpload=lambda *_key: None, kazoo_client=kazoo),
     )
     lanes: Any = SimpleNamespace(submit=lambda _provider, _key, job: job())
