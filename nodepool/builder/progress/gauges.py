@@ -9,23 +9,9 @@ from nodepool.builder.state import BuilderState
 from nodepool.config.model import Config
 from nodepool.metrics import Metrics
 from nodepool.zk.mirror.images import ImageData
-from nodepool.zk.records import BUILDING
 from nodepool.zk.records.progress import BuildProgress, UploadProgress
 
 IDLE, WORKING, UPLOADING, PAUSED = 0, 1, 2, 3
-
-
-def pending_requests(data: ImageData) -> set[str]:
-    """Return the images with a manual request that is not served yet."""
-    return {image for image in data.requests if not _served(data, image)}
-
-
-def _served(data: ImageData, image: str) -> bool:
-    since, held = data.build_locks.get(image, (0.0, False))
-    return held and any(
-        build.image_name == image and build.state == BUILDING and build.stat is not None and build.stat.ctime / 1000 >= since
-        for build in data.builds
-    )
 
 
 def gauges(
@@ -36,7 +22,7 @@ def gauges(
     :param building: image of each build worker.
     :param uploading: image and provider of each upload worker.
     """
-    pending = pending_requests(data)
+    pending = {image for image in data.requests if not data.served(image)}
     result: dict[str, int] = {
         metrics.BUILD_REQUESTS(): len(pending),
         metrics.CURRENT_BUILDS(fqdn): sum(1 for image in building if image is not None),

@@ -157,12 +157,7 @@ class ImageMethods(FacadeBase):
         stat = self.kazoo_client.exists(f"{paths.image(image)}/request-build")
         if stat is None:
             return None
-        lock_stat = self.kazoo_client.exists(f"{paths.builds(image)}/lock")
-        held = lock_stat is not None and bool(locks.names_in_order(self.kazoo_client, f"{paths.builds(image)}/lock"))
-        pending = True
-        if held and lock_stat is not None:
-            pending = not any(b.stat is not None and b.stat.ctime >= lock_stat.ctime for b in self.getBuilds(image, ["building"]))
-        return ImageBuildRequest(image, pending, stat)
+        return ImageBuildRequest(image, not self.readImages(cached=False).served(image), stat)
 
     def removeBuildRequest(self, image: str) -> None:
         self._remove(f"{paths.image(image)}/request-build")

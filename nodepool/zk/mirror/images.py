@@ -11,7 +11,7 @@ from kazoo.protocol.states import ZnodeStat
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
-from nodepool.zk.records import READY, ImageBuild, ImageUpload
+from nodepool.zk.records import BUILDING, READY, ImageBuild, ImageUpload
 
 UploadKey = tuple[str, str, str, str]
 
@@ -40,6 +40,14 @@ class ImageData:
     bad_builds: set[tuple[str, str]] = field(default_factory=set)
     #: image -> identity of the build request.
     request_marks: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def served(self, image: str) -> bool:
+        """Return whether a builder has begun to build the image since it holds the lock; else a request is pending."""
+        since, held = self.build_locks.get(image, (0.0, False))
+        return held and any(
+            build.image_name == image and build.state == BUILDING and build.stat is not None and build.stat.ctime / 1000 >= since
+            for build in self.builds
+        )
 
 
 #: What a znode below the images is, by the names on its path; "*" is any other name.
