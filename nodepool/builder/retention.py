@@ -99,19 +99,6 @@ class Rules:
     running_builds: Collection[BuildKey] = frozenset()
     running_uploads: Collection[tuple[str, str, str]] = frozenset()
 
-    @staticmethod
-    def of(
-        config: Config,
-        running_builds: Collection[BuildKey] = frozenset(),
-        running_uploads: Collection[tuple[str, str, str]] = frozenset(),
-    ) -> Rules:
-        return Rules(
-            frozenset(config.diskimages),
-            {p.name: frozenset(p.diskimages) for p in image_providers(config)},
-            running_builds,
-            running_uploads,
-        )
-
 
 @dataclass
 class RemovalPlan:
@@ -185,11 +172,9 @@ class Snapshot:
             and what newer builds replaced.
         """
         kept_builds, kept_uploads = self.kept_builds(image, rules), self.kept_uploads(image)
-        plans = [self._plan(build, kept_builds, kept_uploads, rules, everything) for build in self.builds[image].values()]
-        if everything:
-            plans += [
-                self._plan_empty(image, build_id, rules) for name, build_id in sorted(self.data.empty_builds) if name == image
-            ]
+        empty = [ImageBuild(image, build_id) for name, build_id in sorted(self.data.empty_builds) if name == image]
+        builds = [*self.builds[image].values(), *empty]
+        plans = [self._plan(build, kept_builds, kept_uploads, rules, everything) for build in builds]
         return [plan for plan in plans if not plan.idle]
 
     def _plan(
@@ -199,9 +184,10 @@ class Snapshot:
         plan = RemovalPlan(image, build_id, build.state)
         kept = build_id in kept_builds
         stays = build.state != DELETING and (kept or self.building(build, rules))
-        if not stays and not everything and build.state in (FAILED, BUILDING):
+        if not stays and not everything and build.state in (FAILED, BUILDING, None):
             stays = True
-        for upload in self.uploads.get((image, build_id), []):
+        uploads = self.uploads.get((image, build_id), [])
+        for upload in uploads:
             wanted = rules.known.get(upload.provider_name or "")
             if wanted is None or self.uploading(upload, rules):
                 continue
@@ -211,27 +197,8 @@ class Snapshot:
                 plan.delete.append(upload)
             elif kept and everything and upload.state == UPLOADING:
                 plan.drop.append(upload)
-        plan.remove = not stays and not self._held(plan)
-        return plan
-
-    def _held(self, plan: RemovalPlan) -> bool:
-        """Return whether an upload needs the build now and will continue to do so."""
-        going = {upload_key(upload) for upload in plan.delete}
-        return any(
-            upload.state != DELETING and upload_key(upload) not in going
-            for upload in self.uploads.get((plan.image, plan.build), [])
-        )
-
-    def _plan_empty(self, image: str, build_id: str, rules: Rules) -> RemovalPlan:
-        """Return the plan for uploads whose build has no record: delete them."""
-        plan = RemovalPlan(image, build_id, None)
-        if (image, build_id) not in rules.running_builds:
-            plan.delete = [
-                u
-                for u in self.uploads.get((image, build_id), [])
-                if u.provider_name in rules.known and not self.uploading(u, rules)
-            ]
-            plan.remove = not self._held(plan)
+        # No other upload needs the build.
+        plan.remove = not stays and all(upload.state == DELETING or upload in plan.delete for upload in uploads)
         return plan
 
 

@@ -14,7 +14,7 @@ from nodepool.builder.cleanup.records import RecordCleaner
 from nodepool.builder.machine import image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.provider_queues import ProviderQueues
-from nodepool.builder.retention import BuildKey, RemovalPlan, Rules, Snapshot, upload_key
+from nodepool.builder.retention import BuildKey, RemovalPlan, Rules, Snapshot, image_providers, upload_key
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.journal import CloudLeftoverSweeper
 from nodepool.builder.worker import Worker
@@ -90,7 +90,12 @@ class CleanupWorker(Worker):
         return self._state.session_usable.is_set() and (self._running or threading.current_thread() is not self)
 
     def _rules(self, config: Config) -> Rules:
-        return Rules.of(config, self._state.running_builds(), self._state.upload_claims.running())
+        return Rules(
+            frozenset(config.diskimages),
+            {p.name: frozenset(p.diskimages) for p in image_providers(config)},
+            self._state.running_builds(),
+            self._state.upload_claims.running(),
+        )
 
     def _urgent(self) -> bool:
         """Return whether a record awaits a deletion that was not attempted yet."""
