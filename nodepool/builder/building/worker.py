@@ -14,7 +14,7 @@ from nodepool.builder.worker import Worker
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
 from nodepool.zk.locks.long_held import HeldLock
-from nodepool.zk.mirror.progress import BuildProgress, ProgressStore
+from nodepool.zk.mirror.progress import BuildProgress
 from nodepool.zk.records import BUILDING, FAILED, READY
 
 INTERRUPTED = "the builder ended during the build"
@@ -106,7 +106,7 @@ def fail_interrupted(state: BuilderState, interrupted: Iterable[tuple[str, str]]
 
     A build whose result was stored just before remains unchanged.
     """
-    store = ProgressStore(state.zk.kazoo_client)
+    store = state.zk.progress
     for image, build_id in interrupted:
         build = state.zk.getBuild(image, build_id)
         if build is not None and build.state != BUILDING:

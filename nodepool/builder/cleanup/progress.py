@@ -2,64 +2,51 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Collection
 
-from nodepool.builder.retention import BuildKey, Rules, Snapshot
+from nodepool.builder.cleanup.records import RecordCleaner
+from nodepool.builder.retention import Rules, Snapshot
+from nodepool.builder.state import BuilderState
 from nodepool.config.model import Config
-from nodepool.zk.mirror.progress import BuildProgress, ProgressData, ProgressStore, UploadFailure
+from nodepool.zk.mirror.progress import BuildProgress, ProgressData, UploadFailure
 from nodepool.zk.records import BUILDING, FAILED, READY
 
 STOPPED = "the builder stopped during the build"
 
 
 class ProgressCleaner:
-    """Checks the mirrored progress records.
+    """Checks the mirrored progress records."""
 
-    :param absent: checks in ZooKeeper that a build has no record (or one being deleted).
-    :param lock_free: checks, by taking the lock, that no builder builds the image.
-    """
-
-    def __init__(
-        self,
-        store: Callable[[], ProgressStore],
-        absent: Callable[[str, str], bool],
-        lock_free: Callable[[str], bool],
-        log: logging.Logger,
-    ) -> None:
-        self._store = store
-        self._absent = absent
-        self._lock_free = lock_free
-        self.log = log
+    def __init__(self, state: BuilderState, records: RecordCleaner) -> None:
+        self._state = state
+        self._records = records
         #: (image, provider) pairs that have ever been configured here.
         self._pairs: set[tuple[str, str]] = set()
 
     def clean(self, config: Config, progress: ProgressData, snapshot: Snapshot, rules: Rules) -> None:
         retention = config.failed_build_retention
         now = time.time()
-        running: Collection[BuildKey] = rules.running_builds
         for build in progress.builds.values():
             key = (build.image, build.build)
-            if key in running or key in snapshot.data.bad_builds:
+            if key in rules.running_builds or key in snapshot.data.bad_builds:
                 continue
             if build.state == BUILDING:
                 self._check_living(build, snapshot)
             elif build.build not in snapshot.builds[build.image]:
                 since = build.ended or build.updated or build.started or 0.0
-                if (build.state == READY or now - since >= retention) and self._absent(*key):
-                    self._store().delete(build)
+                if (build.state == READY or now - since >= retention) and self._records.absent(*key):
+                    self._state.zk.progress.delete(build)
         pairs = {(image, provider) for provider, images in rules.known.items() for image in images}
         for failure in progress.failures.values():
             if failure.key not in pairs and self._forgotten(failure, snapshot, rules, now - retention):
-                self._store().delete(failure)
+                self._state.zk.progress.delete(failure)
         self._pairs |= pairs
 
     def _check_living(self, build: BuildProgress, snapshot: Snapshot) -> None:
         """End a build without a builder as failed, or as its record says."""
-        if snapshot.data.build_locks.get(build.image, (0.0, False))[1] or not self._lock_free(build.image):
+        if snapshot.data.build_locks.get(build.image, (0.0, False))[1] or not self._records.build_lock_free(build.image):
             return
-        store = self._store()
+        store = self._state.zk.progress
         now = store.read_build(build.build)
         if now is None or now.state != BUILDING:
             return
@@ -68,7 +55,9 @@ class ProgressCleaner:
             now.state, now.ended = READY, record.state_time
         else:
             now.state, now.reason, now.ended = FAILED, STOPPED, time.time()
-            self.log.warning("Build %s-%s was abandoned without a recorded result: %s", build.image, build.build, STOPPED)
+            self._records.log.warning(
+                "Build %s-%s was abandoned without a recorded result: %s", build.image, build.build, STOPPED
+            )
         store.write(now)
 
     def _forgotten(self, failure: UploadFailure, snapshot: Snapshot, rules: Rules, before: float) -> bool:

@@ -17,7 +17,7 @@ from nodepool.builder.retention import RemovalPlan, Snapshot, UploadKey, upload_
 from nodepool.builder.state import BuilderState
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
-from nodepool.zk.mirror.progress import BuildProgress, ProgressStore
+from nodepool.zk.mirror.progress import BuildProgress
 from nodepool.zk.reading import children
 from nodepool.zk.records import BUILDING, DELETING, FAILED, UPLOADING, ImageBuild, ImageUpload, RecordError
 from nodepool.zk.zookeeper import ZooKeeper
@@ -208,7 +208,7 @@ class RecordCleaner:
 
     def _tell_abandoned(self, build: ImageBuild) -> None:
         """Record the abandoned attempt for users if its builder could not do so."""
-        store = ProgressStore(self._zk.kazoo_client)
+        store = self._zk.progress
         if store.read_build(build.id or "") is None:
             store.write(
                 BuildProgress(

@@ -21,7 +21,6 @@ from nodepool.builder.worker import Worker
 from nodepool.config.model import Config
 from nodepool.zk.connection.protocol import BROKEN
 from nodepool.zk.mirror.images import ImageData
-from nodepool.zk.mirror.progress import ProgressStore
 from nodepool.zk.records import DELETING
 
 #: Minimum seconds between two passes triggered by events.
@@ -41,9 +40,7 @@ class CleanupWorker(Worker):
         super().__init__(f"CleanupWorker.{number}", state, interval)
         self._lanes = ProviderQueues(self.name, self.log, lambda: self._running or self._by_hand)
         self._records = RecordCleaner(state, self._lanes, self.log)
-        self._progress = ProgressCleaner(
-            lambda: ProgressStore(self._zk.kazoo_client), self._records.absent, self._records.build_lock_free, self.log
-        )
+        self._progress = ProgressCleaner(state, self._records)
         self._strays = CloudLeftoverSweeper(state, self._lanes)
         self._pass_lock = threading.Lock()
         #: Runs a pass on the caller's thread, whether our thread runs or not.
