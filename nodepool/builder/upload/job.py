@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import time
 from collections.abc import Callable
@@ -32,13 +31,6 @@ from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload,
 HOOK_TIMEOUT = 3600.0
 
 
-class Result(enum.Enum):
-    DONE = "uploaded"
-    FAILED = "failed"
-    #: Nothing was attempted: another builder is working, or there is nothing left to do.
-    SKIPPED = "skipped"
-
-
 class UploadError(Exception):
     """The upload failed; the text is the reason for users."""
 
@@ -59,8 +51,6 @@ class UploadJob:
         self.image, self.provider = candidate.pair
         self.build_id = candidate.build.id or ""
         self.number = ""
-        #: Why it failed.
-        self.reason = ""
         self._lock: HeldLock
         #: From before the call of the cloud until ZooKeeper knows all that the cloud has of this upload.
         self._note: upload_journal.UploadEntry
@@ -68,9 +58,10 @@ class UploadJob:
 
     # -- frame
 
-    def run(self) -> Result:
-        """Run the upload.
+    def run(self) -> bool:
+        """Run the upload; return False if another builder is working, or there is nothing left to do.
 
+        :raises UploadError: it failed.
         :raises KazooException: ZooKeeper failed before anything was done.
         """
         try:
@@ -80,16 +71,17 @@ class UploadJob:
                 record=paths.build(self.image, self.build_id),
             )
         except ZKLockException:
-            return Result.SKIPPED
+            return False
         try:
             if not self._still_wanted():
-                return Result.SKIPPED
+                return False
             record = self._new_record(UPLOADING)
             self.number = self._state.zk.storeImageUpload(self.image, self.build_id, self.provider, record)
             self.log.info("Uploading %s (build %s) to %s as upload %s", self.image, self.build_id, self.provider, self.number)
-            return self._upload()
+            self._upload()
         finally:
             self._lock.release()
+        return True
 
     def _still_wanted(self) -> bool:
         """Check conditions 4 and 6 with the lock held."""
@@ -105,24 +97,23 @@ class UploadJob:
         record.state = state
         return record
 
-    def _upload(self) -> Result:
+    def _upload(self) -> None:
         started = time.monotonic()
         with self._state.managers.use(self._config, self.provider) as manager:
             try:
                 name, external_id = self._send(manager)
             except UploadError as error:
-                self.reason = str(error)
-                return self._failed()
+                self._failed(error)
+                raise
             assert manager is not None  # else nothing has been sent
             try:
                 self._hook(external_id)
+                if not self._provider_known():
+                    raise UploadError(f"provider {self.provider} was removed from the configuration during the upload")
             except UploadError as error:
-                self.reason = str(error)
-                return self._failed_with_image(manager, name, external_id)
-            if not self._provider_known():
-                self.reason = f"provider {self.provider} was removed from the configuration during the upload"
-                return self._failed_with_image(manager, name, external_id, drop=True)
-            return self._succeeded(manager, name, external_id, started)
+                self._failed_with_image(error, manager, name, external_id)
+                raise
+            self._succeeded(manager, name, external_id, started)
 
     # -- the cloud
 
@@ -250,56 +241,53 @@ class UploadJob:
 
     # -- results
 
-    def _succeeded(self, manager: Provider, name: str, external_id: str, started: float) -> Result:
+    def _succeeded(self, manager: Provider, name: str, external_id: str, started: float) -> None:
         record = self._new_record(READY)
         record.external_id, record.external_name = external_id, name
         record.format = self._candidate.provider.image_type
         try:
             self._store(record)
         except Lost as error:
-            self.reason = f"the result could not be stored: {error}"
-            self.log.error("Upload of %s (build %s) to %s: %s", self.image, self.build_id, self.provider, self.reason)
+            reason = f"the result could not be stored: {error}"
+            self.log.error("Upload of %s (build %s) to %s: %s", self.image, self.build_id, self.provider, reason)
             self._delete_image(manager, name, external_id)
-            return Result.FAILED
+            raise UploadError(reason) from error
         self._note.end()
         statsd, metric = self._state.statsd, metrics.IMAGE_UPLOADS(self.image, self.provider)
         statsd.timing(metric, int((time.monotonic() - started) * 1000))
         statsd.incr(metric)
         self._publish(lambda store: store.delete(UploadFailure(self.image, self.provider)))
-        return Result.DONE
 
-    def _failed(self) -> Result:
-        self.log.error("Upload of %s (build %s) to %s failed: %s", self.image, self.build_id, self.provider, self.reason)
+    def _failed(self, reason: UploadError) -> None:
+        self.log.error("Upload of %s (build %s) to %s failed: %s", self.image, self.build_id, self.provider, reason)
         try:
             self._store(self._new_record(FAILED))
         except Lost as error:
             # Without our lock the record counts as abandoned, with the same result.
             self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
-        return Result.FAILED
 
-    def _failed_with_image(self, manager: Provider, name: str, external_id: str, drop: bool = False) -> Result:
+    def _failed_with_image(self, reason: UploadError, manager: Provider, name: str, external_id: str) -> None:
         """Record a failure after the image was created in the cloud, where it must not stay."""
-        if self._delete_image(manager, name, external_id):
-            if not drop:
-                return self._failed()
-            self.log.error("Upload of %s to %s failed: %s", self.image, self.provider, self.reason)
+        if not self._delete_image(manager, name, external_id):
+            record = self._new_record(DELETING)
+            record.external_id, record.external_name = external_id, name
+            record.format = self._candidate.provider.image_type
+            self.log.error(
+                "Upload of %s to %s failed: %s; the deletion of the image will be retried", self.image, self.provider, reason
+            )
+            try:
+                self._store(record)
+                self._note.end()
+            except Lost as error:
+                self.log.error("Image %s (%s) of %s is not deleted yet: %s", name, external_id, self.provider, error)
+        elif self._provider_known():
+            self._failed(reason)
+        else:  # no clean-up would remove a failed record
+            self.log.error("Upload of %s to %s failed: %s", self.image, self.provider, reason)
             try:
                 self._locked(lambda: self._state.zk.deleteUpload(self.image, self.build_id, self.provider, self.number))
             except Lost as error:
                 self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
-            return Result.FAILED
-        record = self._new_record(DELETING)
-        record.external_id, record.external_name = external_id, name
-        record.format = self._candidate.provider.image_type
-        self.log.error(
-            "Upload of %s to %s failed: %s; the deletion of the image will be retried", self.image, self.provider, self.reason
-        )
-        try:
-            self._store(record)
-            self._note.end()
-        except Lost as error:
-            self.log.error("Image %s (%s) of %s is not deleted yet: %s", name, external_id, self.provider, error)
-        return Result.FAILED
 
     def _store(self, record: ImageUpload) -> None:
         """Write the result under our number, waiting for ZooKeeper if needed.
@@ -338,10 +326,10 @@ class UploadJob:
 
     # -- what users see
 
-    def publish_failure(self, next_try: float) -> None:
+    def publish_failure(self, reason: str, next_try: float) -> None:
         """Publish the failure; ``next_try`` is a UNIX time, as is the clock of the back-off."""
         failure = UploadFailure(
-            self.image, self.provider, self.build_id, self.number, self.reason, time.time(), self._attempt, next_try
+            self.image, self.provider, self.build_id, self.number, reason, time.time(), self._attempt, next_try
         )
         self._publish(lambda store: store.write(failure))
 

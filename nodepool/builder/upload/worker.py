@@ -12,7 +12,7 @@ from nodepool.builder.machine import image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.retention import Candidate
 from nodepool.builder.state import BuilderState
-from nodepool.builder.upload.job import Result, UploadJob
+from nodepool.builder.upload.job import UploadError, UploadJob
 from nodepool.builder.worker import Worker
 from nodepool.config.model import Config, ProviderConfig
 
@@ -72,7 +72,7 @@ class UploadWorker(Worker):
             key = (*candidate.pair, candidate.build.id)
             if key not in tried and self._wait(candidate) <= 0:
                 tried.add(key)
-                if self._try(config, candidate) is Result.DONE:
+                if self._try(config, candidate):
                     return None, True
         return min((wait for wait in map(self._wait, candidates) if wait > 0), default=None), False
 
@@ -84,30 +84,31 @@ class UploadWorker(Worker):
         files = functools.cache(functools.partial(image_files.DibImageFile.from_image_id, config.images_dir))
         return [c for c in found if files(image_files.image_id(c.image, c.build.id or ""))]
 
-    def _try(self, config: Config, candidate: Candidate) -> Result:
+    def _try(self, config: Config, candidate: Candidate) -> bool:
+        """Try to upload; return False if it failed, or is not ours."""
         with self._state.upload_claims.claim(candidate.pair, candidate.build.id or "") as ours:
             if not ours:
-                return Result.SKIPPED
+                return False
             self.current = candidate.pair
             try:
                 return self._upload(config, candidate)
             finally:
                 self.current = None
 
-    def _upload(self, config: Config, candidate: Candidate) -> Result:
+    def _upload(self, config: Config, candidate: Candidate) -> bool:
         backoff = self._state.upload_backoff
         job = UploadJob(self, self._state, config, candidate, backoff.attempts(candidate.pair, subject(candidate)) + 1)
         try:
-            result = job.run()
+            done = job.run()
         except KazooException as error:
             self.log.warning("Upload of %s to %s: ZooKeeper: %r", *candidate.pair, error)
-            return Result.SKIPPED
+            return False
         except Exception as error:
-            self.log.exception("Error uploading %s to %s:", *candidate.pair)
-            job.reason = repr(error)
-            result = Result.FAILED
-        if result is Result.FAILED:
-            job.publish_failure(backoff.failed(candidate.pair, subject(candidate)))
-        elif result is Result.DONE:
+            if not isinstance(error, UploadError):
+                self.log.exception("Error uploading %s to %s:", *candidate.pair)
+            reason = str(error) if isinstance(error, UploadError) else repr(error)
+            job.publish_failure(reason, backoff.failed(candidate.pair, subject(candidate)))
+            return False
+        if done:
             backoff.succeeded(candidate.pair)
-        return result
+        return done

@@ -17,7 +17,7 @@ from nodepool.builder.cleanup.records import RecordCleaner
 from nodepool.builder.retention import RemovalPlan, Snapshot
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.claims import UploadClaims
-from nodepool.builder.upload.job import Result, UploadJob
+from nodepool.builder.upload.job import UploadJob
 from nodepool.zk import paths
 from nodepool.zk.locks.long_held import HeldLock
 from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
@@ -80,7 +80,7 @@ class Scene:
 @pytest.fixture(autouse=True)
 def no_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload that begins ends at once."""
-    monkeypatch.setattr(UploadJob, "_upload", lambda _job: Result.DONE)
+    monkeypatch.setattr(UploadJob, "_upload", lambda _job: None)
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def job_of(scene: Scene) -> UploadJob:
 
 def test_build_that_another_builder_has_uploaded_is_not_uploaded_again(zk: ZooKeeper) -> None:
     scene = Scene(zk, READY, READY, "theirs")
-    assert job_of(scene).run() is Result.SKIPPED
+    assert job_of(scene).run() is False
     assert zk.getImageUploadNumbers(IMAGE, scene.build_id, PROVIDER) == [scene.number]
 
 
@@ -265,13 +265,13 @@ def test_build_that_another_builder_uploads_is_not_uploaded(zk: ZooKeeper, other
     scene = Scene(zk, READY)
     job = job_of(scene)
     with other.imageUploadLock(IMAGE, scene.build_id, PROVIDER):
-        assert job.run() is Result.SKIPPED
+        assert job.run() is False
     assert zk.getImageUploadNumbers(IMAGE, scene.build_id, PROVIDER) == []
 
 
 def test_build_that_is_being_deleted_is_not_uploaded(zk: ZooKeeper) -> None:
     scene = Scene(zk, DELETING)
-    assert job_of(scene).run() is Result.SKIPPED
+    assert job_of(scene).run() is False
     assert zk.getImageUploadNumbers(IMAGE, scene.build_id, PROVIDER) == []
 
 
