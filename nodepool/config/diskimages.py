@@ -77,12 +77,10 @@ class DiskImage(ConfigValue):
                     "diskimage %s: env-vars %s is a boolean and becomes %s; put it in quotes",
                     self.name, key, "a string" if secret else repr(str(value).lower()),
                 )  # fmt: skip
-                self.env_vars[str(key)] = str(value).lower()
-            elif isinstance(value, str | int | float):
-                self.env_vars[str(key)] = str(value)
-            else:
+            elif not isinstance(value, str | int | float):
                 shown = "" if secret else f", not {value!r}"
                 raise ConfigError(f"diskimage {self.name}: env-vars {key} must be a string{shown}")
+            self.env_vars[str(key)] = str(value).lower() if isinstance(value, bool) else str(value)
 
     def setFromConfig(self, config: dict[str, Any]) -> None:
         """Apply one level of options on top of the present values."""

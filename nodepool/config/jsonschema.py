@@ -12,7 +12,7 @@ from typing import Any, cast
 import voluptuous as v
 
 from nodepool.base.schema import ListOf
-from nodepool.config.drivers import BUILTIN_NAMES, drivers
+from nodepool.config.drivers import drivers
 from nodepool.config.model import ProviderConfig, get_provider_config
 from nodepool.config.schema import provider_schema, top_level_schema
 from nodepool.exceptions import FOREIGN, ConfigurationError
@@ -143,11 +143,3 @@ def _object(schema: dict[Any, Any]) -> Json:
     if required:
         found["required"] = sorted(required)
     return found
-
-
-__all__ = ["convert", "document"]
-
-if __name__ == "__main__":
-    import json
-
-    print(json.dumps(document(BUILTIN_NAMES), indent=1))
