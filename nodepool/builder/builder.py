@@ -87,10 +87,8 @@ class NodePoolBuilder:
     def config(self) -> Config:
         return self.state.config
 
-    @property
-    def _config(self) -> Config:
-        """Return the configuration, under the name that test benches use."""
-        return self.state.config
+    #: The name that test benches use.
+    _config = config
 
     @property
     def zk(self) -> ZooKeeper:

@@ -57,8 +57,7 @@ class BuildRun:
         self._wanted = wanted
         self._formats = sorted(diskimage.image_types)
         self._base = image_files.image_id(self.image, self.build_id)
-        log_dir = config.build_log_dir or LOG_DIRECTORY
-        self._log_dir = log_dir
+        self._log_dir = config.build_log_dir or LOG_DIRECTORY
         self._tracker = PhaseTracker()
         self._phase_since = time.monotonic()
         self._diagnosis = Diagnosis()
@@ -75,7 +74,7 @@ class BuildRun:
             phase="starting",
             started=time.time(),
             expected=self._expected(),
-            log=image_files.log_path(log_dir, self.image, self.build_id),
+            log=image_files.log_path(self._log_dir, self.image, self.build_id),
             formats=list(self._formats),
             manual=wanted.request is not None,
         )
@@ -99,8 +98,8 @@ class BuildRun:
 
     # -- steps of a build
 
-    def execute(self) -> bool:
-        """Run the build; return whether there is a new ready build."""
+    def execute(self) -> None:
+        """Run the build and store its result."""
         zk = self._state.zk
         record = ImageBuild(self.image)
         record.builder = self._state.fqdn
@@ -134,7 +133,6 @@ class BuildRun:
             # Incomplete images and files without a record are useless.
             image_files.delete_local_build(self._config.images_dir, self.image, self.build_id, self.log)
         self._finish(reason, ending)
-        return reason is None
 
     def _run_command(self) -> ProcessResult:
         config, diskimage = self._config, self._diskimage
@@ -143,7 +141,8 @@ class BuildRun:
         self._close_to_others(config.images_dir)
         output = os.path.join(config.images_dir, self._base)
         base = command.temporary_base(diskimage, os.environ)
-        problem = image_files.check_space(config.images_dir, base, self._space_needed())
+        usual = SPACE_FACTOR * image_files.expected_bytes(config.images_dir, self.image)
+        problem = image_files.check_space(config.images_dir, base, max(int(config.build_min_free) * image_files.MIB, usual))
         if problem is not None:
             raise BuilderError(problem)
         args = command.build_command(diskimage, config.images_dir, self._base)
@@ -178,12 +177,6 @@ class BuildRun:
                 error.strerror,
                 self._base,
             )
-
-    def _space_needed(self) -> int:
-        return max(
-            int(self._config.build_min_free) * image_files.MIB,
-            SPACE_FACTOR * image_files.expected_bytes(self._config.images_dir, self.image),
-        )
 
     def _start(self, process: BuildProcess, args: list[str], entry: build_journal.BuildEntry) -> None:
         with self._guard:
