@@ -123,8 +123,6 @@ class RemovalPlan:
 
 
 class Snapshot:
-    """The records by image and build."""
-
     def __init__(self, data: ImageData) -> None:
         self.data = data
         self.builds: dict[str, dict[str, ImageBuild]] = defaultdict(dict)

@@ -32,7 +32,6 @@ class Worker(threading.Thread):
 
     @property
     def _config(self) -> Config:
-        """Return the configuration in force."""
         return self._state.config
 
     @property

@@ -26,8 +26,6 @@ def _formats(value: object) -> set[str]:
 
 
 class DiskImage(ConfigValue):
-    """An image to build."""
-
     BUILD_TIMEOUT = 8 * 60 * 60
     REBUILD_AGE = 24 * 60 * 60
 

@@ -207,7 +207,6 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
 
     @property
     def pools(self) -> dict[str, ConfigPool]:
-        """Return the pools by name; :meth:`load` has stored them."""
         return self._pools
 
     @property

@@ -76,7 +76,6 @@ def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def syntax_error(exc: yaml.YAMLError, text: str, path: str) -> ConfigSyntaxError:
-    """Return the error in the *text* of the file *path*."""
     marked = exc if isinstance(exc, yaml.MarkedYAMLError) else yaml.MarkedYAMLError()
     mark, problem, context = marked.problem_mark, marked.problem or str(exc).splitlines()[0], marked.context
     unset = ", ".join(f"{name} (line {line})" for name, line in leftover_references(text))

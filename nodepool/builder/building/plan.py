@@ -14,8 +14,6 @@ from nodepool.zk.records import ImageBuild
 
 @dataclass(frozen=True)
 class WantedBuild:
-    """A build that is due now."""
-
     image: str
     reason: str
     #: Id of the newest ready build that the decision was based on.

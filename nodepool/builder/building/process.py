@@ -40,8 +40,6 @@ _NO_SECRETS = frozenset({"true", "false", "none", "null"})
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """How the command ended."""
-
     #: Negative: ended by that signal. None: it could not be killed.
     returncode: int | None
     timed_out: bool

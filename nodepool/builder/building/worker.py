@@ -29,7 +29,6 @@ class BuildWorker(Worker):
 
     @property
     def building(self) -> tuple[str, str] | None:
-        """Return image and id of the running build."""
         run = self.run_in_work
         return run.key if run is not None else None
 

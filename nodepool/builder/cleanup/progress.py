@@ -15,8 +15,6 @@ STOPPED = "the builder stopped during the build"
 
 
 class ProgressCleaner:
-    """Checks the mirrored progress records."""
-
     def __init__(self, state: BuilderState, records: RecordCleaner) -> None:
         self._state = state
         self._records = records

@@ -26,8 +26,6 @@ ABANDONED = "the builder stopped when the build began"
 
 
 class RecordCleaner:
-    """Executes plans."""
-
     def __init__(self, state: BuilderState, lanes: ProviderQueues, log: logging.Logger) -> None:
         self._state = state
         self._lanes = lanes

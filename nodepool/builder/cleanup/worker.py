@@ -229,5 +229,4 @@ class CleanupWorker(Worker):
         self._reported = set(data.bad_builds)
 
     def _emitBuildRequestStats(self) -> None:
-        """Send the gauges about requests and workers."""
         gauges.emit(self._state)

@@ -48,8 +48,6 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 @dataclass
 class BuildEntry:
-    """One recorded build."""
-
     image: str
     build_id: str
     images_dir: str
@@ -81,7 +79,6 @@ class BuildEntry:
         return {MARKER_VARIABLE: self.marker}
 
     def started(self, pid: int) -> None:
-        """Record the process of the command."""
         process = processes.read_process(pid)
         with self._lock:
             self.pid = pid

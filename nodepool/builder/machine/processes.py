@@ -49,7 +49,6 @@ class Process:
 
 
 def read_process(pid: int) -> Process | None:
-    """Return the process, or None if it does not exist."""
     try:
         fields = _stat(pid)
         return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0].decode())

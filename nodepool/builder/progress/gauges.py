@@ -58,7 +58,6 @@ def upload_progress(statsd: Metrics, fqdn: str, progress: UploadProgress, runnin
 
 
 def emit(state: BuilderState) -> None:
-    """Send all gauges."""
     values = gauges(state.config, state.zk.readImages(), state.fqdn, [at and at[0] for at in state.building()], state.uploading())
     state.statsd.keep("builder", values)
     for name, value in values.items():

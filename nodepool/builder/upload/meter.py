@@ -30,7 +30,6 @@ class UploadMeter:
         self.rate: float | None = None
 
     def sample(self) -> None:
-        """Read the position now."""
         now, position = self._now(), max(_positions(self._inode), default=self.sent)
         if position is None:
             return

@@ -216,7 +216,6 @@ class UploadProgress(ProgressRecord):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return build, provider and upload number."""
         return self.build, self.provider, self.upload
 
 
@@ -237,7 +236,6 @@ class UploadFailure(ProgressRecord):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return image and provider."""
         return self.image, self.provider
 
 
