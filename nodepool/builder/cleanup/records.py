@@ -150,7 +150,9 @@ class RecordCleaner:
     # -- builds
 
     def _uploads_left(self, image: str, build_id: str) -> list[ImageUpload | None]:
-        """Return the uploads of a build; None for a znode without data, which is deleted separately.
+        """Return the uploads of a build; None for a znode without data.
+
+        Such znodes are deleted separately.
 
         :raises RecordError: one cannot be read.
         """

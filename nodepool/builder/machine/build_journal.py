@@ -175,7 +175,7 @@ def begin(images_dir: str, image: str, build_id: str, tmp_base: str, private: bo
 
 
 def entries(images_dir: str, log: Logger = log) -> list[BuildEntry]:
-    """Return the builds that run, or ran when the builder was killed; an invalid file is renamed."""
+    """Return the recorded builds, which run or were interrupted; invalid files are renamed."""
     images_dir = os.path.realpath(images_dir)
     directory = os.path.join(images_dir, JOURNAL)
     found = []

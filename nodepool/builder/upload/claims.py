@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class UploadClaims:
-    """The (image, provider) pairs, each of which belongs to one worker of this process at a time."""
+    """The (image, provider) pairs that workers of this process are uploading."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

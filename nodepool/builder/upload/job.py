@@ -59,7 +59,7 @@ class UploadJob:
     # -- frame
 
     def run(self) -> bool:
-        """Run the upload; return False if another builder is working, or there is nothing left to do.
+        """Run the upload; return False if there is nothing to do, or another builder does it.
 
         :raises UploadError: it failed.
         :raises KazooException: ZooKeeper failed before anything was done.

@@ -47,7 +47,10 @@ def _number(value: object) -> float | None:
 
 
 def options_of(data: object, where: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], object]]:
-    """Yield position and value of each option at any depth, but of none whose name users choose."""
+    """Yield position and value of each option at any depth.
+
+    Options whose names users choose are omitted.
+    """
     for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
         yield (*where, key), value
         if key not in _FOREIGN:

@@ -57,7 +57,10 @@ def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
 
 
 def offered_labels(provider: dict[str, Any]) -> Iterator[tuple[Place, str, dict[str, Any]]]:
-    """Yield position, name and options of each label that a provider offers; for static nodes, those of the node."""
+    """Yield position, name and options of each label that a provider offers.
+
+    A label of a static node has the options of its node.
+    """
     for index, pool in entries(provider.get("pools")):
         offered = pool.get("labels")
         for number, label in enumerate(offered if isinstance(offered, list) else ()):

@@ -42,7 +42,10 @@ class ImageData:
     request_marks: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def served(self, image: str) -> bool:
-        """Return whether a builder has begun to build the image since it holds the lock; else a request is pending."""
+        """Return whether the builder that holds the build lock has begun a build.
+
+        Otherwise a request for a build is pending.
+        """
         since, held = self.build_locks.get(image, (0.0, False))
         return held and any(
             build.image_name == image and build.state == BUILDING and build.stat is not None and build.stat.ctime / 1000 >= since
