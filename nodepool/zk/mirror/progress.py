@@ -120,7 +120,12 @@ class ProgressTree(Tree[Any]):
 
     def data(self) -> ProgressData:
         with self.lock:
-            return ProgressData.of(self._records.values())
+            records = list(self._records.values())
+        return ProgressData(
+            {record.build: record for record in records if isinstance(record, BuildProgress)},
+            {record.key: record for record in records if isinstance(record, UploadProgress)},
+            {record.key: record for record in records if isinstance(record, UploadFailure)},
+        )
 
 
 __all__ = ["BuildProgress", "ProgressData", "ProgressStore", "ProgressTree", "UploadFailure", "UploadProgress"]

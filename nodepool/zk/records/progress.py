@@ -249,18 +249,6 @@ class ProgressData:
     #: (image, provider) -> last failed upload.
     failures: dict[tuple[str, str], UploadFailure] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, records: Iterable[ProgressRecord]) -> ProgressData:
-        data = cls()
-        for record in records:
-            if isinstance(record, BuildProgress):
-                data.builds[record.build] = record
-            elif isinstance(record, UploadProgress):
-                data.uploads[record.key] = record
-            elif isinstance(record, UploadFailure):
-                data.failures[record.key] = record
-        return data
-
 
 def parse(kind: type[P], name: str, data: bytes | None) -> P | None:
     """Return the record in a znode; None if there is nothing (yet).
