@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -62,27 +62,22 @@ def readable_path(data: object, path: Sequence[Any]) -> str:
     return text
 
 
-def duplicate_keys(root: yaml.Node | None) -> list[tuple[str, int]]:
-    """Yield keys that occur twice in one dictionary, with the line of the later one."""
-    result: list[tuple[str, int]] = []
-    seen_nodes: set[int] = set()
+def duplicate_keys(node: yaml.Node | None, seen: set[yaml.Node | None]) -> Iterator[tuple[str, int]]:
+    """Yield keys that occur twice in one dictionary, with the line of the later one.
 
-    def walk(node: yaml.Node) -> None:
-        if id(node) in seen_nodes:
-            return
-        seen_nodes.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            for value in node.value:
-                walk(value)
-        elif isinstance(node, yaml.MappingNode):
-            keys: set[str] = set()
-            for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                    if key.value in keys:
-                        result.append((key.value, key.start_mark.line + 1))
-                    keys.add(key.value)
-                walk(value)
-
-    if root is not None:
-        walk(root)
-    return result
+    :param seen: nodes to skip; one with an anchor occurs several times.
+    """
+    if node in seen:
+        return
+    seen.add(node)
+    if isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from duplicate_keys(value, seen)
+    elif isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in keys:
+                    yield key.value, key.start_mark.line + 1
+                keys.add(key.value)
+            yield from duplicate_keys(value, seen)

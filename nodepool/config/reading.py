@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -40,17 +40,15 @@ def substitute_env_vars(config_str: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(lambda match: env.get(match.group(1), match.group(0)), config_str)
 
 
-def leftover_references(text: str) -> list[tuple[str, int]]:
-    """Return names left as ``%(NODEPOOL_X)`` in the substituted *text*, with their lines.
+def leftover_references(text: str) -> Iterator[tuple[str, int]]:
+    """Yield names left as ``%(NODEPOOL_X)`` in the substituted *text*, with their lines.
 
     Comments are ignored.
     """
-    found = []
     for match in _REFERENCE.finditer(text):
         before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
         if not _COMMENT.match(before):
-            found.append((match.group(1), text.count("\n", 0, match.start()) + 1))
-    return found
+            yield match.group(1), text.count("\n", 0, match.start()) + 1
 
 
 def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:

@@ -27,7 +27,7 @@ class Source:
         try:
             root = loader.get_single_node()
             # Before the data is built, which mixes merged keys into the nodes.
-            self.duplicates = duplicate_keys(root)
+            self.duplicates = list(duplicate_keys(root, set()))
             self.data: object = None if root is None else loader.construct_document(root)
         except yaml.YAMLError as exc:
             raise syntax_error(exc, self.text, path) from exc
