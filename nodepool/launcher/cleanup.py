@@ -134,14 +134,17 @@ class LostRequests:
 
 
 class CleanupWorker(threading.Thread):
-    """Runs all tasks every ``cleanup_interval`` seconds, and lost requests after each unlock."""
+    """Runs all tasks every ``interval()`` seconds, and lost requests after each unlock."""
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(self, state: LauncherState, nodes: NodeReconciler, lock_cleanup: Callable[[], float]) -> None:
+    def __init__(
+        self, state: LauncherState, nodes: NodeReconciler, interval: Callable[[], float], lock_cleanup: Callable[[], float]
+    ) -> None:
         super().__init__(name="CleanupWorker", daemon=True)
         self.state = state
         self.nodes = nodes
+        self._interval = interval
         self._lock_cleanup = lock_cleanup
         self._event = threading.Event()
         self._stopping = False
@@ -166,7 +169,7 @@ class CleanupWorker(threading.Thread):
     def run(self) -> None:
         self._last_full = self.state.clock.monotonic()
         while not self._stopping:
-            left = self._last_full + self.state.cleanup_interval - self.state.clock.monotonic()
+            left = self._last_full + self._interval() - self.state.clock.monotonic()
             woken = self._event.wait(max(0.0, left))
             self._event.clear()
             if self._stopping:
@@ -177,7 +180,7 @@ class CleanupWorker(threading.Thread):
                 continue
             if facade.cluster.due:  # preferably before any node is created on this connection
                 self._task("the history of the tree", facade.cluster.note)
-            due = not woken or self.state.clock.monotonic() - self._last_full >= self.state.cleanup_interval
+            due = not woken or self.state.clock.monotonic() - self._last_full >= self._interval()
             everything = due
             if self._everything:  # setting it again wakes this thread again
                 self._everything, everything = False, True

@@ -85,6 +85,9 @@ class NodePool(threading.Thread):
     log = logging.getLogger("nodepool.NodePool")
     #: Seconds after which the lock directory of a deleted request is removed; see ``nodepool.launcher.LOCK_CLEANUP``.
     lock_cleanup: Callable[[], float]
+    #: Seconds; may be changed at any time.
+    cleanup_interval: float = 60
+    delete_interval: float = 5
 
     def __init__(self, securefile: str | None, configfile: str, watermark_sleep: float = 1) -> None:
         super().__init__(name="NodePool", daemon=True)
@@ -116,9 +119,9 @@ class NodePool(threading.Thread):
         self._component: LauncherComponent | None = None
         # Each part with its dependencies; each is a thread or has threads, except for the events.
         self.assignment = Assignment(self.state)
-        self.node_reconciler = NodeReconciler(self.state)
+        self.node_reconciler = NodeReconciler(self.state, lambda: self.delete_interval)
         self.min_ready = MinReady(self.state)
-        self.cleanup = CleanupWorker(self.state, self.node_reconciler, lambda: self.lock_cleanup())
+        self.cleanup = CleanupWorker(self.state, self.node_reconciler, lambda: self.cleanup_interval, lambda: self.lock_cleanup())
         self.state.request_dropped = self.cleanup.lost.look_at
         self.trends = Trends(self.state.clock)
         self.feed = Feed()
@@ -144,22 +147,6 @@ class NodePool(threading.Thread):
     @property
     def zk(self) -> ZooKeeper:
         return self.state.zk
-
-    @property
-    def cleanup_interval(self) -> float:
-        return self.state.cleanup_interval
-
-    @cleanup_interval.setter
-    def cleanup_interval(self, seconds: float) -> None:
-        self.state.cleanup_interval = seconds
-
-    @property
-    def delete_interval(self) -> float:
-        return self.state.delete_interval
-
-    @delete_interval.setter
-    def delete_interval(self, seconds: float) -> None:
-        self.state.delete_interval = seconds
 
     @property
     def _delete_thread(self) -> threading.Thread:

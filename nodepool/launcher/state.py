@@ -37,9 +37,6 @@ class LauncherState:
         #: Set when everything has to end.
         self.stopped = threading.Event()
         self.identifier = f"{hostnames.short()}-{os.getpid()}"
-        #: Seconds.
-        self.cleanup_interval: float = 60
-        self.delete_interval: float = 5
         self.claims: dict[str | None, object] = {}
         self.declines = Declines(lambda: self.zk, self.statsd)
         #: The configured pools by launcher id; replaced as a whole, before a new one starts.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
 
@@ -38,8 +39,9 @@ class NodeReconciler:
 
     log = logging.getLogger("nodepool.DeletedNodeWorker")
 
-    def __init__(self, state: LauncherState) -> None:
+    def __init__(self, state: LauncherState, delete_interval: Callable[[], float]) -> None:
         self.state = state
+        self._delete_interval = delete_interval
         #: When our deletion started, and its attempt number; the next attempt has to wait.
         self._attempts: dict[str, tuple[float, int]] = {}
         #: Nodes whose first deletion step is being written.
@@ -185,7 +187,7 @@ class NodeReconciler:
     def _delete(self, node: zk.Node) -> float | None:
         node_id = node.id or ""
         began, tries = self._attempts.get(node_id, (0.0, 0))
-        interval = self.state.delete_interval
+        interval = self._delete_interval()
         # The pause doubles with each attempt, so that repeated failures cost little.
         left = began + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries) - self.state.clock.monotonic()
         if tries and left > 0:

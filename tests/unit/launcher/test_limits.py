@@ -185,7 +185,7 @@ class Orphan(NodeReconciler):
     def __init__(self, alive: bool) -> None:
         self.clock = HandClock()
         pools = [SimpleNamespace(id="launcher" if alive else "another")]
-        super().__init__(SimpleNamespace(clock=self.clock, zk=SimpleNamespace(getRegisteredPools=lambda: pools)))  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(clock=self.clock, zk=SimpleNamespace(getRegisteredPools=lambda: pools)), lambda: 5.0)  # type: ignore[arg-type]
         self.deleted: list[str | None] = []
         self.node = Node("0000000001")
         self.node.state = "init"

@@ -234,7 +234,7 @@ def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeyp
     )
     state = copy.copy(pool.state)
     state.clock = clock = HandClock()
-    worker = CleanupWorker(state, pool.node_reconciler, lambda: 28800.0)
+    worker = CleanupWorker(state, pool.node_reconciler, lambda: 60.0, lambda: 28800.0)
     root = f"{pool.zk.kazoo_client.chroot}/nodepool/requests-lock"
     served = [bench.fulfilled("fake-label")[0] for _ in range(3)]
     bench.use_up(*served)
