@@ -23,26 +23,20 @@ MIN_IDLE = 1.0
 SIGNING_TIME = 30.0
 
 
-class Housekeeping:
+class Housekeeping(Reconciler[str | BackingNodeRecord]):
     """Maintains the book of slots; runs on threads that may wait for ZooKeeper."""
 
     def __init__(self, slots: BackingSlots) -> None:
+        # Its keys: nodes to adopt, by id, and backing nodes whose grace time may be over.
+        super().__init__(f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, slots.log)
         self._slots = slots
         self.log = slots.log
         #: First sighting of locked nodes without signature (monotonic seconds), by id and version.
         self._unsigned: dict[tuple[str, int], float] = {}
-        self._worker: Reconciler[str | BackingNodeRecord] = Reconciler(
-            f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, self.log
-        )
-        #: Nodes to adopt, by id, and backing nodes whose grace time may be over.
-        self.queue = self._worker.queue
-
-    def start(self) -> None:
-        self._worker.start()
 
     def stop(self) -> None:
-        self._worker.stop()
-        self._worker.join(5)
+        super().stop()
+        self.join(5)
 
     # Finding
 

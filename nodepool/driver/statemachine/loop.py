@@ -23,20 +23,15 @@ class Advanced(Protocol):
     def run_pass(self) -> float | None: ...
 
 
-class MachineLoop:
+class MachineLoop(Reconciler[Any]):
     """Runs the passes of each machine sequentially on one thread."""
 
     def __init__(self, name: str, log: logging.Logger) -> None:
-        self._worker: Reconciler[Any] = Reconciler(name, self._pass, log)
-        self._queue = self._worker.queue
+        super().__init__(name, self._pass, log)
         self._lock = threading.Lock()
         #: Those that have not ended, in the order in which they were added.
         self.machines: dict[Any, None] = {}
         self._drain = self._ended = False
-        (self.thread,) = self._worker.threads
-
-    def start(self) -> None:
-        self._worker.start()
 
     def add(self, machine: Advanced) -> None:
         """Add a machine.
@@ -45,16 +40,16 @@ class MachineLoop:
         """
         with self._lock:
             if self._ended:
-                raise LoopEnded(f"{self.thread.name} has ended")
+                raise LoopEnded(f"{self.name} has ended")
             self.machines[machine] = None
-        self._queue.add(machine)
+        self.queue.add(machine)
 
     def wake(self, machine: Advanced) -> None:
         """Run the next pass of this machine immediately; from any thread."""
         if machine in self.machines:
-            self._queue.add(machine)
+            self.queue.add(machine)
 
-    def stop(self, drain: bool) -> None:
+    def stop(self, drain: bool = False) -> None:
         """End the thread: when all machines are finished (``drain``) or after the present pass."""
         if drain:
             self._drain = True
@@ -62,14 +57,14 @@ class MachineLoop:
             return
         with self._lock:
             self._ended = True
-        self._queue.close()
+        super().stop()
 
     def _end_if_drained(self) -> None:
         with self._lock:
             if not self._drain or self.machines:
                 return
             self._ended = True
-        self._queue.close()
+        super().stop()
 
     def _pass(self, machine: Advanced) -> float | None:
         if machine not in self.machines:

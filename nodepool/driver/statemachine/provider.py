@@ -64,9 +64,9 @@ class StateMachineProvider(LaunchProvider):
     def _stop(self) -> None:
         self._quota_stopping.set()
         self.create_loop.stop(drain=not self._abandon)
-        self.create_loop.thread.join()
+        self.create_loop.join()
         self.delete_loop.stop(drain=not self._abandon)
-        self.delete_loop.thread.join()
+        self.delete_loop.join()
         self.running = False
         self.nodescan_worker.stop()
         self.nodescan_worker.join()

@@ -34,38 +34,30 @@ INIT_AGE, INIT_LOOK = 300.0, 5.0
 DELETE_PAUSE_MAX = 60.0
 
 
-class NodeReconciler:
+class NodeReconciler(Reconciler[str]):
     """The threads ``DeletedNodeWorker``."""
 
     log = logging.getLogger("nodepool.DeletedNodeWorker")
 
     def __init__(self, state: LauncherState, delete_interval: Callable[[], float]) -> None:
+        super().__init__("DeletedNodeWorker", self.reconcile, self.log)
         self.state = state
         self._delete_interval = delete_interval
         #: When our deletion started, and its attempt number; the next attempt has to wait.
         self._attempts: dict[str, tuple[float, int]] = {}
         #: Nodes whose first deletion step is being written.
         self._marking: set[str] = set()
-        self._worker: Reconciler[str] = Reconciler("DeletedNodeWorker", self.reconcile, self.log)
-        self.queue = self._worker.queue
-        self.threads = self._worker.threads
         #: For providers whose deletions start with a slow call.
         self._deletions = threads.shared().lane("DeletedNodeWorker", 1)
 
-    def start(self) -> None:
-        self._worker.start()
-
     def stop(self) -> None:
-        self._worker.stop()
+        super().stop()
         self._last_deletion = self._deletions.submit(bool)  # it starts when the others have
 
-    def join(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        self._worker.join(timeout)
-        wait([self._last_deletion], max(0.1, deadline - time.monotonic()))
-
-    def is_alive(self) -> bool:
-        return self._worker.is_alive()
+    def join(self, timeout: float | None = None) -> None:
+        began = time.monotonic()
+        super().join(timeout)
+        wait([self._last_deletion], timeout and max(0.1, began + timeout - time.monotonic()))
 
     def look_at(self, node_id: str, urgent: bool = True) -> None:
         self.queue.add(node_id, urgent)

@@ -242,9 +242,9 @@ def test_stop_abandons_the_launches_of_a_removed_provider(bench: LauncherBench) 
     manager = pool.getProviderManager("fake-two")
     bench.config(config(one))
     wait_for(lambda: not pool.getPoolWorkers("fake-two"))
-    assert manager.create_loop.thread.is_alive(), "the launch is still under way"
+    assert manager.create_loop.is_alive(), "the launch is still under way"
     bench.stop(pool)
-    assert not manager.create_loop.thread.is_alive()
+    assert not manager.create_loop.is_alive()
 
 
 def test_a_changed_clouds_yaml_is_noticed(bench: LauncherBench) -> None:
@@ -272,7 +272,7 @@ def test_replaced_between_plan_and_launch(bench: LauncherBench, monkeypatch: pyt
         if self.manager is old:
             bench.config(config(provider(pool={"max-cores": 50})))
             wait_for(lambda: pool.getProviderManager("fake-provider") is not old, what="the provider to be replaced")
-            wait_for(lambda: not old.create_loop.thread.is_alive(), what="the old one to end")
+            wait_for(lambda: not old.create_loop.is_alive(), what="the old one to end")
         launch(self, node)
 
     monkeypatch.setattr(StateMachineHandler, "launch", late)

@@ -99,7 +99,7 @@ def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     yield manager
     manager.adapter.answered.set()
     manager.create_loop.stop(drain=False)
-    manager.create_loop.thread.join(20)
+    manager.create_loop.join(20)
     manager.executor.shutdown()
 
 

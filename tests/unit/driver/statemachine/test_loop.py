@@ -28,7 +28,7 @@ def test_an_ended_loop_takes_nothing(drain: bool) -> None:
     loop.add(first)
     assert first.ran.wait(5)
     loop.stop(drain=drain)
-    loop.thread.join(5)
+    loop.join(5)
     with pytest.raises(LoopEnded):
         loop.add(Machine())
 
@@ -40,8 +40,8 @@ def test_a_loop_that_is_drained_ends_after_its_last_machine() -> None:
     loop.start()
     assert machine.ran.wait(5)
     loop.stop(drain=True)
-    loop.thread.join(0.1)
-    assert loop.thread.is_alive() and list(loop.machines) == [machine]
+    loop.join(0.1)
+    assert loop.is_alive() and list(loop.machines) == [machine]
     machine.again = None
-    loop.thread.join(5)
-    assert not loop.thread.is_alive() and not loop.machines
+    loop.join(5)
+    assert not loop.is_alive() and not loop.machines
