@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from nodepool.driver.quota import age
+from nodepool.driver.quota import amounts
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.toolkit.image_uploader import ImageUploader, Segment
 from nodepool.driver.toolkit.rate_limiter import RateLimiter, RateLimitInstance
@@ -13,7 +13,7 @@ from nodepool.driver.toolkit.ttl_cache import LazyExecutorTTLCache
 
 MAX_QUOTA_AGE = 300
 """How long limits of a provider are remembered, in seconds."""
-age.max_age = lambda: MAX_QUOTA_AGE
+amounts.max_age = lambda: MAX_QUOTA_AGE
 
 _LATE = {
     "NodeDeleter": "nodepool.driver.toolkit.threads",

@@ -10,6 +10,14 @@ from typing import Any
 from nodepool.base.amounts import exact
 
 
+def max_age() -> float:
+    """Return the greatest age of limits in seconds.
+
+    It is replaced by the setting in :mod:`nodepool.driver.utils`.
+    """
+    return 300.0
+
+
 class QuotaInformation:
     """Resources by name; ``ram`` in MiB. Others have ``default`` (``math.inf``: no limit)."""
 

@@ -15,7 +15,7 @@ from nodepool.base.amounts import exact
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.base.problems import error_line
 from nodepool.config.model import ConfigPool, ProviderConfig
-from nodepool.driver.quota import age
+from nodepool.driver.quota import amounts
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, because
@@ -113,8 +113,8 @@ class QuotaSupport:
             if cached is None:
                 raise
             self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error_line(error))
-            self._quota_renew_after = self.clock.monotonic() + min(self.RENEWAL_PAUSE, age.max_age())
-            known = self._quota_renew_after - age.max_age(), cached[1]
+            self._quota_renew_after = self.clock.monotonic() + min(self.RENEWAL_PAUSE, amounts.max_age())
+            known = self._quota_renew_after - amounts.max_age(), cached[1]
         self._current_nodepool_quota = known
         self._quota_considered = considered
         return known
@@ -129,7 +129,7 @@ class QuotaSupport:
         # In this order: limits are stored before the contradictions that they consider.
         contradicted = self._quota_considered != self._quota_contradicted
         cached = self._current_nodepool_quota
-        old = cached is None or self.clock.monotonic() - cached[0] >= age.max_age()
+        old = cached is None or self.clock.monotonic() - cached[0] >= amounts.max_age()
         return cached, old or contradicted, contradicted
 
     def short_of_limits(self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool) -> Shortage | None:
