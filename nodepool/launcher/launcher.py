@@ -329,7 +329,6 @@ class NodePool(threading.Thread):
             if key not in wanted:
                 self.log.info("Pool %s is no longer configured", worker.label)
                 worker.leave()
-                worker.stop_when_idle()
                 self._leaving.append(worker)
                 del self._pool_threads[key]
             elif not worker.is_alive() and worker.ident is not None:

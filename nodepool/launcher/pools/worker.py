@@ -297,16 +297,14 @@ class PoolWorker(threading.Thread, PoolAdmission):
     # -- stopping
 
     def leave(self) -> None:
-        """Release all requests, then stop: the pool is no longer configured."""
+        """Release all requests, then stop: the pool is no longer configured.
+
+        Unregister now; the thread ends when the last handler has ended.
+        """
         self.running = False
         for handler in list(self.request_handlers):
             self.post(handler, handler.hand_back)
-
-    def stop_when_idle(self) -> None:
-        """Unregister now; end when the last handler has ended."""
-        component, self.component = self.component, None
-        if component is not None:
-            component.unregister()
+        self._unregister()
         self._tasks.put((self._leave_when_idle, ()))
 
     def _leave_when_idle(self) -> None:
@@ -315,9 +313,12 @@ class PoolWorker(threading.Thread, PoolAdmission):
     def stop(self) -> None:
         self.running = False
         self._tasks.put(None)
-        if self.component is not None:
-            self.component.unregister()
-            self.component = None
+        self._unregister()
+
+    def _unregister(self) -> None:
+        component, self.component = self.component, None
+        if component is not None:
+            component.unregister()
 
     def join(self, timeout: float | None = None) -> None:
         super().join(timeout)

@@ -225,7 +225,7 @@ def test_an_offer_to_a_pool_that_has_ended(bench: LauncherBench, late: bool) -> 
         release(request_id, *args, **options),
     )[1]
     if late:  # in the queue when its thread ends
-        worker.leave()
+        worker.running = False
         worker._tasks.put(None)
         worker.offer("200-0000000009", False)
     bench.config(config(provider("fake-b", labels=["other"])))
