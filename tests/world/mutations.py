@@ -137,8 +137,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "fused-ignores-request-lock": Mutation(
         _WRITES,
-        "            add_unlocked_check(txn, directory, exists)\n            chosen",
-        "            chosen",
+        "            add_unlocked_check(txn, directory, exists)\n            changed.nodes",
+        "            changed.nodes",
         f"{_CAS}test_request_is_not_fulfilled_at_once_if_it_is_locked",
     ),
     "creation-ignores-request-lock": Mutation(
@@ -789,7 +789,12 @@ MUTATIONS: dict[str, Mutation] = {
     "reload-does-not-refresh-pools": Mutation(
         "nodepool.launcher.launcher", "                worker.refresh()\n", "                pass\n", 53
     ),
-    "reload-keeps-removed-pools": Mutation("nodepool.launcher.launcher", "                worker.stop_when_idle()\n", "", 1),
+    "reload-keeps-removed-pools": Mutation(
+        "nodepool.launcher.pools.worker",
+        "        self._unregister()\n        self._tasks.put((self._leave_when_idle, ()))\n",
+        "",
+        1,
+    ),
     "static-slots-are-not-counted": Mutation(
         "nodepool.driver.static.provider",
         "for slot in self._slots(host).empty]",

@@ -21,10 +21,24 @@ from nodepool.zk.zookeeper import Node, NodeRequest, ZooKeeper
 
 
 class NodeRequestHandlerNotifications:
-    """Optional notifications for a request handler."""
+    """Optional notifications for a request handler, which do nothing here."""
 
     def nodeReusedNotification(self, node: Node) -> None:
         """Handle the assignment of the ready *node* to the request."""
+
+    def setNodeMetadata(self, node: Node) -> None:
+        """Fill driver data before the node is first stored."""
+
+    # -- not in 11.0.0
+
+    def noteReuse(self, node: Node) -> None:
+        """Record the choice of a ready node; further choices may depend on it."""
+
+    def prepareNode(self, node: Node) -> None:
+        """Fill more before the node is stored as BUILDING."""
+
+    def launchesDropped(self) -> None:
+        """End launches without a result after the loss of all node locks."""
 
 
 class Launcher(Protocol):
@@ -224,24 +238,6 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
     def checkReusableNode(self, node: Node) -> bool:
         """Return whether the ready node may be used for this request; it is not locked yet."""
         return True
-
-    def setNodeMetadata(self, node: Node) -> None:
-        """Fill driver data before the node is first stored."""
-        return
-
-    # -- hooks of ours, not of 11.0.0
-
-    def noteReuse(self, node: Node) -> None:
-        """Record the choice of a ready node; further choices may depend on it."""
-        return
-
-    def prepareNode(self, node: Node) -> None:
-        """Fill more before the node is stored as BUILDING."""
-        return
-
-    def launchesDropped(self) -> None:
-        """End launches without a result after the loss of all node locks."""
-        return
 
     def hasRoomFor(self, labels: list[str]) -> bool:
         """Return whether new nodes of these labels fit, all together."""

@@ -136,10 +136,7 @@ class Step:
         if self.fused:
             # The lock has to be free now; it cannot be acquired in between.
             add_unlocked_check(txn, directory, exists)
-            chosen = LabelRecorder()
-            for label, node in self.reused:
-                chosen.add(label, node.id)
-            changed.nodes = chosen.ordered(request.node_types)
+            changed.nodes = [str(node.id) for _label, node in self.reused]  # one for each label, in their order
             changed.state = zk.FULFILLED
         else:
             self.indexes["lock", "request"] = add_lock(txn, directory, exists)
