@@ -8,20 +8,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 from nodepool import exceptions
 
 
+@dataclass(eq=False, slots=True)
 class Segment:
     """A part of the file: the bytes ``data`` at ``offset``; ``index`` counts from 0."""
 
-    __slots__ = ("data", "index", "offset")
-
-    def __init__(self, index: int, offset: int, data: bytes) -> None:
-        self.index = index
-        self.offset = offset
-        self.data = data
+    index: int
+    offset: int
+    data: bytes
 
 
 class ImageUploader:
