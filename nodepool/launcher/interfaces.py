@@ -18,10 +18,6 @@ class Pool(RequestHost, Protocol):
     def paused(self) -> bool:
         """Return whether a request waits for capacity here."""
 
-    @property
-    def load(self) -> int:
-        """Return the number of requests that are processed, or about to be."""
-
     def has(self, request_id: str) -> bool:
         """Return whether this pool processes the request."""
 

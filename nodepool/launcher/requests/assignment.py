@@ -20,7 +20,7 @@ from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.choice import Decision, RequestClass, SortKey, choose
 from nodepool.launcher.requests.declining import decline_for_all
 from nodepool.launcher.requests.moves import OTHERS_TURN, Moves
-from nodepool.launcher.requests.safety_net import SafetyNet
+from nodepool.launcher.requests.safety_net import RESYNC, SafetyNet
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Declined, Reason, because
 from nodepool.zk.components import RegisteredPool
@@ -386,7 +386,7 @@ class Assignment(threading.Thread):
         if now >= self._moves.due:
             self._moves.due, self._look_at_moves = math.inf, True
         if now >= self._net.due:
-            self._net.delay(now)
+            self._net.due = now + RESYNC
             if ready:
                 self._look_at_everything(now)
 
@@ -473,6 +473,3 @@ class Assignment(threading.Thread):
         except Exception as error:
             self._log_once(cls, request_id, error)
             self.release(request_id, retry_after=1.0)  # else it would remain claimed forever
-
-
-__all__ = ["Assignment"]

@@ -33,9 +33,6 @@ class SafetyNet:
         self.offered: dict[str, tuple[int, tuple[Reason, ...]]] = {}
         self._adrift: set[Any] = set()
 
-    def delay(self, now: float) -> None:
-        self.due = now + RESYNC
-
     def confirmed(self, adrift: set[Any], now: float) -> set[Any]:
         """Return and count the requests in no list that were already in none at the last check."""
         found = adrift & self._adrift
