@@ -27,12 +27,12 @@ from nodepool.version import get_version_string
 from nodepool.zk import reading, reports
 from nodepool.zk.history import HistoryReader
 
+#: Seconds between two reports, at least.
 INTERVAL = 2.0
-"""Seconds between two reports, at least."""
+#: Limits of a report: groups of waiting requests, ids in a group, and hosts and warnings of one provider.
 MOST_GROUPS, MOST_IDS, MOST_HOSTS, MOST_WARNINGS = 500, 5000, 1000, 50
-"""Limits of a report: groups of waiting requests, ids in a group, and hosts and warnings of one provider."""
+#: Groups of waiting requests in a report that would otherwise be too large for ZooKeeper.
 MOST_GROUPS_IF_LARGE = 20
-"""Groups of waiting requests in a report that would otherwise be too large for ZooKeeper."""
 
 Waiting = list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]
 

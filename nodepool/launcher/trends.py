@@ -15,24 +15,24 @@ from nodepool.zk.mirror.feed import Event
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import ABORTED, BUILDING, FAILED, FULFILLED, READY
 
+#: Seconds of one point of the charts.
 BUCKET = 300.0
-"""Seconds of one point of the charts."""
+#: Points of a chart: 24 hours.
 BUCKETS = 288
-"""Points of a chart: 24 hours."""
+#: Seconds between two samples of nodes and waiting requests; a point shows the last one.
 SAMPLE_INTERVAL = 60.0
-"""Seconds between two samples of nodes and waiting requests; a point shows the last one."""
+#: Causes of one sample; the others are counted together.
 MOST_CAUSES = 6
-"""Causes of one sample; the others are counted together."""
 OTHER = "other causes"
+#: Number of launches and waits of a label in its median.
 LATEST = 50
-"""Number of launches and waits of a label in its median."""
+#: Durations that the current bucket and older ones keep.
 MOST, MOST_OLD = 2000, 100
-"""Durations that the current bucket and older ones keep."""
+#: Seconds; longer durations are wrong.
 LONGEST = 1e9
-"""Seconds; longer durations are wrong."""
 
+#: By label.
 Numbers: TypeAlias = "dict[str, collections.deque[float]]"
-"""By label."""
 
 
 @dataclass

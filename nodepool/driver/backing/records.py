@@ -14,25 +14,25 @@ class BackingNodeRecord:
     def __init__(self, label_name: str, slot_count: int) -> None:
         self.label_name = label_name
         self.slot_count = slot_count
+        #: None until the request is fulfilled.
         self.node_id: str | None = None
-        """None until the request is fulfilled."""
         self.request_id: str | None = None
         self.allocated_nodes: list[str | None] = [None] * slot_count
+        #: No new nodes are put here.
         self.failed = False
-        """No new nodes are put here."""
         self.launched = time.time()
         self.last_used = time.time()
         # Below: its state in ZooKeeper.
+        #: The backing node no longer exists or is not ours any more.
         self.lost = False
-        """The backing node no longer exists or is not ours any more."""
+        #: A write for it is in progress; ``dirty``: another one is due afterwards.
         self.busy = False
-        """A write for it is in progress; ``dirty``: another one is due afterwards."""
         self.dirty = False
         self.releasing = False
+        #: Its request is fulfilled, and the node is about to be locked.
         self.taking = False
-        """Its request is fulfilled, and the node is about to be locked."""
+        #: Slots as stored on the backing node; may name deleted nodes.
         self.stored: dict[int, str] = {}
-        """Slots as stored on the backing node; may name deleted nodes."""
 
     def hasAvailableSlot(self) -> bool:
         return not self.failed and not self.releasing and None in self.allocated_nodes
@@ -127,8 +127,8 @@ class SlotBook:
     """All records by label, backing node and requested node. Not locked."""
 
     def __init__(self) -> None:
+        #: In order of creation.
         self.records: dict[str, list[BackingNodeRecord]] = {}
-        """In order of creation."""
         self.by_backing_node: dict[str, BackingNodeRecord] = {}
         self.by_node: dict[str, BackingNodeRecord] = {}
 

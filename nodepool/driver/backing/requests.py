@@ -16,8 +16,8 @@ from nodepool.zk import paths
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import FAILED, FULFILLED, IN_USE, READY, NodeRequest
 
+#: Maximum seconds for locking a backing node that was assigned to us.
 TAKE_OVER_TIMEOUT = 30.0
-"""Maximum seconds for locking a backing node that was assigned to us."""
 TAKE_OVER_BACKOFF = Backoff(0.02, 1.0)
 
 
@@ -27,12 +27,12 @@ class BackingRequests:
     def __init__(self, slots: BackingSlots) -> None:
         self._slots = slots
         self.log = slots.log
+        #: By request id.
         self.open: dict[str, BackingNodeRecord] = {}
-        """By request id."""
+        #: By id of a node that is being adopted.
         self.taking: dict[str, BackingNodeRecord] = {}
-        """By id of a node that is being adopted."""
+        #: ``created_time`` of requests that may or may not exist.
         self.doubtful: set[float] = set()
-        """``created_time`` of requests that may or may not exist."""
 
     def ask(self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]) -> None:
         backing, priority = transactions.backing_request(machine.label, self._slots.my_id, machine.request)

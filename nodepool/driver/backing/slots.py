@@ -23,8 +23,8 @@ from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import DELETED, DELETING, IN_USE, Node, NodeRequest, ZooKeeper
 
+#: Maximum moves of one launch to another backing node before it fails.
 MAX_MOVES = 3
-"""Maximum moves of one launch to another backing node before it fails."""
 
 Action = Callable[[], Any]
 

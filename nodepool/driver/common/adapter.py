@@ -25,20 +25,20 @@ from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
 
+#: Factor by which reading calls may be more frequent than changing ones.
 READ_FACTOR = 10
-"""Factor by which reading calls may be more frequent than changing ones."""
 THREADS = {"read": 8, "write": 8, "delete": 8, "upload": 2}
+#: Seconds for one call with its retries.
 DEADLINE = 120.0
-"""Seconds for one call with its retries."""
+#: Maximum number of machines in one poll.
 BATCH = 1000
-"""Maximum number of machines in one poll."""
+#: Polls in a row that must miss a machine that was seen before, or that the cloud has promised.
 CONFIRM = 2
-"""Polls in a row that must miss a machine that was seen before, or that the cloud has promised."""
+#: Seconds after which an unfinished deletion is requested again: the request may not have reached the cloud.
 ASK_AGAIN = 60.0
-"""Seconds after which an unfinished deletion is requested again: the request may not have reached the cloud."""
 
+#: A further call, on a thread of the lane "write"; it may return a view, which saves the next poll.
 Step = Callable[[], Any]
-"""A further call, on a thread of the lane "write"; it may return a view, which saves the next poll."""
 
 
 @dataclass
@@ -47,8 +47,8 @@ class Job:
 
     name: str
     label: Any
+    #: External id of our upload; None for a cloud image.
     image: Any
-    """External id of our upload; None for a cloud image."""
     tags: dict[str, str]
     log: Log
     offer: Offer | None = None

@@ -17,10 +17,9 @@ from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import Txn
 
 T = TypeVar("T")
+#: Yields what it waits for. A transaction is answered with its results and None, or with None and the error. None waits
+#: for an event. An exception does as well, after it was raised to the caller of the last event.
 Steps: TypeAlias = Generator[Txn | BaseException | None, Any, T]
-"""Yields what it waits for. A transaction is answered with its results and None, or with None and the error.
-None waits for an event. An exception does as well, after it was raised to the caller of the last event.
-"""
 Answer: TypeAlias = tuple[list[Any] | None, BaseException | None]
 
 #: Reasons that are independent of the request.

@@ -29,16 +29,16 @@ from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn
 
+#: Lines and characters of the end of a console that are stored in the node's history.
 CONSOLE_LINES, CONSOLE_LENGTH = 50, 4000
-"""Lines and characters of the end of a console that are stored in the node's history."""
+#: Seconds after which an orphan that cannot be deleted is left to the leak cleanup.
 DELETE_LIMIT = 600.0
-"""Seconds after which an orphan that cannot be deleted is left to the leak cleanup."""
+#: Pauses after failed deletions.
 DELETE_BACKOFF = Backoff(0.1, 10.0)
-"""Pauses after failed deletions."""
 
 T = TypeVar("T")
+#: Yields the seconds until the next pass at most.
 Passes: TypeAlias = Generator[float, None, T]
-"""Yields the seconds until the next pass at most."""
 
 
 class StateMachineNodeLauncher(StatsReporter):

@@ -12,10 +12,10 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.utils import QuotaInformation
 from nodepool.zk.records import NodeRequest
 
+#: Driver's identifier of an instance or image: a string, or any JSON value. Stored in node and upload records.
 ExternalId: TypeAlias = Any
-"""Driver's identifier of an instance or image: a string, or any JSON value. Stored in node and upload records."""
+#: A label of the driver's own configuration.
 DriverLabel: TypeAlias = Any
-"""A label of the driver's own configuration."""
 
 
 class StateMachine:

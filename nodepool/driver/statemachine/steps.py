@@ -30,8 +30,8 @@ class Wait:
     undo: Callable[[Future[Any]], object] | None = None
 
 
+#: Returns ``T`` at the end.
 Steps: TypeAlias = Generator[Wait, None, T]
-"""Returns ``T`` at the end."""
 
 
 class SteppedMachine(StateMachine):

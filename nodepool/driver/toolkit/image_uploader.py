@@ -42,8 +42,8 @@ class ImageUploader:
         self.size = os.path.getsize(path)
         self.image_name = image_name
         self.metadata = metadata
+        #: When the upload must be done, on the monotonic clock.
         self.timeout: float | None = None
-        """When the upload must be done, on the monotonic clock."""
         self._aborted = threading.Event()
 
     # Hooks
