@@ -12,7 +12,6 @@ from nodepool.base.workqueue import Reconciler
 from nodepool.driver.backing import transactions
 from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
 from nodepool.driver.backing.requests import BackingRequests
-from nodepool.driver.backing.slots import BackingSlots
 from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
@@ -26,7 +25,7 @@ SIGNING_TIME = 30.0
 class Housekeeping(Reconciler[str | BackingNodeRecord]):
     """Maintains the book of slots; runs on threads that may wait for ZooKeeper."""
 
-    def __init__(self, slots: BackingSlots) -> None:
+    def __init__(self, slots: BackingRequests) -> None:
         # Its keys: nodes to adopt, by id, and backing nodes whose grace time may be over.
         super().__init__(f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, slots.log)
         self._slots = slots
@@ -177,7 +176,9 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
         slots = self._slots
         self._forget_the_gone(record)
         if record.node_id is not None and not record.lost:
-            slots.check_backing_node(record)
+            with slots.changing() as actions:
+                if slots.live(record.node_id) is None:
+                    slots.backing_node_lost(record, actions)
         label = slots.provider._getLabel(record.label_name)
         if label is not None and label.max_age is not None and time.time() - record.launched > label.max_age:
             record.failed = True
@@ -195,7 +196,7 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
             slots.release(record)
         elif request_id is not None:
             self.log.info("Canceling backing request %s, no node needs it any more", request_id)
-            slots.requests.forget(request_id, delete=True)
+            slots.forget(request_id, delete=True)
 
     def _forget_the_gone(self, record: BackingNodeRecord) -> None:
         """Forget nodes that have ended unnoticed."""
@@ -245,16 +246,10 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
     def _drop_doubtful_requests(self) -> None:
         """Cancel requests that were stored without our knowledge: their nodes would not be used."""
         slots = self._slots
-        if not slots.requests.doubtful:
+        if not slots.doubtful:
             return
         for request in list(slots.zk.nodeRequestIterator()):
-            if request.requestor == slots.my_id and request.created_time in slots.requests.doubtful:
+            if request.requestor == slots.my_id and request.created_time in slots.doubtful:
                 self.log.info("Canceling backing request %s, whose creation was not acknowledged", request.id)
                 slots.zk.deleteNodeRequest(request)
-        slots.requests.doubtful.clear()
-
-
-def wire(slots: BackingSlots) -> None:
-    """Connect the slots with the parts that request and maintain backing nodes."""
-    slots.requests = BackingRequests(slots)
-    slots.housekeeping = Housekeeping(slots)
+        slots.doubtful.clear()

@@ -1,42 +1,148 @@
-"""Requests for backing nodes, and the adoption of fulfilled ones."""
+"""Requests for backing nodes, their adoption, and what slots and housekeeping share."""
 
 from __future__ import annotations
 
+import abc
+import contextlib
+import logging
+import threading
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from kazoo.exceptions import NoNodeError
 
 from nodepool import exceptions
+from nodepool.base import threads
 from nodepool.base.backoff import Backoff
 from nodepool.driver.backing import transactions
-from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
-from nodepool.driver.backing.slots import Action, BackingSlots, Occupant, wake
+from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, decode_driver_data, parse_user_data
+from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.zk import paths
 from nodepool.zk.writer import TransactionFailed, Txn
-from nodepool.zk.zookeeper import FAILED, FULFILLED, IN_USE, READY, NodeRequest
+from nodepool.zk.zookeeper import DELETED, DELETING, FAILED, FULFILLED, IN_USE, READY, Node, NodeRequest, ZooKeeper
 
 #: Maximum seconds for locking a backing node that was assigned to us.
 TAKE_OVER_TIMEOUT = 30.0
 TAKE_OVER_BACKOFF = Backoff(0.02, 1.0)
 
+Action = Callable[[], Any]
 
-class BackingRequests:
-    """The pending requests of one provider. Callbacks of ZooKeeper never wait here."""
 
-    def __init__(self, slots: BackingSlots) -> None:
-        self._slots = slots
-        self.log = slots.log
-        #: By request id.
+class Occupant(Protocol):
+    """A launch that gets a slot; the attributes after the first four are set under the lock."""
+
+    node_id: str
+    label: DriverLabel
+    request: NodeRequest
+    wake: Callable[[], None] | None
+    record: BackingNodeRecord | None
+    slot: int | None
+    #: The slot belongs to this launch and is stored.
+    granted: bool
+    problem: Exception | None
+    moves: int
+
+
+def wake(machine: Occupant) -> None:
+    """Have the framework advance it soon."""
+    if machine.wake is not None:
+        machine.wake()
+
+
+class BackingRequests(abc.ABC):
+    """The backing nodes of one provider, requested or in use, and launches that wait.
+
+    Callbacks of ZooKeeper never wait here.
+
+    :param zk: returns the ZooKeeper facade, once the provider has one.
+    """
+
+    def __init__(self, provider_config: Any, zk: Callable[[], ZooKeeper], log: logging.Logger) -> None:
+        self.provider = provider_config
+        self.log = log
+        self._zk = zk
+        self.my_id = f"NodePool:metastatic:{provider_config.name}"
+        self.book = SlotBook()
+        self.performed_init = False
+        self.stopped = False
+        # Guards book, waiting machines and the flags of records; held only briefly.
+        self.lock = threading.RLock()
+        self._waiting: dict[str, Occupant] = {}
+        self._executor = threads.shared().lane(f"Thread-metastatic-{provider_config.name}", 4)
+        self.stop_event = threading.Event()
+        #: Pending requests by id.
         self.open: dict[str, BackingNodeRecord] = {}
         #: By id of a node that is being adopted.
         self.taking: dict[str, BackingNodeRecord] = {}
         #: ``created_time`` of requests that may or may not exist.
         self.doubtful: set[float] = set()
 
+    @property
+    def zk(self) -> ZooKeeper:
+        return self._zk()
+
+    # -- slots
+
+    @abc.abstractmethod
+    def store(self, record: BackingNodeRecord, actions: list[Action], node: Node | None = None) -> None:
+        """Reserve the slots of waiting machines, all in one write."""
+
+    @abc.abstractmethod
+    def free(self, node_id: str) -> None:
+        """Free the slot of a node without writing: deleted nodes have no slot."""
+
+    @abc.abstractmethod
+    def release(self, record: BackingNodeRecord) -> None:
+        """Release an empty backing node; ``record.releasing`` keeps new nodes off it meanwhile."""
+
+    @abc.abstractmethod
+    def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
+        """Move the nodes that wait for its slots. An idle one was released, by any launcher."""
+
+    def live(self, node_id: str | None) -> Node | None:
+        """Return the node, None when the mirror does not show it in use."""
+        node: Node | None = self.zk.getCachedNode(node_id or "")
+        return node if node is not None and node.state == IN_USE else None
+
+    def waits(self, node_id: str) -> bool:
+        """Return whether a slot is being searched for this node here."""
+        return node_id in self._waiting
+
+    def machines(self, record: BackingNodeRecord) -> list[Occupant]:
+        """Return the machines that wait for a slot of this record."""
+        waiting = (self._waiting.get(node_id) for node_id in record.allocations().values())
+        return [machine for machine in waiting if machine is not None and machine.record is record]
+
+    def grant(self, record: BackingNodeRecord, machines: list[Occupant], actions: list[Action]) -> None:
+        for machine in machines:
+            if self._waiting.get(machine.node_id) is machine and machine.record is record:
+                machine.granted = True
+                actions.append(lambda machine=machine: wake(machine))  # type: ignore[misc]
+
+    def note_slot(self, node: Node) -> None:
+        """Store the slot that a requested node names; 11.0.0 stores it nowhere else."""
+        place = decode_driver_data(node.driver_data)
+        if place is None or node.id is None or node.id in self._waiting or node.state in (DELETING, DELETED):
+            return
+        with self.lock:
+            record = self.book.by_backing_node.get(place[0])
+            if record is None or self.book.by_node.get(node.id) is record:
+                return
+            slot = place[1]
+            if not 0 <= slot < record.slot_count or record.allocated_nodes[slot] is not None:
+                if not record.busy:  # our write is in progress: its result decides which node has the slot
+                    self.log.warning("Node %s claims slot %s of %s, which is not free", node.id, slot, record)
+                return
+            self.book.deallocate(node.id)
+            self.book.allocate(record, node.id, slot)
+
+    # -- requests
+
     def ask(self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]) -> None:
-        backing, priority = transactions.backing_request(machine.label, self._slots.my_id, machine.request)
-        txn = transactions.create_request(self._slots.zk, backing, priority)
+        backing, priority = transactions.backing_request(machine.label, self.my_id, machine.request)
+        txn = transactions.create_request(self.zk, backing, priority)
 
         def answered(results: list[Any] | None, error: BaseException | None) -> None:
             if results is None and backing.created_time is not None:
@@ -44,22 +150,22 @@ class BackingRequests:
                 self.doubtful.add(backing.created_time)
             self._requested(record, results, error)
 
-        actions.append(lambda: self._slots.submit(txn, answered))
+        actions.append(lambda: self.submit(txn, answered))
 
     def _requested(self, record: BackingNodeRecord, results: list[Any] | None, error: BaseException | None) -> None:
         if results is None:
-            with self._slots.changing() as actions:
+            with self.changing() as actions:
                 self.fail(record, f"The request for a backing node could not be stored: {error!r}", actions)
             return
         request_id = str(results[0]).rsplit("/", 1)[1]
         self.log.info("Requested a backing node for label %s: request %s", record.label_name, request_id)
-        with self._slots.lock:
+        with self.lock:
             record.request_id = request_id
             self.open[request_id] = record
             # It may have been abandoned before it was stored.
-            unwanted = self._slots.stopped or record not in self._slots.book
+            unwanted = self.stopped or record not in self.book
         # It may have been fulfilled before we knew its id.
-        request = self._slots.zk.getCachedRequest(request_id)
+        request = self.zk.getCachedRequest(request_id)
         if unwanted:
             self.forget(request_id, delete=True)
         elif request is not None:
@@ -69,7 +175,7 @@ class BackingRequests:
         """Handle a change of any request, on the connection thread."""
         if request_id not in self.open:
             return
-        with self._slots.changing() as actions:
+        with self.changing() as actions:
             record = self.open.get(request_id)
             if record is None or record.node_id is not None or record.taking:
                 return
@@ -81,7 +187,7 @@ class BackingRequests:
                 node_id = request.nodes[0]
                 record.taking = True
                 self.taking[node_id] = record
-                actions.append(lambda: self._slots.in_background(self._take_over, record, request_id, node_id))
+                actions.append(lambda: self.in_background(self._take_over, record, request_id, node_id))
 
     def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None:
         self.fail(record, f"Backing node failed: request {record.request_id} no longer exists", actions)
@@ -93,21 +199,21 @@ class BackingRequests:
         request_id = record.request_id
         if request_id is not None:
             actions.append(lambda: self.forget(request_id, delete=True))
-        for machine in self._slots.machines(record):
+        for machine in self.machines(record):
             machine.problem = exceptions.LaunchStatusException(reason)
             actions.append(lambda machine=machine: wake(machine))  # type: ignore[misc]
-        self._slots.book.drop(record)
+        self.book.drop(record)
 
     def forget(self, request_id: str, delete: bool) -> None:
         """End our interest in a request, and the request itself."""
-        with self._slots.lock:
+        with self.lock:
             record = self.open.pop(request_id, None)
             if record is not None:
                 record.request_id = None
         if delete:
-            txn = Txn(self._slots.zk.kazoo_client)
+            txn = Txn(self.zk.kazoo_client)
             txn.delete(paths.request(request_id))
-            self._slots.submit(txn, lambda _results, error: self._log_leftover(request_id, error))
+            self.submit(txn, lambda _results, error: self._log_leftover(request_id, error))
 
     def _log_leftover(self, request_id: str, error: BaseException | None) -> None:
         if error is not None and not (isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError)):
@@ -116,39 +222,38 @@ class BackingRequests:
     def _taken(self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]) -> None:
         """Register the adopted backing node, whose slots are stored."""
         self.log.info("Adopted backing node %s for label %s", node_id, record.label_name)
-        with self._slots.changing() as actions:
+        with self.changing() as actions:
             record.taking = False
             self.taking.pop(node_id, None)
-            self._slots.book.set_backing_node(record, node_id)
+            self.book.set_backing_node(record, node_id)
             record.stored = stored
-            machines = self._slots.machines(record)
+            machines = self.machines(record)
             known = [machine for machine in machines if stored.get(machine.slot or 0) == machine.node_id]
-            self._slots.grant(record, known, actions)
+            self.grant(record, known, actions)
             if len(known) < len(machines):
-                self._slots.store(record, actions)
+                self.store(record, actions)
         self.forget(request_id, delete=False)
 
     def _take_over(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
         """Adopt the node; wait while its lock is held for a moment, or the mirror is behind."""
-        slots = self._slots
         deadline = time.monotonic() + TAKE_OVER_TIMEOUT
         reason = "no time"
         tries = 0
-        lock_exists = node_id in slots.zk.node_tree.lock_dirs
-        while not slots.stop_event.is_set() and time.monotonic() < deadline:
+        lock_exists = node_id in self.zk.node_tree.lock_dirs
+        while not self.stop_event.is_set() and time.monotonic() < deadline:
             tries += 1
             try:
-                node = slots.zk.getNode(node_id)
+                node = self.zk.getNode(node_id)
                 if node is None or node.allocated_to != request_id:
                     reason = "it no longer exists or is not ours"
                     break
-                data = parse_user_data(node.user_data, slots.my_id)
+                data = parse_user_data(node.user_data, self.my_id)
                 if node.state == IN_USE and data is not None:
                     # The connection broke after the write.
-                    if not slots.zk.getNodeLockContenders(node):
+                    if not self.zk.getNodeLockContenders(node):
                         reason = "its lock no longer exists"
                         break
-                    if slots.live(node_id) is not None:
+                    if self.live(node_id) is not None:
                         self._taken(record, request_id, node_id, data.allocations)
                         return
                     # The mirror is being reloaded; while it shows the node as free, the node would count as lost.
@@ -157,10 +262,10 @@ class BackingRequests:
                     reason = f"it is {node.state}"
                     break
                 else:
-                    with slots.lock:
+                    with self.lock:
                         stored = record.allocations()
-                        txn = transactions.take_over(slots.zk, node, request_id, record, slots.my_id, lock_exists)
-                    slots.zk.writer.run(txn)
+                        txn = transactions.take_over(self.zk, node, request_id, record, self.my_id, lock_exists)
+                    self.zk.writer.run(txn)
                     self._taken(record, request_id, node_id, stored)
                     return
             except Exception as error:
@@ -171,8 +276,39 @@ class BackingRequests:
                     break
                 # Whether the directory of the lock exists: the server knows better than the mirror.
                 lock_exists = not isinstance(cause, NoNodeError)
-            slots.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
-        with slots.changing() as actions:
+            self.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
+        with self.changing() as actions:
             record.taking = False
             self.taking.pop(node_id, None)
             self.fail(record, f"Backing node failed: cannot adopt node {node_id}: {reason}", actions)
+
+    # -- work outside the lock
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[list[Action]]:
+        """Hold the lock; then do what is to be done without it."""
+        actions: list[Action] = []
+        with self.lock:
+            yield actions
+        for action in actions:
+            try:
+                action()
+            except Exception:
+                self.log.exception("Error about backing nodes of provider %s:", self.provider.name)
+
+    def submit(self, txn: Txn, callback: Callable[[list[Any] | None, BaseException | None], Any]) -> None:
+        try:
+            self.zk.writer.submit(txn, callback)
+        except Exception as error:
+            callback(None, error)
+
+    def in_background(self, function: Callable[..., None], *args: object) -> None:
+        with self.lock:
+            if self.stopped:
+                return
+            future = self._executor.submit(function, *args)
+        future.add_done_callback(self._log_failure)
+
+    def _log_failure(self, future: Future[Any]) -> None:
+        if not future.cancelled() and future.exception() is not None:
+            self.log.error("Error about backing nodes of provider %s:", self.provider.name, exc_info=future.exception())

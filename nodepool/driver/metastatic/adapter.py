@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from nodepool.config.model import ProviderConfig
-from nodepool.driver.backing.housekeeping import wire
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.metastatic.config import MetastaticLabel
@@ -38,7 +37,6 @@ class MetastaticAdapter(Adapter):
         self.provider = provider_config
         self._provider: StateMachineProvider = None  # type: ignore[assignment]  # set by _setProvider
         self.slots = BackingSlots(provider_config, lambda: self.zk, self.log)
-        wire(self.slots)
         # Names that external code reads.
         self.my_id = self.slots.my_id
         self.backing_node_records = self.slots.book.records

@@ -19,7 +19,6 @@ from kazoo.exceptions import KazooException
 from nodepool import exceptions
 from nodepool.base.files import lock_file
 from nodepool.config.model import ProviderConfig
-from nodepool.driver.backing.housekeeping import wire
 from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
 from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
 from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerLabel
@@ -81,7 +80,6 @@ class BackedAdapter(NodeManagerAdapter):
     def __init__(self, provider_config: ProviderConfig) -> None:
         super().__init__(provider_config)
         self.slots = BackingNodes(provider_config, lambda: self._zk, self)
-        wire(self.slots)
         self._links: dict[str, Link] = {}
         self._links_lock = threading.Lock()
         self._directory: PrivateDirectory | None = None

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from nodepool import exceptions
 from nodepool.driver.backing import transactions
 from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
-from nodepool.driver.backing.slots import Action, BackingSlots
+from nodepool.driver.backing.requests import Action
+from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.nodemanager.hosts import Free, Hosts, Needs
 from nodepool.driver.nodemanager.machines import needed_by, too_large
 from nodepool.driver.statemachine.model import DriverLabel
