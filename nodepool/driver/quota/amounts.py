@@ -46,24 +46,17 @@ class QuotaInformation:
         return self.quota["compute"]
 
     def add(self, other: QuotaInformation) -> None:
-        mine, theirs = self.quota["compute"], other.quota["compute"]
-        for name, value in theirs.items():
-            mine[name] = exact(mine.get(name, self.default) + value)
-        if other.default:
-            for name in mine:
-                if name not in theirs:
-                    mine[name] = exact(mine[name] + other.default)
+        self._change(other, 1)
 
     def subtract(self, other: QuotaInformation) -> None:
+        self._change(other, -1)
+
+    def _change(self, other: QuotaInformation, sign: int) -> None:
         mine, theirs = self.quota["compute"], other.quota["compute"]
-        for name, value in theirs.items():
+        for name in [*theirs, *(mine.keys() - theirs.keys() if other.default else ())]:
             have = mine.get(name, self.default)
             # Infinite minus infinite would be NaN, which cannot be compared and is not valid JSON.
-            mine[name] = have if have == math.inf else exact(have - value)
-        if other.default:
-            for name, have in mine.items():
-                if name not in theirs and have != math.inf:
-                    mine[name] = exact(have - other.default)
+            mine[name] = have if have == math.inf else exact(have + sign * theirs.get(name, other.default))
 
     def non_negative(self) -> bool:
         """Return True when nothing is overused."""

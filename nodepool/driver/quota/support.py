@@ -190,10 +190,8 @@ class QuotaSupport:
     def estimatedNodepoolQuotaUsed(self, pool: ConfigPool | None = None) -> QuotaInformation:
         """Return our nodes' use (in one pool): stored resources, estimates, and promises."""
         used = QuotaInformation()
-        compute = used.quota["compute"]
         for source in self._usage_parts(pool):
-            for name, amount in source.items():
-                compute[name] = exact(compute.get(name, 0) + amount)
+            used.add(QuotaInformation.from_resources(source))
         return used
 
     def _usage_parts(self, pool: ConfigPool | None = None) -> list[Mapping[str, float]]:
