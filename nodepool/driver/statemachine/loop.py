@@ -31,7 +31,7 @@ class MachineLoop(Reconciler[Any]):
         self._lock = threading.Lock()
         #: Those that have not ended, in the order in which they were added.
         self.machines: dict[Any, None] = {}
-        self._drain = self._ended = False
+        self._stopping = self._ended = False
 
     def add(self, machine: Advanced) -> None:
         """Add a machine.
@@ -51,17 +51,12 @@ class MachineLoop(Reconciler[Any]):
 
     def stop(self, drain: bool = False) -> None:
         """End the thread: when all machines are finished (``drain``) or after the present pass."""
-        if drain:
-            self._drain = True
-            self._end_if_drained()
-            return
-        with self._lock:
-            self._ended = True
-        super().stop()
+        self._stopping = True
+        self._end_if_stopping(drain)
 
-    def _end_if_drained(self) -> None:
+    def _end_if_stopping(self, drain: bool = True) -> None:
         with self._lock:
-            if not self._drain or self.machines:
+            if not self._stopping or (drain and self.machines):
                 return
             self._ended = True
         super().stop()
@@ -72,7 +67,7 @@ class MachineLoop(Reconciler[Any]):
         again = machine.run_pass()
         if again is None:
             del self.machines[machine]
-            self._end_if_drained()
+            self._end_if_stopping()
         return again
 
 
