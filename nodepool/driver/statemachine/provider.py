@@ -158,21 +158,19 @@ class StateMachineProvider(LaunchProvider):
         known = self.label_quota_cache.get((pool.name, label))
         if known is not None:
             return known
-        needed: QuotaInformation | None
+        needed = QuotaInformation()
         try:
-            needed = self.adapter.getQuotaForLabel(pool.labels[label])
+            needed = self.adapter.getQuotaForLabel(pool.labels[label]) or needed
             self.label_problems.clear(label, "flavor")
         except exceptions.RuntimeConfigurationException as error:
             self.label_problems.note(label, "flavor", error)
             self.log.error("Label %s of provider %s cannot work: %s", label, self.provider.name, error)
             self.error_labels.add(label)
             self._error_since[label] = self.clock.monotonic()
-            needed = None
         except NotImplementedError:
-            needed = None
-        result = needed if needed is not None else QuotaInformation()
-        self.label_quota_cache[pool.name, label] = result
-        return result
+            pass
+        self.label_quota_cache[pool.name, label] = needed
+        return needed
 
     def unmanagedQuotaUsed(self) -> QuotaInformation:
         """Return the use of everything visible except the instances in our records."""
