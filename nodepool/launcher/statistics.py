@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -219,14 +221,12 @@ class StatsWorker(threading.Thread):
         with tree.lock:
             for state in STATES:
                 values[metrics.NODES(state)] = tree.counted.states[state]
-            for provider in providers | set(tree.counted.providers):
-                counts: Mapping[str, int] = tree.counted.providers.get(provider or "", {})
-                for state in STATES:
-                    values[metrics.PROVIDER_NODES(provider, state)] = counts.get(state, 0)
-            for label in labels | set(tree.counted.labels):
-                counts = tree.counted.labels.get(label, {})
-                for state in STATES:
-                    values[metrics.LABEL_NODES(label, state)] = counts.get(state, 0)
+            for metric, names, counted in (
+                (metrics.PROVIDER_NODES, providers, tree.counted.providers),
+                (metrics.LABEL_NODES, labels, tree.counted.labels),
+            ):
+                for name, state in itertools.product(names | set(counted), STATES):
+                    values[metric(name, state)] = counted.get(name or "", Counter[str]())[state]
         with zk.request_tree.lock:
             sets = [(key, count) for key, count in zk.request_tree.label_sets.items() if count]
         for pool in pools:
