@@ -65,8 +65,6 @@ class Assignment(threading.Thread):
         self.decisions = 0
         #: Nothing is declined before this moment (monotonic seconds).
         self.others_return_until = 0.0
-        #: Requests that cannot be put into a class, and why.
-        self._unusable: dict[str, str] = {}
         self._net = SafetyNet(state.statsd, state.clock.monotonic())
         self._moves = Moves(state, self.times_left, self.leave_to_others)
         self._look_at_moves = True
@@ -235,18 +233,7 @@ class Assignment(threading.Thread):
         self._remove(request_id)
 
     def _queue_again(self, request_id: str) -> None:
-        """Call :meth:`_refresh`; errors affect this request only."""
-        try:
-            self._refresh(request_id)
-        except Exception as error:
-            self._remove(request_id)
-            if self._unusable.get(request_id) != repr(error):
-                self._unusable[request_id] = repr(error)
-                self.log.exception("Request %s is ignored because of an error:", request_id)
-        else:
-            self._unusable.pop(request_id, None)
-
-    def _refresh(self, request_id: str) -> None:
+        """Put an open request into its class; the mirror has none with unusable fields."""
         request: NodeRequest | None = self.state.zk.request_tree.get(request_id)
         if request is None or request._state != REQUESTED or request_id in self._claimed:
             self._remove(request_id)
@@ -394,14 +381,11 @@ class Assignment(threading.Thread):
         """Compare our state with the mirror and recheck all that wait (condition held)."""
         snapshot = self.state.zk.request_tree.snapshot()
         alive = {request.id for request in snapshot}
-        for book in (self._unusable, self._left_to_others):
-            for request_id in [i for i in book if i not in alive]:
-                del book[request_id]
+        self._left_to_others = {i: left for i, left in self._left_to_others.items() if i in alive}
         found = [*self._net.offered.values(), *(cls.netted for cls in self._classes.values() if cls.netted is not None)]
         moments = [*(events for _pool, events in self._claimed.values()), *(events for events, _reasons in found)]
         oldest = min(moments, default=self._events)  # earlier events are not asked for any more
         self._rechecked = {reason: at for reason, at in self._rechecked.items() if at > oldest}
-        self._dirty.update(dict.fromkeys(self._unusable))
         adrift = {r.id or "" for r in snapshot if r._state == REQUESTED and not self._is_known(r.id or "")}
         for request_id in self._net.confirmed(adrift, now):
             self._claimed.pop(request_id, None)
@@ -415,7 +399,7 @@ class Assignment(threading.Thread):
     def _is_known(self, request_id: str) -> bool:
         worker, _events = self._claimed.get(request_id, (None, 0))
         claimed = request_id in self._claimed and (worker is None or worker.has(request_id))
-        return claimed or request_id in self._where or request_id in self._unusable or request_id in self._dirty
+        return claimed or request_id in self._where or request_id in self._dirty
 
     def _log_once(self, cls: RequestClass, request_id: str, error: Exception) -> None:
         if cls.logged != repr(error):

@@ -449,28 +449,6 @@ def test_request_that_was_left_to_others_is_looked_at_when_their_turn_is_over() 
     assert assignment.decisions == before + 1
 
 
-@pytest.mark.spec("issue 11, A5: a malformed request loses nothing of what arrives with it")
-def test_a_malformed_request_among_others(caplog: pytest.LogCaptureFixture) -> None:
-    tree, log = Tree(), []
-    assignment = make(tree, TakingWorker(log))
-    for number in range(4):
-        name = f"200-{number:010}"
-        tree.requests[name] = request(name)
-    bad = "100-0000000009"
-    tree.requests[bad] = request(bad, provider=["list"])
-    for name in [bad, *sorted(tree.requests)]:
-        assignment.request_changed(name, tree.get(name))
-    assignment._pass()
-    assert log == [f"200-{number:010}" for number in range(4)]
-    assignment.rebuild()
-    assignment._pass()
-    assert sum(f"Request {bad} is ignored" in r.message for r in caplog.records) == 1
-    tree.requests[bad] = request(bad)
-    assignment.request_changed(bad, tree.get(bad))
-    assignment._pass()
-    assert log[-1] == bad
-
-
 @pytest.fixture
 def net_of_30_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.launcher.requests.safety_net.RESYNC", 30.0)
