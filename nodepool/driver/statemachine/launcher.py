@@ -65,7 +65,6 @@ class StateMachineNodeLauncher(StatsReporter):
         self.start_time = self.manager.clock.monotonic()
         self.launch_start_time = self.start_time
         self._prepared = False
-        self._prepare_error: BaseException | None = None
         self._image_external_id: object = None
         self._pace = Pace(self.wake)
         #: The stored record, and the last one that was sent.
@@ -93,13 +92,10 @@ class StateMachineNodeLauncher(StatsReporter):
     # -- start of an attempt
 
     def prepare(self) -> None:
-        """Fill the node from the image; the caller writes it. Errors appear in the first pass."""
-        self._prepared = True
-        self._prepare_error = None
-        try:
+        """Fill the node, for the caller to write; after an error the first pass tries again."""
+        with contextlib.suppress(*exceptions.FOREIGN):
             self._fill_from_image()
-        except exceptions.FOREIGN as error:
-            self._prepare_error = error
+            self._prepared = True
 
     def _fill_from_image(self) -> None:
         label, node = self.label, self.node
@@ -144,10 +140,8 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _start(self) -> None:
         if not self._prepared:
-            self.prepare()
+            self._fill_from_image()
             self._save_later()  # an unavailable ZooKeeper is not a failed attempt
-        if self._prepare_error is not None:
-            raise self._prepare_error
         node = self.node
         self.start_time = self.manager.clock.monotonic()
         metadata = {
