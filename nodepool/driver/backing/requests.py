@@ -141,8 +141,7 @@ class BackingRequests(abc.ABC):
     # -- requests
 
     def ask(self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]) -> None:
-        backing, priority = transactions.backing_request(machine.label, self.my_id, machine.request)
-        txn = transactions.create_request(self.zk, backing, priority)
+        backing, txn = transactions.backing_request(self.zk, machine.label, self.my_id, machine.request)
 
         def answered(results: list[Any] | None, error: BaseException | None) -> None:
             if results is None and backing.created_time is not None:

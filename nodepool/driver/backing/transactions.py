@@ -21,8 +21,11 @@ from nodepool.zk.zookeeper import ZooKeeper
 _PRECEDENCE = re.compile(r"^\d{3}$")
 
 
-def backing_request(label: DriverLabel, owner: str, request: NodeRequest) -> tuple[zk.NodeRequest, str]:
-    """Return the request for a backing node, with the priority of the user's ``request``."""
+def backing_request(facade: ZooKeeper, label: DriverLabel, owner: str, request: NodeRequest) -> tuple[zk.NodeRequest, Txn]:
+    """Create a request for a backing node, which ends with our session.
+
+    It has the priority of the user's ``request``; the first result is its path.
+    """
     backing = zk.NodeRequest()
     backing.node_types = [label.backing_label]
     backing.state = zk.REQUESTED
@@ -32,21 +35,16 @@ def backing_request(label: DriverLabel, owner: str, request: NodeRequest) -> tup
     backing.event_id = request.event_id or uuid.uuid4().hex
     backing.relative_priority = request.relative_priority or 0
     precedence = (request.id or "").partition("-")[0]
-    return backing, precedence if _PRECEDENCE.match(precedence) else "100"
-
-
-def create_request(facade: ZooKeeper, backing: zk.NodeRequest, priority: str) -> Txn:
-    """Create the request, which ends with our session; the first result is its path."""
     txn = Txn(facade.kazoo_client)
     txn.create(
-        f"{paths.REQUESTS}/{priority}-",
+        f"{paths.REQUESTS}/{precedence if _PRECEDENCE.match(precedence) else '100'}-",
         backing.serialize(),
         ephemeral=True,
         sequence=True,
         tree=facade.request_tree,
         record=backing,
     )
-    return txn
+    return backing, txn
 
 
 def _node(txn: Txn, facade: ZooKeeper, node: zk.Node, **values: object) -> None:

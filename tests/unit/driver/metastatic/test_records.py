@@ -214,13 +214,14 @@ def test_requested_node_has_fields_of_its_backing_node() -> None:
 def test_backing_request_speaks_for_the_user() -> None:
     label = SimpleNamespace(backing_label="big")
     user = SimpleNamespace(id="200-0000000005", tenant_name="tenant", event_id="event", relative_priority=7)
-    request, priority = backing_request(label, OWNER, user)
-    assert priority == "200"
+    zk: Any = SimpleNamespace(kazoo_client=SimpleNamespace(full_path=str), request_tree=None)
+    request, txn = backing_request(zk, label, OWNER, user)
+    assert txn.operations[0].path == "/nodepool/requests/200-"
     assert (request.node_types, request.state, request.requestor) == (["big"], REQUESTED, OWNER)
     assert (request.tenant_name, request.event_id, request.relative_priority) == ("tenant", "event", 7)
     for odd in (None, "x", "1-2"):
-        request, priority = backing_request(label, OWNER, NodeRequest(odd))
-        assert priority == "100"
+        request, txn = backing_request(zk, label, OWNER, NodeRequest(odd))
+        assert txn.operations[0].path == "/nodepool/requests/100-"
         assert request.relative_priority == 0
         assert request.event_id
 
