@@ -49,6 +49,7 @@ class NodeRequest(BaseModel):
     """A request for nodes; the name is ``<priority>-<sequence>`` (ZK-5)."""
 
     VALID_STATES = frozenset({REQUESTED, PENDING, FULFILLED, FAILED})
+    LISTS = ("declined_by", "node_types", "nodes")
     KEYS = BaseModel.KEYS | {
         "declined_by",
         "node_types",
@@ -65,7 +66,6 @@ class NodeRequest(BaseModel):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id)
-        self.lock: Any = None
         self.declined_by: list[str] = []
         self.node_types: list[str] = []
         self.nodes: list[str] = []
@@ -119,16 +119,6 @@ class NodeRequest(BaseModel):
     @classmethod
     def fromDict(cls, d: Mapping[str, Any], o_id: str | None = None) -> NodeRequest:
         return cls.of(d, o_id)
-
-    def copy(self) -> NodeRequest:
-        """Return a separate record that can be changed; lists are copied, too."""
-        other = NodeRequest.__new__(NodeRequest)
-        other.__dict__.update(self.__dict__)
-        other.declined_by = list(self.declined_by)
-        other.node_types = list(self.node_types)
-        other.nodes = list(self.nodes)
-        other.lock = None
-        return other
 
     def getSafeAttributes(self) -> Attributes:
         """Return the attributes that drivers may use in templates (DRV-8)."""
@@ -197,6 +187,7 @@ _NODE_KINDS: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
 class Node(BaseModel):
     """A node (ZK-7). ``lock_contenders`` is set by the mirror."""
 
+    LISTS = ("_type", "host_keys")
     VALID_STATES = frozenset({INIT, BUILDING, TESTING, READY, IN_USE, USED, HOLD, DELETING, FAILED, ABORTED, DELETED})
     KEYS = BaseModel.KEYS | {*_NODE_PLAIN, "type", "connection_port", "ssh_port", "username", "host_keys", "hold_expiration"}
 
@@ -236,7 +227,6 @@ class Node(BaseModel):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id)
-        self.lock: Any = None
         self.lock_contenders: set[str] = set()
         for name in _NODE_PLAIN:
             setattr(self, name, None)
@@ -353,17 +343,6 @@ class Node(BaseModel):
     @classmethod
     def fromDict(cls, d: Mapping[str, Any], o_id: str | None = None) -> Self:
         return cls.of(d, o_id)
-
-    def copy(self) -> Node:
-        """Return a separate record that can be changed, not locked."""
-        other = Node.__new__(Node)
-        other.__dict__.update(self.__dict__)
-        other.lock = None
-        other.__dict__.pop("unsaved", None)
-        other.__dict__.pop("promise", None)
-        other._type = list(self._type)
-        other.host_keys = list(self.host_keys)
-        return other
 
 
 @dataclass(unsafe_hash=True)

@@ -63,6 +63,11 @@ class BaseModel:
     KEYS: ClassVar[frozenset[str]] = frozenset({"id", "state", "state_time"})
     #: Values that others stored under other keys; they are written unchanged, and not shown.
     extra: Mapping[str, Any] = MappingProxyType({})
+    #: Our lock on the record.
+    lock: Any = None
+    #: Attributes that a copy has lists of its own for, and those that it does not get.
+    LISTS: ClassVar[tuple[str, ...]] = ()
+    OWN: ClassVar[frozenset[str]] = frozenset({"lock", "unsaved", "promise"})
 
     def __init__(self, o_id: str | None = None) -> None:
         self._id: str | None = None
@@ -145,6 +150,16 @@ class BaseModel:
         record = cls(*names)
         record.updateFromDict(values)
         return record
+
+    def copy(self) -> Self:
+        """Return a separate record that can be changed, not locked; lists are copied, too."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        for name in self.OWN & self.__dict__.keys():
+            del other.__dict__[name]
+        for name in self.LISTS:
+            other.__dict__[name] = list(self.__dict__[name])
+        return other
 
     def serialize(self) -> bytes:
         values = self.toDict()

@@ -361,3 +361,16 @@ def test_unknown_keys_stay(read: Any, write: Any) -> None:
     record.updateFromDict({"state": "failed"})
     assert set(stored(record)) == known
     assert set(stored(type(record)())) == set(type(record)().toDict())
+
+
+def test_copy_of_a_record_is_changed_without_changing_the_record() -> None:
+    node, request = zk.Node("1"), zk.NodeRequest("100-1")
+    node.lock, node.promise, node.unsaved = "held", 7, True
+    copied, asked = node.copy(), request.copy()
+    assert (copied.lock, copied.promise, copied.unsaved) == (None, None, False)
+    copied.type.append("a")
+    copied.host_keys.append("key")
+    for names in (asked.declined_by, asked.node_types, asked.nodes):
+        names.append("a")
+    assert (node.type, node.host_keys) == ([], [])
+    assert (request.declined_by, request.node_types, request.nodes) == ([], [], [])
