@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kazoo.exceptions import ConnectionLoss, NodeExistsError, NoNodeError, NotEmptyError, OperationTimeoutError
 from kazoo.protocol.states import ZnodeStat
@@ -14,19 +14,14 @@ from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.connection.protocol import Client
+from nodepool.zk.mirror.feed import Mirror
+from nodepool.zk.mirror.nodes import NodeTree
+from nodepool.zk.mirror.requests import RequestTree
+from nodepool.zk.mirror.reservations import Reservations
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.reading import TIMEOUT, answers, children
 from nodepool.zk.records import BaseModel, Node, NodeRequest, parse_object
 from nodepool.zk.writer import TransactionFailed, Txn, Writer
-
-if TYPE_CHECKING:
-    from nodepool.zk.components import ComponentTree
-    from nodepool.zk.mirror.images import ImageTree
-    from nodepool.zk.mirror.nodes import NodeTree
-    from nodepool.zk.mirror.progress import ProgressTree
-    from nodepool.zk.mirror.requests import RequestTree
-    from nodepool.zk.mirror.reservations import Reservations
-    from nodepool.zk.reports import ReportTree
 
 #: Attempts to delete a record that other clients contend for.
 DELETE_ATTEMPTS = 10
@@ -36,19 +31,12 @@ T = TypeVar("T", bound=Tree[Any])
 C = TypeVar("C", Node, NodeRequest)
 
 
-class FacadeBase:
+class FacadeBase(Mirror):
     """Connection, cache and bulk reading."""
 
     log = logging.getLogger("nodepool.zk.ZooKeeper")
     client: ZooKeeperClient
     enable_cache: bool
-    # Mirrors of the trees below; None for trees that are not mirrored: with `enable_cache` off, or in builders.
-    node_tree: NodeTree
-    request_tree: RequestTree
-    image_tree: ImageTree
-    component_tree: ComponentTree
-    progress_tree: ProgressTree
-    report_tree: ReportTree
     _writer: Writer | None
     reservations: Reservations
 

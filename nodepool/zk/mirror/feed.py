@@ -12,12 +12,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from nodepool.base.problems import one_line
 from nodepool.zk.components import ComponentTree
 from nodepool.zk.mirror.images import ImageTree
 from nodepool.zk.mirror.nodes import NodeTree
+from nodepool.zk.mirror.progress import ProgressTree
 from nodepool.zk.mirror.requests import RequestTree
 from nodepool.zk.records import BUILDING, FULFILLED, LARGEST, READY, Node, NodeRequest
 from nodepool.zk.reports import ReportTree
@@ -49,13 +50,14 @@ REPORTED: Event = {"number": 0, "time": 0.0, "type": "report-changed"}
 """Not a recorded event: it says that data based on the reports have to be read again."""
 
 
-class Mirror(Protocol):
-    """A facade that has a mirror."""
+class Mirror:
+    """The mirrors of a facade; None for trees that are not mirrored: with ``enable_cache`` off, or in builders."""
 
     node_tree: NodeTree
     request_tree: RequestTree
     image_tree: ImageTree
     component_tree: ComponentTree
+    progress_tree: ProgressTree
     report_tree: ReportTree
 
 
