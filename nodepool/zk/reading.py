@@ -41,7 +41,7 @@ def answers(ask: Callable[[str], Any], wanted: Iterable[str]) -> Iterator[tuple[
             yield path, answer
 
 
-def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool) -> None:
+def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool = False) -> None:
     """Write a znode, or create it with its parents; an ephemeral one ends with our session."""
     for _ in range(TRIES):
         try:

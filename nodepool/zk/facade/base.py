@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
@@ -84,11 +83,6 @@ class FacadeBase(Mirror):
             found.stop()
         return found
 
-    def _remove(self, path: str, recursive: bool = False) -> None:
-        """Delete a znode, if it exists."""
-        with contextlib.suppress(NoNodeError):
-            self.kazoo_client.delete(path, recursive=recursive)
-
     def _delete(self, path: str, allowed: Callable[[], bool] = lambda: True) -> bool:
         """Delete a record with everything below it; return False if it may not be deleted.
 
@@ -107,13 +101,6 @@ class FacadeBase(Mirror):
                 continue
             return True
         return False
-
-    def _write(self, path: str, data: bytes) -> None:
-        """Write a znode, or create it with its parents."""
-        try:
-            self.kazoo_client.set(path, data)
-        except NoNodeError:
-            self.kazoo_client.create(path, data, makepath=True)
 
     # -- records
 

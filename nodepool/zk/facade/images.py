@@ -15,6 +15,7 @@ from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase, newest_first
 from nodepool.zk.mirror.images import ImageData, ImageTree
 from nodepool.zk.mirror.progress import ProgressData, ProgressStore, ProgressTree
+from nodepool.zk.reading import remove, write
 from nodepool.zk.records import BUILDING, DELETING, READY, UPLOADING, ImageBuild, ImageBuildRequest, ImageUpload
 
 #: How often a record is read again if another client changes it at the same time.
@@ -80,7 +81,7 @@ class ImageMethods(FacadeBase):
             build_id = uuid.uuid4().hex
             self.kazoo_client.create(paths.build(image, build_id), build_data.serialize(), makepath=True)
         else:
-            self._write(paths.build(image, build_id), build_data.serialize())
+            write(self.kazoo_client, paths.build(image, build_id), build_data.serialize())
         build_data.id = build_id
         return build_id
 
@@ -160,7 +161,7 @@ class ImageMethods(FacadeBase):
         return ImageBuildRequest(image, not self.readImages(cached=False).served(image), stat)
 
     def removeBuildRequest(self, image: str) -> None:
-        self._remove(f"{paths.image(image)}/request-build")
+        remove(self.kazoo_client, f"{paths.image(image)}/request-build")
 
     # -- uploads
 
@@ -227,7 +228,7 @@ class ImageMethods(FacadeBase):
             )
             upload_number = str(path).rsplit("/", 1)[1]
         else:
-            self._write(paths.upload(image, build_id, provider, upload_number), image_data.serialize())
+            write(self.kazoo_client, paths.upload(image, build_id, provider, upload_number), image_data.serialize())
         image_data.id = upload_number
         return upload_number
 
@@ -287,7 +288,7 @@ class ImageMethods(FacadeBase):
                 if reached not in numbers or path.endswith("/counter"):
                     self.kazoo_client.delete(path)
         for path, text in sorted(import_data.items()):
-            self._write(path, text.encode("utf8"))
+            write(self.kazoo_client, path, text.encode("utf8"))
 
 
 __all__ = ["ImageMethods"]

@@ -14,6 +14,7 @@ from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.mirror.nodes import NodeCounts, NodeTree
+from nodepool.zk.reading import remove
 from nodepool.zk.records import DELETED, DELETING, READY, Node
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -268,7 +269,7 @@ class NodeMethods(FacadeBase):
             txn.delete(f"{directory}/{names[0]}")
             self.writer.run(txn)
         elif names:
-            self._remove(f"{directory}/{names[0]}")
+            remove(self.kazoo_client, f"{directory}/{names[0]}")
 
     def getNodeLockContenders(self, node: Node) -> list[str]:
         """Return the identifiers of the lock's contenders, holder first."""

@@ -9,6 +9,7 @@ from typing import Any
 from nodepool.zk import declines, paths
 from nodepool.zk.components import ComponentTree, RegisteredPool
 from nodepool.zk.facade.base import FacadeBase
+from nodepool.zk.reading import remove
 from nodepool.zk.records import NodeRequest, NodeRequestLockStats
 from nodepool.zk.reports import ReportTree
 
@@ -58,7 +59,7 @@ class RequestMethods(FacadeBase):
 
     def deleteNodeRequest(self, request: NodeRequest) -> None:
         if request.id is not None:
-            self._remove(paths.request(request.id))
+            remove(self.kazoo_client, paths.request(request.id))
 
     def lockNodeRequest(self, request: NodeRequest, blocking: bool = True, timeout: float | None = None) -> None:
         """Lock the request and read it again.
@@ -94,7 +95,7 @@ class RequestMethods(FacadeBase):
 
     def deleteNodeRequestLock(self, lock_id: str) -> None:
         """Delete a lock directory with everything below it."""
-        self._remove(paths.request_lock(lock_id), recursive=True)
+        self._delete(paths.request_lock(lock_id))
 
     # -- launchers
 
