@@ -37,12 +37,10 @@ class NodeMethods(FacadeBase):
 
     def getNode(self, node: str, cached: bool = False, only_cached: bool = False) -> Node | None:
         """Return the record, or None if it is missing, empty or invalid."""
-        if cached and self.node_tree is not None and self.node_tree.synced.is_set():
+        if self.node_tree is not None and (only_cached or (cached and self.node_tree.synced.is_set())):
             found = self.node_tree.get(node)
             if found is not None or only_cached:
                 return found
-        elif only_cached and self.node_tree is not None:
-            return self.node_tree.get(node)
         return self._record(Node, paths.node(node), node)
 
     def getCachedNode(self, node_id: str) -> Node | None:
@@ -81,11 +79,7 @@ class NodeMethods(FacadeBase):
         return sum(1 for node in self.nodeIterator() if node.provider == provider_name and node.pool == pool_name)
 
     def getProviderNodes(self, provider_name: str) -> list[Node]:
-        tree = self.node_tree
-        if tree is not None and tree.synced.is_set():
-            with tree.lock:
-                return [tree.nodes[i] for i in sorted(tree.by_provider.get(provider_name, ())) if i in tree.nodes]
-        return [node for node in self.nodeIterator(cached=False) if node.provider == provider_name]
+        return [node for node in self.nodeIterator() if node.provider == provider_name]
 
     def countFreeReadyNodes(self, provider_name: str) -> dict[str, int]:
         """Return label -> number of ready, unallocated, unlocked nodes of the provider."""

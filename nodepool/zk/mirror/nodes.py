@@ -85,7 +85,6 @@ class NodeTree(Tree[Node]):
         self.by_request: dict[str, set[str]] = {}
         #: ids of nodes that were created for min-ready and are still allocated.
         self.min_ready: set[str] = set()
-        self.by_provider: dict[str, set[str]] = {}
         #: (provider, pool) -> label -> {node id: None} of ready, unallocated, unlocked nodes, oldest first.
         self.free: dict[PoolKey, dict[str, dict[str, None]]] = {}
         #: Ready, unallocated nodes that no request gets, because their records are invalid.
@@ -242,7 +241,6 @@ class NodeTree(Tree[Node]):
                 self.deleting[pool].pop(node_id, None)
         if not moved:
             return
-        put(self.by_provider, provider, node_id, sign > 0)
         tenant, resources = node.tenant or None, node.resources
         if resources and isinstance(resources, dict):
             valid = {n: amount for n, amount in resources.items() if isinstance(amount, (int, float)) and abs(amount) < LARGEST}
