@@ -58,9 +58,6 @@ class FacadeBase(Mirror):
     def _children(self, path: str) -> list[str]:
         return children(self.kazoo_client, path)
 
-    def _get(self, path: str) -> tuple[bytes, ZnodeStat] | None:
-        return dict(self._get_many([path])).get(path)
-
     def _get_many(self, wanted: Iterable[str]) -> Iterator[tuple[str, tuple[bytes, ZnodeStat]]]:
         """Read many znodes, pipelined; deleted ones are omitted."""
         return answers(self.kazoo_client.get_async, wanted)
@@ -119,7 +116,7 @@ class FacadeBase(Mirror):
 
     def _record(self, kind: type[R], path: str, *names: str) -> R | None:
         """Read a record; return None if it is missing, empty or invalid."""
-        read = self._get(path)
+        read = dict(self._get_many([path])).get(path)
         return None if read is None else self._parse(kind, path, read, *names)
 
     def _records(

@@ -47,7 +47,7 @@ class Reservations:
     """Sums of promised resources by provider, pool and tenant; thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._entries: dict[Any, tuple[str | None, str | None, str | None, dict[str, float]]] = {}
         self._sums: Sums[str] = Sums()
 
@@ -56,17 +56,14 @@ class Reservations:
     ) -> None:
         """Promise resources under ``key``; replaces an earlier promise under it."""
         with self._lock:
-            self._release(key)
+            self.release(key)
             self._entries[key] = (provider, pool, tenant, dict(resources))
             self._sums.add(provider, pool, tenant, resources, 1)
 
     def release(self, key: Hashable) -> None:
         with self._lock:
-            self._release(key)
-
-    def _release(self, key: Hashable) -> None:
-        if key in self._entries:
-            self._sums.add(*self._entries.pop(key), -1)
+            if key in self._entries:
+                self._sums.add(*self._entries.pop(key), -1)
 
     def provider(self, provider: str, pool: str | None = None) -> dict[str, float]:
         with self._lock:
