@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -120,14 +120,12 @@ class BuildFollower:
     :param after: zxid of the request; builds with an older record do not count.
     """
 
-    def __init__(self, zk: ZooKeeper, image: str, after: int, display: Display,
-                 clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
+    def __init__(self, zk: ZooKeeper, image: str, after: int, display: Display) -> None:
         self.image = image
         self.build: str | None = None
         self._after = after
         self._display = display
-        self._clock = clock
-        self._start = clock()
+        self._start = time.monotonic()
         self._changed = threading.Event()
         self._ended_at: float | None = None
         self._zk, self._images, self._progress = zk, zk.image_tree, zk.progress_tree
@@ -149,7 +147,7 @@ class BuildFollower:
                 if outcome is not None:
                     return outcome
                 wait = TICK if self._display.live else LONGEST_WAIT
-                now = self._clock()
+                now = time.monotonic()
                 if self._ended_at is not None:
                     wait = max(0.0, min(wait, self._ended_at + GRACE - now))
                 if timeout is not None:
@@ -214,7 +212,7 @@ class BuildFollower:
     def _ended(self, record: ImageBuild | None, seen: BuildProgress | None) -> Outcome | None:
         if seen is None or seen.running:
             # Two records, written sequentially; builders of an earlier release write only one.
-            now = self._clock()
+            now = time.monotonic()
             if self._ended_at is None:
                 self._ended_at = now
             if now - self._ended_at < GRACE:
@@ -229,7 +227,7 @@ class BuildFollower:
     # -- display
 
     def _line(self, key: Hashable, text: str) -> None:
-        elapsed = format_duration(self._clock() - self._start)
+        elapsed = format_duration(time.monotonic() - self._start)
         self._display.show(key, f"{elapsed}  {self.image}  {text}", f"{self.image}  {elapsed}  {text}")
 
     def _show_waiting(self, images: ImageData, progress: ProgressData) -> None:

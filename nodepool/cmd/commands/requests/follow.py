@@ -33,16 +33,13 @@ Quiet = Callable[[list[str]], None]
 class Follower:
     """Tracks the states of some requests."""
 
-    def __init__(self, kazoo: KazooClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kazoo: KazooClient) -> None:
         self._kazoo = kazoo
-        self._clock = clock
         self._changed: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def follow(
-        self, request_ids: Iterable[str], timeout: float | None, report: Report, quiet: Quiet | None = None
-    ) -> dict[str, str | None]:
+    def follow(self, request_ids: Iterable[str], timeout: float | None, report: Report, quiet: Quiet) -> dict[str, str | None]:
         """Report each state until all requests are finished or ``timeout`` seconds have passed."""
-        start = self._clock()
+        start = time.monotonic()
         states: dict[str, str | None] = dict.fromkeys(request_ids)
         for request_id in states:
             self._changed.put(request_id)
@@ -50,15 +47,14 @@ class Follower:
         while open_ids := [request_id for request_id, state in states.items() if state not in FINISHED]:
             wait = READ_AGAIN if told else QUIET
             if timeout is not None:
-                wait = min(wait, max(0.0, timeout - (self._clock() - start)))
+                wait = min(wait, max(0.0, timeout - (time.monotonic() - start)))
             try:
                 self._look(self._changed.get(timeout=wait), states, report)
                 continue
             except queue.Empty:
                 told += 1
-            if quiet is not None:
-                quiet(open_ids)
-            if timeout is not None and self._clock() - start >= timeout:
+            quiet(open_ids)
+            if timeout is not None and time.monotonic() - start >= timeout:
                 break
             for request_id in open_ids:
                 self._look(request_id, states, report)
