@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from typing import Any
 
@@ -31,20 +31,13 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("provider", metavar="PROVIDER", nargs="?", help="only this provider")
 
 
-def list_all(functions: Mapping[str, Callable[[], Iterable[Any]]]) -> dict[str, list[Any] | Exception]:
+def list_all(functions: Mapping[str, Callable[[], list[Any]]]) -> dict[str, list[Any] | BaseException]:
     """Return what each function lists, or why it cannot; they run concurrently."""
     lanes = {name: threads.shared().lane(f"Thread-listing-{name}", 1) for name in functions}
-    listings = {name: lanes[name].submit(_found, function) for name, function in functions.items()}
+    listings = {name: lanes[name].submit(function) for name, function in functions.items()}
     done = wait(listings.values(), LIST_TIMEOUT).done
     late = TimeoutException(f"no answer within {LIST_TIMEOUT:g} s")
-    return {name: listing.result() if listing in done else late for name, listing in listings.items()}
-
-
-def _found(function: Callable[[], Iterable[Any]]) -> list[Any] | Exception:
-    try:
-        return list(function())
-    except Exception as error:
-        return error
+    return {name: (listing.exception() or listing.result()) if listing in done else late for name, listing in listings.items()}
 
 
 def alien_image_list(context: Context) -> None:
@@ -65,7 +58,7 @@ def alien_image_list(context: Context) -> None:
     uploads = [upload for upload in zk.readImages().uploads if upload.state == READY]
     rows = []
     for name, listed in found.items():
-        if isinstance(listed, Exception):
+        if isinstance(listed, BaseException):
             log.warning("Exception listing alien images for %s: %s", name, describe(listed))
             continue
         images = set(configs[name].diskimages)
@@ -82,7 +75,7 @@ def alien_image_list(context: Context) -> None:
     context.show(status.Results(rows, status.ALIEN_COLUMNS))
 
 
-def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
+def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> list[Any]:
     """Return images with ``id``, perhaps ``name``, and ``properties`` or ``metadata``.
 
     The provider is started to list them.

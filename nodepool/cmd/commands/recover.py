@@ -140,7 +140,7 @@ def _find(context: Context, managers: dict[str, StateMachineProvider | Exception
     """Return resources that only the providers have, and whether all could be listed."""
     listed, complete = [], True
     for name, answer in list_all({name: functools.partial(_list, manager) for name, manager in managers.items()}).items():
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             complete = False
             log.error("Cannot list resources of provider %s: %s", name, describe(answer))
         else:
