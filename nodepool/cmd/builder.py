@@ -76,18 +76,15 @@ class BuilderService:
         """Stop waiting for ZooKeeper."""
         self._builder.cancel_start()
 
-    def stop(self) -> None:
-        self._stop(False)
-
     def finish(self) -> None:
         """Stop when the running builds have ended."""
-        self._stop(True)
+        self.stop(finish=True)
 
     def hurry(self) -> None:
         """End the builds that :meth:`finish` waits for."""
         self._builder.abort_builds()
 
-    def _stop(self, finish: bool) -> None:
+    def stop(self, finish: bool = False) -> None:
         stop_all(*reversed(self._servers))
         self._builder.stop(finish)
 
