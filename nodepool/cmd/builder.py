@@ -46,8 +46,6 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 class BuilderService:
-    """Builder and console together."""
-
     def __init__(self, args: argparse.Namespace) -> None:
         from nodepool.builder import NodePoolBuilder
 
@@ -90,7 +88,6 @@ class BuilderService:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the builder; return the exit status."""
     args = create_parser().parse_args(arguments(argv))
     return run_daemon(PROG, "nodepool-builder", args, lambda: BuilderService(args), STOP_LIMIT, finish_always=args.finish_builds)
 

@@ -43,7 +43,6 @@ class ConfigValidator:
         return 0 if self.good else 1
 
     def count(self, error: bool) -> int:
-        """Return the number of errors or warnings."""
         return sum(1 for _path, problem in self.findings if problem.error is error)
 
     @property

@@ -22,8 +22,6 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 class LauncherService:
-    """Launcher, web server and console together."""
-
     def __init__(self, args: argparse.Namespace) -> None:
         from nodepool.launcher import NodePool
 
@@ -66,7 +64,6 @@ class LauncherService:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the launcher; return the exit status."""
     args = create_parser().parse_args(arguments(argv))
     return run_daemon(PROG, "nodepool", args, lambda: LauncherService(args))
 

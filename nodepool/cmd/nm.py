@@ -260,7 +260,6 @@ def sign_ticket(client: Client, args: argparse.Namespace) -> None:
 
 
 def _signer(args: argparse.Namespace) -> Callable[[list[Any]], str]:
-    """Return a signer of tickets for the options."""
     from nodepool.nodemanager.sources import tickets
 
     key = pathlib.Path(args.key_file).read_bytes()

@@ -114,7 +114,6 @@ class Component:
         return None
 
     def unregister(self) -> None:
-        """Delete our entry."""
         if self._state_changed in self.client.state_listeners:
             self.client.state_listeners.remove(self._state_changed)
         if self._vanished in self.client.component_listeners:
@@ -131,7 +130,6 @@ class Component:
             self._start_registration()
 
     def _vanished(self, path: str) -> None:
-        """Register again if the deleted entry was ours."""
         self._gone = path  # first: the acknowledgment of its creation may still be on its way
         if path == self.path and not self._unregistered.is_set():
             self._start_registration(path)
@@ -303,7 +301,6 @@ class _ComponentRegistry:
 
     def clearRegistry(self) -> None:
         """Forget all components: none are kept here."""
-        return
 
 
 COMPONENT_REGISTRY = _ComponentRegistry()

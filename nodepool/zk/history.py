@@ -215,7 +215,6 @@ class HistoryReader:
         return sorted(self._all(kazoo, b"", since), key=lambda event: event["time"])
 
     def _all(self, kazoo: KazooClient, wanted: bytes, since: float = 0.0) -> Iterator[Event]:
-        """Yield the events whose text contains ``wanted``."""
         kept: dict[str, tuple[float, bytes]] = {}
         # Repeated if some were merged or deleted in the meantime.
         for _ in range(3):

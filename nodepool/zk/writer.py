@@ -222,14 +222,12 @@ class Writer:
             self._unsettled -= Counter(path for txn in txns for path in txn.written)
 
     def _flush(self) -> None:
-        """Send what has been waiting."""
         while batch := self._collect():
             self._send(batch)
             if len(batch) == 1:
                 self._settle(batch)
 
     def _collect(self) -> list[Txn]:
-        """Return the transactions of the next message."""
         batch: list[Txn] = []
         operations = size = 0
         with self._lock:

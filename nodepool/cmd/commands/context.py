@@ -81,7 +81,6 @@ class Context:
 
     @property
     def zk(self) -> ZooKeeper:
-        """Return the connected facade."""
         if self._zk is None:
             self.config.require(self.args.config, "zookeeper-servers")
             self._client = ZooKeeperClient.from_config(self.config)

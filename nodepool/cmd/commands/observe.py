@@ -121,7 +121,6 @@ def show_status(context: Context) -> None:
 
 
 def waiting_lines(row: dict[str, Any], width: int | None) -> Iterator[str]:
-    """Yield the lines for the requests with the same cause."""
     number, ids = row["count"], row["ids"]
     yield from _wrapped(f"{count_of(number, 'request')} waiting up to {row['since']}: {row['cause']}", width, 2)
     if row["suggestion"]:

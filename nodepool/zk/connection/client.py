@@ -241,7 +241,6 @@ class ZooKeeperClient:
 
     @staticmethod
     def _why() -> str:
-        """Return why the last attempt to connect failed, if known."""
         return f"; the last attempt: {_calm.last}" if _calm.last else ""
 
     def disconnect(self) -> None:

@@ -70,7 +70,6 @@ class SessionFile:
         return value
 
     def remember(self, hosts: str, client_id: tuple[int, bytes]) -> None:
-        """Store the session in use now."""
         self._write(json.dumps({"hosts": hosts, "id": client_id[0], "password": client_id[1].hex(), "boot": boot_id()}).encode())
 
     def release(self) -> None:

@@ -365,8 +365,6 @@ class Connection(kazoo_connection.ConnectionHandler):
 
 
 class Client(KazooClient):
-    """kazoo's client on our connection."""
-
     _connection: Any
     chroot: str
 
@@ -431,7 +429,6 @@ class Client(KazooClient):
         self.submit(AddWatch(self.full_path(root)), reply)
 
     def full_path(self, path: str) -> str:
-        """Return the path with the chroot prepended."""
         if not self.chroot:
             return path
         return self.chroot if path == "/" else self.chroot + path

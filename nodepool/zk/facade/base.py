@@ -31,8 +31,6 @@ C = TypeVar("C", Node, NodeRequest)
 
 
 class FacadeBase(Mirror):
-    """Connection, cache and bulk reading."""
-
     log = logging.getLogger("nodepool.zk.ZooKeeper")
     client: ZooKeeperClient
     enable_cache: bool

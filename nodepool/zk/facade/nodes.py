@@ -27,8 +27,6 @@ ANSWER_TIMEOUT = 30.0
 
 
 class NodeMethods(FacadeBase):
-    """Nodes: reading, writing, locking."""
-
     # -- reading
 
     def getNodes(self) -> list[str]:

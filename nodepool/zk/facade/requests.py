@@ -15,8 +15,6 @@ from nodepool.zk.reports import ReportTree
 
 
 class RequestMethods(FacadeBase):
-    """Requests: reading, writing, locking."""
-
     def getNodeRequests(self) -> list[str]:
         """Return the ids of all requests, sorted."""
         return self._children(paths.REQUESTS)
@@ -107,11 +105,9 @@ class RequestMethods(FacadeBase):
         return self._complete(self.component_tree, ComponentTree).registered_pools()
 
     def getLaunchers(self) -> list[dict[str, Any]]:
-        """Return the component records of all launchers."""
         return self._complete(self.component_tree, ComponentTree).of_kind("launcher")
 
     def getBuilders(self) -> list[dict[str, Any]]:
-        """Return the component records of all builders."""
         return self._complete(self.component_tree, ComponentTree).of_kind("builder")
 
     def readReports(self) -> list[dict[str, Any]]:

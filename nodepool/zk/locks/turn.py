@@ -61,5 +61,4 @@ class TurnLock:
             callback()
 
     def drop(self) -> None:
-        """Release the mark."""
         locks.withdraw(self._kazoo, self.path)

@@ -112,7 +112,6 @@ class Feed:
 
     @property
     def number(self) -> int:
-        """Return the number of the last event."""
         return self._number
 
     def since(self, number: int) -> tuple[list[Event], bool]:

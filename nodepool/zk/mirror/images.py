@@ -80,8 +80,6 @@ def kind_of(parts: list[str]) -> str:
 
 
 class ImageTree(Tree[Any]):
-    """Images with their builds, uploads and flags."""
-
     def __init__(self, client: ZooKeeperClient) -> None:
         super().__init__(client, paths.IMAGES)
         #: Path -> its parts, its kind, and what it contains: a record (None: it is empty), else its stat, if known.

@@ -63,7 +63,6 @@ def _uses(node: Node) -> tuple[Any, ...]:
 
 
 def count_nodes(nodes: Iterable[Node]) -> NodeCounts:
-    """Count nodes without a mirror."""
     found = NodeCounts()
     for node in nodes:
         found.add(node)

@@ -39,7 +39,6 @@ class Sums(Generic[K]):
             del self.tenants[tenant]
 
     def of(self, provider: str, pool: str | None = None) -> dict[K, float]:
-        """Return the sums of a provider, or of its pool."""
         return dict(self.places.get(provider if pool is None else (provider, pool), ()))
 
 

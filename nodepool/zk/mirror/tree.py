@@ -84,7 +84,6 @@ class Tree(Generic[R]):
         raise NotImplementedError
 
     def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
-        """Process the data of a znode."""
         raise NotImplementedError
 
     def store_own(self, parts: list[str], path: str, record: R, stat: ZnodeStat) -> None:
@@ -98,7 +97,6 @@ class Tree(Generic[R]):
         """Process a refused write of ours: postponed work can be done now."""
 
     def vanished(self, parts: list[str], path: str) -> None:
-        """Process the deletion of a znode."""
         raise NotImplementedError
 
     # -- life

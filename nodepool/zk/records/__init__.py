@@ -347,8 +347,6 @@ class Node(BaseModel):
 
 @dataclass(unsafe_hash=True)
 class NodeRequestLockStats:
-    """The lock directory of a request and its znode stat."""
-
     lock_id: str | None = None
     stat: ZnodeStat | None = field(default=None, compare=False)
 

@@ -241,8 +241,6 @@ class UploadFailure(ProgressRecord):
 
 @dataclass
 class ProgressData:
-    """All progress records at one time."""
-
     builds: dict[str, BuildProgress] = field(default_factory=dict)
     #: (build, provider, upload number) -> running upload.
     uploads: dict[tuple[str, str, str], UploadProgress] = field(default_factory=dict)

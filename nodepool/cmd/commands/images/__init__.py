@@ -133,7 +133,6 @@ def _build_and_wait(context: Context, name: str) -> int:
 
 
 def _unknown(context: Context, name: str) -> str | None:
-    """Return a message if nothing is known of an image."""
     images = context.config.diskimages
     if name in images or name in context.zk.getImageNames():
         return None

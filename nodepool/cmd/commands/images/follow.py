@@ -91,7 +91,6 @@ class Outcome:
         return list(self.record.formats) if self.record is not None else []
 
     def lines(self) -> list[str]:
-        """Return the text for users."""
         name = f"{self.image}-{self.build}" if self.build else self.image
         row = self.row()
         result = []

@@ -31,8 +31,6 @@ Quiet = Callable[[list[str]], None]
 
 
 class Follower:
-    """Tracks the states of some requests."""
-
     def __init__(self, kazoo: KazooClient) -> None:
         self._kazoo = kazoo
         self._changed: queue.SimpleQueue[str] = queue.SimpleQueue()
