@@ -51,7 +51,7 @@ REPORTED: Event = {"number": 0, "time": 0.0, "type": "report-changed"}
 
 
 class Mirror:
-    """The mirrors of a facade; None for trees that are not mirrored: with ``enable_cache`` off, or in builders."""
+    """The mirrors of a facade; None: not mirrored, with ``enable_cache`` off or in a builder."""
 
     node_tree: NodeTree
     request_tree: RequestTree
