@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.zk.mirror.images import ImageData
-from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
+from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload, newest_first
 
 #: Number of newest ready builds kept per image, and of newest ready uploads kept per image and provider.
 KEPT_BUILDS = 2
 KEPT_UPLOADS = 2
-
-R = TypeVar("R", ImageBuild, ImageUpload)
 
 BuildKey = tuple[str, str]
 #: Image, build, provider, upload number.
@@ -27,15 +24,10 @@ def upload_key(upload: ImageUpload) -> UploadKey:
     return upload.image_name or "", upload.build_id or "", upload.provider_name or "", upload.id or ""
 
 
-def newest(records: Iterable[R], count: int) -> list[R]:
-    """Sort key by ``state_time``; ids say nothing about age and only break ties."""
-    return sorted(records, key=lambda record: (record.state_time or 0, record.id or ""), reverse=True)[:count]
-
-
 def newest_ready(data: ImageData) -> dict[str, ImageBuild]:
     """Return image -> its newest build in state ``ready``."""
     ready = [build for build in data.builds if build.state == READY]
-    return {build.image_name or "": build for build in reversed(newest(ready, len(ready)))}
+    return {build.image_name or "": build for build in reversed(newest_first(ready, len(ready)))}
 
 
 def image_providers(config: Config) -> list[ProviderConfig]:
@@ -55,12 +47,8 @@ class Candidate:
     build: ImageBuild
 
     @property
-    def image(self) -> str:
-        return self.build.image_name or ""
-
-    @property
     def pair(self) -> tuple[str, str]:
-        return self.image, self.provider.name
+        return self.build.image_name or "", self.provider.name
 
 
 def upload_candidates(data: ImageData, providers: Iterable[ProviderConfig]) -> list[Candidate]:
@@ -117,10 +105,6 @@ class RemovalPlan:
     #: Delete the build: the only uploads left are those being deleted.
     remove: bool = False
 
-    @property
-    def idle(self) -> bool:
-        return not (self.drop or self.delete or self.remove)
-
 
 class Snapshot:
     def __init__(self, data: ImageData) -> None:
@@ -144,13 +128,13 @@ class Snapshot:
                 for upload in self.uploads.get((image, build.id or ""), []):
                     if upload.state == READY:
                         by_provider[upload.provider_name or ""].append(upload)
-        return {upload_key(u) for uploads in by_provider.values() for u in newest(uploads, KEPT_UPLOADS)}
+        return {upload_key(u) for uploads in by_provider.values() for u in newest_first(uploads, KEPT_UPLOADS)}
 
     def kept_builds(self, image: str, rules: Rules) -> set[str]:
         """Return the builds to keep (BLD-10.B.1)."""
         if image not in rules.images:
             return set()
-        return {b.id or "" for b in newest((b for b in self.builds[image].values() if b.state == READY), KEPT_BUILDS)}
+        return {b.id or "" for b in newest_first((b for b in self.builds[image].values() if b.state == READY), KEPT_BUILDS)}
 
     def building(self, build: ImageBuild, rules: Rules) -> bool:
         """Return whether a build is in progress, as far as visible without taking the lock."""
@@ -173,7 +157,7 @@ class Snapshot:
         empty = [ImageBuild(image, build_id) for name, build_id in sorted(self.data.empty_builds) if name == image]
         builds = [*self.builds[image].values(), *empty]
         plans = [self._plan(build, kept_builds, kept_uploads, rules, everything) for build in builds]
-        return [plan for plan in plans if not plan.idle]
+        return [plan for plan in plans if plan.drop or plan.delete or plan.remove]
 
     def _plan(
         self, build: ImageBuild, kept_builds: set[str], kept_uploads: set[UploadKey], rules: Rules, everything: bool

@@ -82,7 +82,7 @@ class UploadWorker(Worker):
     def _candidates(self, config: Config) -> list[Candidate]:
         found = retention.upload_candidates(self._zk.readImages(), retention.image_providers(config))
         files = functools.cache(functools.partial(image_files.DibImageFile.from_image_id, config.images_dir))
-        return [c for c in found if files(image_files.image_id(c.image, c.build.id or ""))]
+        return [c for c in found if files(image_files.image_id(c.pair[0], c.build.id or ""))]
 
     def _try(self, config: Config, candidate: Candidate) -> bool:
         """Try to upload; return False if it failed, or is not ours."""

@@ -204,7 +204,3 @@ class FacadeBase(Mirror):
             raise ZKLockException(f"Request to unlock unlocked {what} {record.id}")
         handle, record.lock = record.lock, None
         locks.release(self.kazoo_client, handle)
-
-
-def newest_first(items: Iterable[Any], count: int) -> list[Any]:
-    return sorted(items, key=lambda item: item.state_time or 0, reverse=True)[:count]

@@ -12,11 +12,11 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
-from nodepool.zk.facade.base import FacadeBase, newest_first
+from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.mirror.images import ImageData, ImageTree
 from nodepool.zk.mirror.progress import ProgressData, ProgressStore, ProgressTree
 from nodepool.zk.reading import remove, write
-from nodepool.zk.records import BUILDING, DELETING, READY, UPLOADING, ImageBuild, ImageBuildRequest, ImageUpload
+from nodepool.zk.records import BUILDING, DELETING, READY, UPLOADING, ImageBuild, ImageBuildRequest, ImageUpload, newest_first
 
 #: How often a record is read again if another client changes it at the same time.
 TRIES = 10

@@ -35,7 +35,7 @@ from nodepool.zk.records.base import (
     text_of,
     texts_of,
 )
-from nodepool.zk.records.images import ImageBuild, ImageBuildRequest, ImageUpload
+from nodepool.zk.records.images import ImageBuild, ImageBuildRequest, ImageUpload, newest_first
 
 #: Fields of a request -> what reads their values.
 _REQUEST_FIELDS: dict[str, Callable[[Mapping[str, Any], str], object]] = {
@@ -377,6 +377,7 @@ __all__ = [
     "NodeRequest",
     "NodeRequestLockStats",
     "RecordError",
+    "newest_first",
     "parse_object",
     "text_of",
     "texts_of",

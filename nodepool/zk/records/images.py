@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from kazoo.protocol.states import ZnodeStat
 
@@ -106,6 +106,14 @@ class ImageUpload(_ImageRecord):
         upload_id: str | None = None,
     ) -> ImageUpload:
         return ImageUpload.of(d, build_id, provider_name, image_name, upload_id)
+
+
+R = TypeVar("R", ImageBuild, ImageUpload)
+
+
+def newest_first(records: Iterable[R], count: int) -> list[R]:
+    """Sort by ``state_time``; ids say nothing about age and only break ties."""
+    return sorted(records, key=lambda record: (record.state_time or 0, record.id or ""), reverse=True)[:count]
 
 
 @dataclass

@@ -55,7 +55,7 @@ def rules(known: dict[str, set[str]], images: set[str] | None = None, **more: An
 
 
 def pairs(*arguments: Any) -> list[tuple[str, str, str | None]]:
-    return [(c.image, c.provider.name, c.build.id) for c in upload_candidates(*arguments)]
+    return [(*c.pair, c.build.id) for c in upload_candidates(*arguments)]
 
 
 # -- uploads
