@@ -255,7 +255,7 @@ class NodePoolBuilder:
                 if p.manage_images and p.name not in self.config.provider_managers
             ]
         if self.zk is not None:  # the mirror, which also answers without ZooKeeper
-            details += [str(problem) for problem in image_problems(self.state.progress.data())]
+            details += [str(problem) for problem in image_problems(self.zk.progress_tree.data())]
         return ready, details
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:

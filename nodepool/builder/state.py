@@ -16,7 +16,6 @@ from nodepool.builder.providers import ImageManagers
 from nodepool.builder.upload.claims import UploadClaims
 from nodepool.config.model import Config
 from nodepool.zk import ZooKeeperClient
-from nodepool.zk.mirror.progress import ProgressTree
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds between two attempts of something that fails repeatedly.
@@ -59,11 +58,6 @@ class BuilderState:
         """Reset the pauses after failures; arguments are the first pauses in seconds."""
         self.build_backoff = KeyedBackoff(Backoff(build_interval, LONGEST_PAUSE), time.time)
         self.upload_backoff = KeyedBackoff(Backoff(upload_interval, LONGEST_PAUSE), time.time)
-
-    @property
-    def progress(self) -> ProgressTree:
-        """Return what all builders report about builds and uploads."""
-        return self.zk.progress_tree
 
     def running_builds(self) -> set[tuple[str, str]]:
         """Return (image, build id) of the builds of this process.

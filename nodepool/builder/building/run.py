@@ -92,7 +92,7 @@ class BuildRun:
 
     def _expected(self) -> float | None:
         """Return the median duration of earlier builds of the image in seconds."""
-        builds = self._state.progress.data().builds.values()
+        builds = self._state.zk.progress_tree.data().builds.values()
         known = [p.duration for p in builds if p.image == self.image and p.state == READY and p.duration]
         return statistics.median(known) if known else None
 

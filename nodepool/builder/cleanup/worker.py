@@ -212,9 +212,9 @@ class CleanupWorker(Worker):
                     self._records.remove_image(image)
         with self._going_on("Error looking for what uploads left:"):
             self._strays.sweep(config)
-        if self._state.progress is not None and self._state.progress.synced.is_set():
+        if self._zk.progress_tree.synced.is_set():
             with self._going_on("Error cleaning progress records:"):
-                self._progress.clean(config, self._state.progress.data(), snapshot, rules)
+                self._progress.clean(config, self._zk.progress_tree.data(), snapshot, rules)
 
     def _report_unreadable(self, data: ImageData) -> None:
         for image, build_id in sorted(data.bad_builds - self._reported):

@@ -54,10 +54,6 @@ class UploadEntry:
     def path(self) -> str:
         return os.path.join(self.directory, f"{self.build}-{quote(self.provider, safe='')}-{self.number}.json")
 
-    @property
-    def kept(self) -> bool:
-        return os.path.exists(self.path)
-
     def end(self) -> None:
         """Delete the entry: the cloud has no image of it without a record."""
         try:
@@ -139,7 +135,7 @@ class CloudLeftoverSweeper:
 
     def _look(self, note: UploadEntry) -> None:
         state = self._state
-        if not state.session_usable.is_set() or note.key[:3] in state.upload_claims.running() or not note.kept:
+        if not state.session_usable.is_set() or note.key[:3] in state.upload_claims.running() or not os.path.exists(note.path):
             return
         # Its lock is older than the entry: the upload is running.
         if locks.names_in_order(state.zk.kazoo_client, f"{paths.uploads(*note.key[:3])}/lock"):
