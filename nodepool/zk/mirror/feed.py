@@ -51,7 +51,10 @@ REPORTED: Event = {"number": 0, "time": 0.0, "type": "report-changed"}
 
 
 class Mirror:
-    """The mirrors of a facade; None: not mirrored, with ``enable_cache`` off or in a builder."""
+    """The mirrors of a facade.
+
+    None for trees that are not mirrored: with ``enable_cache`` off, or in builders.
+    """
 
     node_tree: NodeTree
     request_tree: RequestTree
