@@ -8,36 +8,17 @@ can be asked again. Entries of other clients with the same name are kept.
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Delete, Exists, GetChildren2, Sync
 from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.zk.connection.reply import Reply
-from nodepool.zk.records import NodeRequest
 
 log = logging.getLogger("nodepool.zk.locks")
-
-#: Digits that the server appends to the names of sequential znodes.
-_SEQUENCE_DIGITS = 10
-
-
-class Asking(Protocol):
-    """The parts of the connection that are used here."""
-
-    client_id: tuple[int, bytes] | None
-
-    @property
-    def state(self) -> str: ...
-
-    def add_listener(self, listener: Callable[[str], Any]) -> None: ...
-
-    def full_path(self, path: str) -> str: ...
-
-    def submit(self, request: NodeRequest, answer: Reply | None) -> None: ...
 
 
 class AbandonedLocks:
@@ -46,7 +27,7 @@ class AbandonedLocks:
     Thread-safe; one per client.
     """
 
-    def __init__(self, client: Asking) -> None:
+    def __init__(self, client: KazooClient) -> None:
         self._client = client
         self._lock = threading.Lock()
         #: path -> whether it ends with our session.
@@ -82,7 +63,8 @@ class AbandonedLocks:
             if isinstance(error, NoNodeError):
                 self.forget(path)
             elif error is None:
-                names = [name for name in result[0] if _fits(name, start)]
+                # The server appends ten digits to the names of sequential znodes.
+                names = [name for name in result[0] if re.fullmatch(rf"{re.escape(start)}([0-9]{{10}})?", name)]
                 for name in names:
                     self._remove_own(path, f"{directory}/{name}")
                 if not names:
@@ -119,8 +101,3 @@ class AbandonedLocks:
         """Forget the path: nothing is left under this name, or it was acquired again."""
         with self._lock:
             self._paths.pop(path, None)
-
-
-def _fits(name: str, start: str) -> bool:
-    number = name[len(start) :]
-    return name.startswith(start) and (not number or (len(number) == _SEQUENCE_DIGITS and number.isdigit()))
