@@ -141,7 +141,8 @@ class ZooKeeperClient:
                 self.log.warning("ZooKeeper connection: restored")
             else:
                 self.log.debug("ZooKeeper connection: connected")
-            self._remember_session()
+            if self.session_file is not None and self.client is not None and self.client.client_id is not None:
+                self.session_file.remember(self.hosts, self.client.client_id)
         elif state == KazooState.SUSPENDED:
             self.log.warning("ZooKeeper connection: suspended; no new work is started until it is restored")
         elif not self._closing:
@@ -151,11 +152,6 @@ class ZooKeeperClient:
                 listener(state)
             except Exception:
                 self.log.exception("Error in a connection listener")
-
-    def _remember_session(self) -> None:
-        client = self.client
-        if self.session_file is not None and client is not None and client.client_id is not None:
-            self.session_file.remember(self.hosts, client.client_id)
 
     @property
     def kazoo(self) -> Client:

@@ -89,14 +89,14 @@ class SessionFile:
             log.warning("Cannot store the session in %s: %s", self.path, error.strerror)
 
 
-def end_session(old: dict[str, Any], hosts: str, make_client: Callable[[tuple[int, bytes]], Any]) -> bool:
-    """Close the session of a dead process; return False if it will end by its time-out."""
+def end_session(old: dict[str, Any], hosts: str, make_client: Callable[[tuple[int, bytes]], Any]) -> None:
+    """Close the session of a dead process; if that is impossible, it ends by its time-out."""
     try:
         if old["hosts"] != hosts:
-            return False
+            return
         client_id = (int(old["id"]), bytes.fromhex(old["password"]))
     except (KeyError, TypeError, ValueError):
-        return False
+        return
     client = make_client(client_id)
     try:
         client.start(timeout=TIMEOUT)
@@ -105,7 +105,6 @@ def end_session(old: dict[str, Any], hosts: str, make_client: Callable[[tuple[in
         client.close()
     except (KazooException, KazooTimeoutError, OSError) as error:
         log.warning("Cannot end the session of the previous process: %r; it ends by its time-out", error)
-        return False
+        return
     if resumed:
         log.info("Ended the session of the previous process, which was killed")
-    return bool(resumed)
