@@ -71,7 +71,6 @@ class Context:
     """The arguments, and lazily created configuration and connection."""
 
     args: argparse.Namespace
-    _client: ZooKeeperClient | None = field(default=None, repr=False)
     _zk: ZooKeeper | None = field(default=None, repr=False)
 
     @functools.cached_property
@@ -83,9 +82,9 @@ class Context:
     def zk(self) -> ZooKeeper:
         if self._zk is None:
             self.config.require(self.args.config, "zookeeper-servers")
-            self._client = ZooKeeperClient.from_config(self.config)
-            self._client.connect(self.args.connect_timeout)
-            self._zk = ZooKeeper(self._client, enable_cache=False)
+            client = ZooKeeperClient.from_config(self.config)
+            client.connect(self.args.connect_timeout)
+            self._zk = ZooKeeper(client, enable_cache=False)
         return self._zk
 
     @property
@@ -141,12 +140,8 @@ class Context:
         self.refuse(f"provider {name} is neither in {self.args.config} nor in ZooKeeper{did_you_mean(name, known)}")
 
     def close(self) -> None:
-        zk, self._zk = self._zk, None
-        client, self._client = self._client, None
-        if zk is not None:
-            zk.disconnect()
-        elif client is not None:
-            client.disconnect()
+        if self._zk is not None:
+            self._zk.disconnect()
 
 
 def add_command(subparsers: Subparsers, name: str, function: Command, text: str) -> argparse.ArgumentParser:
