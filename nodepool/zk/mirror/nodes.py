@@ -99,7 +99,8 @@ class NodeTree(Tree[Node]):
         self.deleting: dict[PoolKey, dict[str, float]] = defaultdict(dict)
         #: Nodes whose lock directory exists.
         self.lock_dirs: set[str] = set()
-        self._free_ids: set[str] = set()
+        #: Nodes in :attr:`free`, as they were added.
+        self._indexed: dict[str, Node] = {}
         #: Resources of nodes that this process is about to store.
         self.reservations = Reservations()
 
@@ -204,7 +205,7 @@ class NodeTree(Tree[Node]):
                     # In the same step, so that nobody sees the resources counted twice or not at all.
                     self.reservations.release(node.promise)
                     node.promise = None
-            self._index_free(node_id, node, old)
+            self._index_free(node_id, node)
         self.announce(self.listeners, node_id, old, node)
 
     def _note_unfit(self, node_id: str, node: Node | None) -> None:
@@ -247,25 +248,16 @@ class NodeTree(Tree[Node]):
         elif labels:
             self.unmeasured.add(*pool, tenant, {(*pool, labels[0]): 1}, sign)
 
-    def _index_free(self, node_id: str, node: Node | None, old: Node | None = None) -> None:
-        free = node is not None and node_id not in self.contenders and _is_free(node)
-        if node_id in self._free_ids:
-            if free and old is None:
-                return
-            before = old if old is not None else node
-            if before is not None:
-                labels = self.free.get((before.provider, before.pool), {})
-                for label in before._type:
-                    ids = labels.get(label)
-                    if ids is not None:
-                        ids.pop(node_id, None)
-            self._free_ids.discard(node_id)
-        if free:
-            assert node is not None
+    def _index_free(self, node_id: str, node: Node | None) -> None:
+        before = self._indexed.pop(node_id, None)
+        if before is not None:
+            for label in before._type:
+                self.free[before.provider, before.pool][label].pop(node_id, None)
+        if node is not None and node_id not in self.contenders and _is_free(node):
             labels = self.free.setdefault((node.provider, node.pool), {})
             for label in node._type:
                 labels.setdefault(label, {})[node_id] = None
-            self._free_ids.add(node_id)
+            self._indexed[node_id] = node
 
     # -- queries
 
