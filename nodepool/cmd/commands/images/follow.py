@@ -77,18 +77,12 @@ class Outcome:
             "reason": self.reason,
             "exit_code": progress.exit_code if progress else None,
             "builder": (progress.builder if progress else None) or (record.builder if record else None),
-            "formats": self.formats,
+            "formats": list((progress.formats if progress else None) or (record.formats if record else ())),
             "sizes": dict(progress.sizes) if progress else {},
             "duration": progress.elapsed(time.time()) if progress else None,
             "log": (progress.log if progress else None) or None,
             "requested": self.requested,
         }
-
-    @property
-    def formats(self) -> list[str]:
-        if self.progress is not None and self.progress.formats:
-            return list(self.progress.formats)
-        return list(self.record.formats) if self.record is not None else []
 
     def lines(self) -> list[str]:
         name = f"{self.image}-{self.build}" if self.build else self.image
@@ -96,7 +90,7 @@ class Outcome:
         result = []
         if self.state == READY:
             sizes = row["sizes"]
-            made = ", ".join(f"{f} {format_bytes(sizes[f])}" if f in sizes else f for f in self.formats)
+            made = ", ".join(f"{f} {format_bytes(sizes[f])}" if f in sizes else f for f in row["formats"])
             took = f" in {format_duration(row['duration'])}" if row["duration"] is not None else ""
             result.append(f"Built {name}{took}{': ' + made if made else ''}")
         elif self.state == FAILED:
