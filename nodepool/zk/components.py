@@ -211,12 +211,10 @@ class RegisteredPool:
     """A pool of any launcher as read from ZooKeeper."""
 
     __slots__ = (
-        "content", "full_labels", "id", "labels", "name", "path", "paused", "priority", "provider_name", "state",
-        "supported_labels",
+        "content", "full_labels", "id", "labels", "name", "paused", "priority", "provider_name", "supported_labels",
     )  # fmt: skip
 
-    def __init__(self, path: str, content: dict[str, Any]) -> None:
-        self.path = path
+    def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
         self.id: str = str(content.get("id"))
         self.name = text_of(content, "name")
@@ -228,12 +226,11 @@ class RegisteredPool:
         self.paused = bool(content.get("paused", False))
         #: Labels without capacity at present; launchers of 11.0.0 do not publish them.
         self.full_labels = frozenset(texts_of(content, "full_labels"))
-        self.state = content.get("state")
 
     @property
     def offer(self) -> tuple[object, ...]:
         """Return what decides which requests the pool can serve, and which pool is asked first."""
-        return self.id, self.provider_name, self.labels, self.priority, self.state
+        return self.id, self.provider_name, self.labels, self.priority, self.content.get("state")
 
     def is_open_to(self, labels: frozenset[str]) -> bool:
         """Return whether the pool of another launcher seems to have capacity for these labels."""
@@ -268,7 +265,7 @@ class ComponentTree(Tree[Any]):
         with self.lock:
             known = path in self.components
             if parts[0] == "pool":
-                old, pool = self.pools.get(path), RegisteredPool(path, content)
+                old, pool = self.pools.get(path), RegisteredPool(content)
                 self.pools[path] = pool
                 if old is None or old.offer != pool.offer:
                     self.offers_version += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,15 +82,12 @@ class NodeMethods(FacadeBase):
 
     def countFreeReadyNodes(self, provider_name: str) -> dict[str, int]:
         """Return label -> number of ready, unallocated, unlocked nodes of the provider."""
-        result: dict[str, int] = {}
-        tree = self.node_tree
-        if tree is not None:
-            with tree.lock:
-                for (provider, _pool), labels in tree.free.items():
-                    if provider == provider_name:
-                        for label, ids in labels.items():
-                            result[label] = result.get(label, 0) + len(ids)
-        return result
+        found: Counter[str] = Counter()
+        with self.node_tree.lock:
+            for (provider, _pool), labels in self.node_tree.free.items():
+                if provider == provider_name:
+                    found.update({label: len(ids) for label, ids in labels.items()})
+        return found
 
     def watchNode(self, node: Node, callback: Callable[[Node, bool], Any]) -> None:
         """Call ``callback(node, deleted)`` on each change until it returns False."""
@@ -192,14 +190,12 @@ class NodeMethods(FacadeBase):
         :param answered: called with whether a node is deleted, here or on the thread of the connection.
         """
         tree = self.node_tree
-        oldest = None
-        if tree is not None:
-            now = time.time()
-            with tree.lock:
-                deleting = tree.deleting.get((provider_name, pool_name), {})
-                guarded = any(now - since < DELETION_GUARD for since in deleting.values())
-            oldest = None if guarded else tree.oldest_free(provider_name, pool_name)  # iterates over them
-        if oldest is None or tree is None:
+        now = time.time()
+        with tree.lock:
+            deleting = tree.deleting.get((provider_name, pool_name), {})
+            guarded = any(now - since < DELETION_GUARD for since in deleting.values())
+        oldest = None if guarded else tree.oldest_free(provider_name, pool_name)  # iterates over them
+        if oldest is None:
             answered(False)
             return
 

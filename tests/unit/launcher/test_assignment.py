@@ -53,7 +53,6 @@ def pool(
     pool_id: str, labels: str = "a", priority: int = 100, paused: bool = False, provider: str | None = None
 ) -> RegisteredPool:
     return RegisteredPool(
-        f"/{pool_id}",
         {
             "id": pool_id,
             "name": "main",
@@ -61,7 +60,7 @@ def pool(
             "supported_labels": labels.split(),
             "priority": priority,
             "paused": paused,
-        },
+        }
     )
 
 
@@ -663,7 +662,7 @@ def test_full_pool_releases_a_request_if_another_one_is_open() -> None:
         assert choose(requests(), [pool("one"), worse], {"one": one}, 0).gives_way == there
         one.fullness = FULL
     # Another launcher's pool that has no capacity for this label is open for others.
-    partly = RegisteredPool("/theirs", {**pool("theirs", "a b").content, "full_labels": ["a"]})
+    partly = RegisteredPool({**pool("theirs", "a b").content, "full_labels": ["a"]})
     assert choose(requests(), [pool("one"), partly], {"one": one}, 0).worker is one
     assert choose(requests("b"), [pool("one", "b"), partly], {"one": one}, 0).worker is None
     # One of worse priority is no reason to leave it, but has it when this one is known to be full.
