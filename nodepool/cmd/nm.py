@@ -83,7 +83,7 @@ def create_parser() -> argparse.ArgumentParser:
 
     listing = command("list", list_slivers, "list slivers", False)
     listing.add_argument("--format", choices=status.FORMATS, default="table")
-    command("show", show, "show all properties of a sliver")
+    command("show", lambda client, args: _print(client.call("GetRecord", args.sliver)), "show all properties of a sliver")
     create = command(
         "create",
         create_sliver,
@@ -184,10 +184,6 @@ def list_slivers(client: Client, args: argparse.Namespace) -> None:
             }
         )
     print(status.output(status.Results(rows, LIST_COLUMNS), args.format))
-
-
-def show(client: Client, args: argparse.Namespace) -> None:
-    _print(client.call("GetRecord", args.sliver))
 
 
 def show_console(client: Client, args: argparse.Namespace) -> None:
