@@ -108,27 +108,23 @@ class ImageTree(Tree[Any]):
         elif kind == "upload":
             image, build_id, provider, number = parts[::2]
             content = ImageUpload.read(data, stat, build_id, provider, image, number)
-        self._show(parts, path, kind, content)
+        self._change(parts, path, kind, (parts, kind, content))
 
     def appeared(self, parts: list[str], path: str) -> None:
-        self._show(parts, path, kind_of(parts), None)
-
-    def _show(self, parts: list[str], path: str, kind: str, content: Any) -> None:
-        if kind in ("", "container"):
-            return
-        with self.lock:
-            self._shown[path] = (parts, kind, content)
-            if kind == "upload":
-                self._choose(parts[0], parts[4])
-        self.announce(self.listeners, parts[0])
+        kind = kind_of(parts)
+        self._change(parts, path, kind, (parts, kind, None))
 
     def vanished(self, parts: list[str], path: str) -> None:
-        kind = kind_of(parts)
+        # What is below it is kept: it is deleted before it, or only the record is damaged.
+        self._change(parts, path, kind_of(parts), None)
+
+    def _change(self, parts: list[str], path: str, kind: str, shown: tuple[list[str], str, Any] | None) -> None:
         if kind in ("", "container"):
             return
         with self.lock:
-            # What is below it is kept: it is deleted before it, or only the record is damaged.
             self._shown.pop(path, None)
+            if shown is not None:
+                self._shown[path] = shown
             if kind == "upload":
                 self._choose(parts[0], parts[4])
         self.announce(self.listeners, parts[0])
