@@ -86,12 +86,10 @@ class RequestTree(Tree[NodeRequest]):
         self.label_sets[labels] += sign
         if not self.label_sets[labels]:
             del self.label_sets[labels]
-        if request.requestor == MIN_READY and request._state in (REQUESTED, PENDING):
+        if request.requestor == MIN_READY and request._state in (REQUESTED, PENDING, FULFILLED):
+            counted = self.min_ready_done if request._state == FULFILLED else self.min_ready_open
             for label in request.node_types:
-                self.min_ready_open[label] += sign
-        elif request.requestor == MIN_READY and request._state == FULFILLED:
-            for label in request.node_types:
-                self.min_ready_done[label] += sign
+                counted[label] += sign
 
     def get(self, request_id: str | None) -> NodeRequest | None:
         return None if request_id is None else self.requests.get(request_id)

@@ -58,7 +58,6 @@ class Tree(Generic[R]):
         self._stale: set[str] = set()
         #: Paths shown since before the last reconnect: a restored server may have older records.
         self._unconfirmed: set[str] = set()
-        self._syncing = False
         self._stopped = False
         self._again: threading.Timer | None = None
         # Our pending writes: path -> [their number, change events seen meanwhile].
@@ -150,7 +149,6 @@ class Tree(Generic[R]):
             self._stale = self.known_paths() | set(self.bad)
             self._unconfirmed = set(self._stale)
         self._outstanding = 1
-        self._syncing = True
         kazoo = self.client.kazoo
 
         def armed(_result: object, error: BaseException | None, _zxid: int) -> None:
@@ -169,7 +167,6 @@ class Tree(Generic[R]):
         if generation != self._generation:
             return
         self._generation += 1
-        self._syncing = False
         self.synced.clear()
         if isinstance(error, BROKEN):
             return  # it is read again with the next connection
@@ -191,12 +188,11 @@ class Tree(Generic[R]):
             self._again.start()
 
     def _done_one(self, generation: int) -> None:
-        if generation != self._generation or not self._syncing:
+        if generation != self._generation:
             return
         self._outstanding -= 1
         if self._outstanding:
             return
-        self._syncing = False
         for path in sorted(self._stale, key=len, reverse=True):
             self._gone(path[self._prefix :].split("/"), path)
         self._stale = set()
