@@ -301,13 +301,3 @@ class _ComponentRegistry:
 
 
 COMPONENT_REGISTRY = _ComponentRegistry()
-
-__all__ = [
-    "COMPONENT_REGISTRY",
-    "BuilderComponent",
-    "Component",
-    "ComponentTree",
-    "LauncherComponent",
-    "PoolComponent",
-    "RegisteredPool",
-]

@@ -82,6 +82,3 @@ def reasons(kazoo: KazooClient, requests: Iterable[Any]) -> dict[str, list[str]]
         ]
         for request in requests
     }
-
-
-__all__ = ["ROOT", "path", "pool_of", "read", "reasons", "serialize"]

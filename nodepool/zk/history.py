@@ -24,18 +24,18 @@ from nodepool.zk.mirror.feed import Event, Feed
 from nodepool.zk.reading import TIMEOUT, children
 
 ROOT = "/nodepool/history"
+#: Events are written together after this many seconds, or when this many wait.
 FLUSH_AFTER, FLUSH_AT = 5.0, 1000
-"""Events are written together after this many seconds, or when this many wait."""
+#: Maximum number of events that wait for ZooKeeper; older ones are dropped.
 MOST_WAITING = 20000
-"""Maximum number of events that wait for ZooKeeper; older ones are dropped."""
+#: Retention: seconds, and bytes in ZooKeeper.
 LONGEST, MOST_BYTES = 24 * 3600.0, 8 << 20
-"""Retention: seconds, and bytes in ZooKeeper."""
+#: Bytes that one write unpacks to, at most.
 LARGEST = 16 << 20
-"""Bytes that one write unpacks to, at most."""
+#: Bytes of one write before compression: ZooKeeper closes the connection of a client that sends more than 1 MiB.
 LARGEST_WRITE = 512 << 10
-"""Bytes of one write before compression: ZooKeeper closes the connection of a client that sends more than 1 MiB."""
+#: Number of writes that starts a merge, number of merged writes, and maximum bytes of the result.
 MERGE_AT, MERGED, MERGED_BYTES = 200, 100, 512 << 10
-"""Number of writes that starts a merge, number of merged writes, and maximum bytes of the result."""
 TIDY_INTERVAL = 300.0
 
 log = logging.getLogger("nodepool.zk.history")

@@ -27,8 +27,8 @@ from nodepool.zk.records import LARGEST as LARGEST_NUMBER
 from nodepool.zk.records import RecordError, parse_object, texts_of
 
 ROOT, CONFIGS = "/nodepool/launcher-reports", "/nodepool/launcher-configs"
+#: Bytes of a report: ZooKeeper closes the connection of a client that sends more than 1 MiB.
 LARGEST = 512 << 10
-"""Bytes of a report: ZooKeeper closes the connection of a client that sends more than 1 MiB."""
 
 #: Required keys of a report.
 _SHAPE = {

@@ -432,18 +432,3 @@ class Client(KazooClient):
         if not self.chroot:
             return path
         return self.chroot if path == "/" else self.chroot + path
-
-
-__all__ = [
-    "BROKEN",
-    "CHANGED",
-    "CREATED",
-    "DELETED",
-    "AddWatch",
-    "Client",
-    "Connection",
-    "Handler",
-    "KazooException",
-    "KazooTimeoutError",
-    "Reply",
-]

@@ -265,6 +265,3 @@ class NodeMethods(FacadeBase):
         names = locks.names_in_order(self.kazoo_client, directory)
         read = self._get_many(f"{directory}/{name}" for name in names)
         return [data.decode("utf8", "replace") for _path, (data, _stat) in read]
-
-
-__all__ = ["NodeMethods"]

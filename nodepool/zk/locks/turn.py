@@ -12,8 +12,8 @@ from kazoo.exceptions import KazooException, NodeExistsError
 from nodepool.zk import locks, paths
 from nodepool.zk.mirror.tree import Tree
 
+#: Maximum number of checks whether the mirror has read everything that was announced.
 CATCH_UP = 5
-"""Maximum number of checks whether the mirror has read everything that was announced."""
 
 
 class TurnLock:

@@ -42,12 +42,12 @@ TYPES = {
     "action": "somebody has changed something with a command or over the API",
     "component-changed": "a launcher, builder or pool was registered or unregistered",
 }
+#: Events in memory.
 KEPT = 5000
-"""Events in memory."""
 
 
+#: Not a recorded event: it says that data based on the reports have to be read again.
 REPORTED: Event = {"number": 0, "time": 0.0, "type": "report-changed"}
-"""Not a recorded event: it says that data based on the reports have to be read again."""
 
 
 class Mirror:
