@@ -190,8 +190,10 @@ class Reporter:
 
     def not_running(self) -> dict[str, str]:
         """Return provider -> why it is not running."""
-        config = self._state.config
-        return {} if config is None else {name: _why(config, name) for name in sorted(config.providers_not_running)}
+        if (config := self._state.config) is None:
+            return {}
+        reasons = {**config.provider_failures, **config.provider_errors}
+        return {name: one_line(reasons.get(name, "not running")) for name in sorted(config.providers_not_running)}
 
     def _provider(self, provider: ProviderConfig) -> dict[str, Any]:
         """Return what is known without asking the cloud."""
@@ -336,10 +338,6 @@ def _images(config: Config) -> dict[str, dict[str, Any]]:
         name: {**entry, "labels": sorted(entry["labels"]), "providers": sorted(entry["providers"])}
         for name, entry in found.items()
     }
-
-
-def _why(config: Config, name: str) -> str:
-    return one_line({**config.provider_failures, **config.provider_errors}.get(name, "not running"))
 
 
 def _finite(number: float) -> float | None:

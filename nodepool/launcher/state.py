@@ -80,9 +80,3 @@ class LauncherState:
             self.statsd.timing(each, took * 1000)
             if trace is not None:
                 self.statsd.exemplar(each, took * 1000, trace)
-
-    def handler_finished(self, handler: RequestHandler) -> None:
-        request_id = handler.request.id or ""
-        if self.handlers.get(request_id) is handler:
-            del self.handlers[request_id]
-        self.zk.reservations.release(("tenant", handler))

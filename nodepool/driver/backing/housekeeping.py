@@ -174,7 +174,9 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
 
     def _check(self, record: BackingNodeRecord) -> None:
         slots = self._slots
-        self._forget_the_gone(record)
+        for node_id in record.allocations().values():
+            if slots.zk.getNode(node_id, cached=True) is None:
+                slots.free(node_id)  # it has ended unnoticed
         if record.node_id is not None and not record.lost:
             with slots.changing() as actions:
                 if slots.live(record.node_id) is None:
@@ -197,12 +199,6 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
         elif request_id is not None:
             self.log.info("Canceling backing request %s, no node needs it any more", request_id)
             slots.forget(request_id, delete=True)
-
-    def _forget_the_gone(self, record: BackingNodeRecord) -> None:
-        """Forget nodes that have ended unnoticed."""
-        for node_id in record.allocations().values():
-            if self._slots.zk.getNode(node_id, cached=True) is None:
-                self._slots.free(node_id)
 
     def release(self, record: BackingNodeRecord) -> None:
         try:

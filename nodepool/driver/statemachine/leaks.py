@@ -117,16 +117,12 @@ class LeakSearch:
                 found.append((resource, reason))
         if found:
             numbers = [number_of(resource.metadata.get(NODE_ID)) for resource, _reason in found]
-            self._skip_ids(zk, max((number for number in numbers if number is not None), default=-1))
+            try:  # many clouds use the id in names
+                zk.cluster.skip_to(max((number for number in numbers if number is not None), default=-1), MOST_SKIPPED_IDS)
+            except Exception as error:
+                self._log.warning("New nodes of provider %s may get the ids of machines that exist: %s", self._name, error)
         self._report(_why_stopped(found))
         return self.stopped is not None
-
-    def _skip_ids(self, zk: ZooKeeper, highest: int) -> None:
-        """Skip the ids of lost machines for new nodes: many clouds use the id in names."""
-        try:
-            zk.cluster.skip_to(highest, MOST_SKIPPED_IDS)
-        except Exception as error:
-            self._log.warning("New nodes of provider %s may get the ids of machines that exist: %s", self._name, error)
 
     def _report(self, reason: str | None) -> None:
         before, self.stopped = self.stopped, reason

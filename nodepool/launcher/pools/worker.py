@@ -57,7 +57,9 @@ class PoolWorker(threading.Thread, PoolAdmission):
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
         self.paused_handlers.discard(handler)
-        self.nodepool.handler_finished(handler)
+        if self.nodepool.handlers.get(handler.request.id or "") is handler:
+            del self.nodepool.handlers[handler.request.id or ""]
+        self.nodepool.zk.reservations.release(("tenant", handler))
         tracer, trace = tracing.current(), None
         if tracer is not None:
             trace = tracer.request_ended(handler.request, outcome.how.name.lower(), self.provider_name, self.pool_name)

@@ -27,7 +27,8 @@ class SafetyNet:
 
     def __init__(self, statsd: Metrics, now: float) -> None:
         self._statsd = statsd
-        statsd.incr(self._name(), 0)  # exported from the start
+        self._metric = metrics.FOUND_BY_RESYNC(hostnames.short())
+        statsd.incr(self._metric, 0)  # exported from the start
         self.due = now + RESYNC
         #: Requests handed out by the safety net, with the event count of its check, and why they had waited.
         self.offered: dict[str, tuple[int, tuple[Reason, ...]]] = {}
@@ -53,8 +54,4 @@ class SafetyNet:
         self.log.warning(
             "Request %s was missed by the watchers and found by the periodic resync: %s; please report a bug", request_id, why
         )
-        self._statsd.incr(self._name())
-
-    @staticmethod
-    def _name() -> str:
-        return metrics.FOUND_BY_RESYNC(hostnames.short())
+        self._statsd.incr(self._metric)

@@ -101,6 +101,7 @@ def test_provider_whose_hosts_are_not_json_harms_its_own_entry_only(hosts: Any) 
     given = SimpleNamespace(name="p", driver=SimpleNamespace(name="d"), max_concurrency=1, pools={})
     config = SimpleNamespace(
         providers={"p": given}, provider_managers={"p": manager}, providers_not_running=set(), not_running_labels={}, labels={},
+        provider_failures={}, provider_errors={},
         diskimages={}, tenant_resource_limits={},
     )  # fmt: skip
     zk = SimpleNamespace(request_tree={})
