@@ -248,7 +248,6 @@ class NodePool(threading.Thread):
         self.config_state.update(self.config, self._apply)
 
     def _apply(self, config: Config) -> None:
-        """Apply a loaded configuration."""
         if self.zk is None:
             self._connect(config)
             if self.stopped.is_set():

@@ -65,7 +65,6 @@ class Trends:
         self._served: Numbers = {}
 
     def heard(self, event: Event) -> None:
-        """Listen to the feed."""
         if event.get("state") in (READY, FAILED, ABORTED, FULFILLED):  # few of the events
             with self._lock:
                 self._take(event)

@@ -80,7 +80,6 @@ class Engine(abc.ABC):
                 self.happen(event, self._later.pop(event))
 
     def answered(self, results: list[Any] | None, error: BaseException | None) -> None:
-        """Resume the life with an answer."""
         if self.state is State.ENDED:
             # Dropped meanwhile: release what was obtained, the rest is found again from ZooKeeper. The request may
             # be in other hands by now.

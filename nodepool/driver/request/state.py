@@ -11,8 +11,6 @@ from nodepool.reasons import Reason
 
 
 class State(enum.Enum):
-    """State of a request handler."""
-
     #: It is being checked; nothing has been written.
     OFFERED = "offered"
     #: Nodes and request are being written; the answer of ZooKeeper is the next step.
@@ -52,8 +50,6 @@ class Event(enum.Enum):
 
 
 class Admission(enum.Enum):
-    """Handling of an event."""
-
     ACT = "act"
     #: When ZooKeeper has answered.
     LATER = "later"

@@ -33,7 +33,6 @@ def get_field(item: Any, name: str) -> Any:
 
 
 def properties_of(image: object) -> Any:
-    """Return the properties of an object or mapping."""
     return get_field(image, "properties") or get_field(image, "metadata") or {}
 
 
