@@ -25,8 +25,8 @@ from nodepool.driver.provider import Provider
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
-from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.nodes.reconciler import NodeReconciler
+from nodepool.launcher.pool import Pool
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.report import Reporter
 from nodepool.launcher.requests.assignment import Assignment

@@ -11,7 +11,7 @@ from nodepool.base import hostnames
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.config.model import Config
 from nodepool.driver.request.base import RequestHandler, RequestHost
-from nodepool.launcher.interfaces import Pool
+from nodepool.launcher.pool import Pool
 from nodepool.launcher.requests.declines import Declines
 from nodepool.metrics.launches import normalize_statsd_name
 from nodepool.reasons import Reason

@@ -276,7 +276,7 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_POOL}test_clean_up_is_told_of_requests_that_were_dropped[How.DROPPED]",
     ),
     "handlers-outlive-their-session": Mutation(
-        _WORKER,
+        "nodepool.launcher.pool",
         "            self.post(handler, handler.drop)\n",
         "            pass\n",
         f"{_POOL}test_handlers_are_dropped_when_the_session_is_lost",

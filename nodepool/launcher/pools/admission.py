@@ -13,9 +13,9 @@ from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.pool import Pool
 from nodepool.launcher.pools.backlog import Backlog
 from nodepool.launcher.pools.fullness import Fullness
-from nodepool.launcher.pools.steps import PoolSteps
 from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.launcher.state import LauncherState
@@ -26,21 +26,17 @@ from nodepool.zk.zookeeper import ZooKeeper
 PUBLISH_DELAY = 0.05
 
 
-class PoolAdmission(PoolSteps):
+class PoolAdmission(Pool):
     """The part of :class:`~nodepool.launcher.pools.worker.PoolWorker` for the assignment."""
 
     def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
-        self.provider_name = provider_name
-        self.pool_name = pool_name
-        super().__init__(f"{provider_name}-{pool_name}")
+        super().__init__(provider_name, pool_name)
         self.log = logging.getLogger(f"nodepool.PoolWorker.{self.label}")
         #: Drivers use this name.
         self.nodepool = state
         self.clock = state.clock
         self.assignment = assignment
         self.running = False
-        self.paused_handlers: set[RequestHandler] = set()
-        self.request_handlers: list[RequestHandler] = []
         self.backlog = Backlog()
         self._full = Fullness()
         self._retry_queued = False
@@ -65,10 +61,6 @@ class PoolAdmission(PoolSteps):
 
     # -- what the assignment uses
 
-    @property
-    def paused(self) -> bool:
-        return bool(self.paused_handlers)
-
     def _paused_for(self) -> list[RequestHandler]:
         """Return the handlers that the pool is paused for, the most urgent first."""
         return sorted(self.paused_handlers, key=lambda handler: handler.request.priority)
@@ -82,11 +74,9 @@ class PoolAdmission(PoolSteps):
         return len(self.request_handlers) + len(self.backlog.ids)
 
     def has(self, request_id: str) -> bool:
-        """Return whether this pool processes the request."""
         return request_id in self.backlog.ids or getattr(self.nodepool.handlers.get(request_id), "pw", None) is self
 
     def view(self, cls: RequestClass) -> PoolView:
-        """Return the current state of the pool for requests of this class."""
         pool = self.getPoolConfig()
         if pool is not None and not cls.labels.issubset(pool.labels):
             return PoolView(self.label, paused=self.paused)  # it will not be asked
@@ -189,7 +179,6 @@ class PoolAdmission(PoolSteps):
             self._tasks.put((bool, ()))  # wakes the thread, which waits for tasks without a time limit
 
     def capacity_changed(self) -> None:
-        """Retry paused handlers in request order, because quota may have become free."""
         self._room()
         self._retry()
 

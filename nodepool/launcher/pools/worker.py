@@ -12,7 +12,7 @@ from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.state import Event, How, Outcome
 from nodepool.exceptions import FOREIGN
-from nodepool.launcher.interfaces import Pool
+from nodepool.launcher.pool import Pool
 from nodepool.launcher.pools.admission import PoolAdmission
 from nodepool.launcher.pools.capacity import PoolCapacity
 from nodepool.launcher.pools.fullness import FORGET
@@ -149,11 +149,6 @@ class PoolWorker(threading.Thread, PoolAdmission):
         else:  # this is its thread
             begin()
 
-    def make_way(self) -> None:
-        """Return the requests we are paused for to the queue: a more urgent one is coming."""
-        for handler in list(self.paused_handlers):
-            self.post(handler, handler.make_way)
-
     def ask(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
         """Request a move of what waits at another pool of ours if this pool has capacity for all.
 
@@ -198,11 +193,6 @@ class PoolWorker(threading.Thread, PoolAdmission):
         manager = self.getProviderManager()
         if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider is not False for h in list(self.paused_handlers)):
             manager.limits_are_waited_for(self.capacity.limits_known)
-
-    def session_lost(self) -> None:
-        """Drop every handler, because our locks are lost; this or another launcher restarts them."""
-        for handler in list(self.request_handlers):
-            self.post(handler, handler.drop)
 
     def refresh(self) -> None:
         """Publish labels and priority and check everything again after a configuration change."""

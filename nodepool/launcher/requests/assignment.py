@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from nodepool.launcher.interfaces import Pool
+from nodepool.launcher.pool import Pool
 from nodepool.launcher.requests.choice import Decision, RequestClass, SortKey, choose
 from nodepool.launcher.requests.declining import decline_for_all
 from nodepool.launcher.requests.moves import OTHERS_TURN, Moves

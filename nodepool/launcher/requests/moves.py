@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from nodepool.base.backoff import Backoff
 from nodepool.driver.request.base import RequestHandler, RequestHost
-from nodepool.launcher.interfaces import Pool
+from nodepool.launcher.pool import Pool
 from nodepool.launcher.requests.choice import RequestClass, eligible_pools
 from nodepool.launcher.state import LauncherState
 from nodepool.zk.components import RegisteredPool

@@ -18,6 +18,8 @@ from nodepool.reasons import Code, Reason, because
 class Room(PoolAdmission):
     """A pool of a driver that does not count nodes per label."""
 
+    offer = ask = Mock()
+
     def __init__(self) -> None:
         self.assignment = Mock()
         self.published = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,6 +23,8 @@ CLASS = RequestClass(("label",), None, None, frozenset())
 
 class Room(PoolAdmission):
     """A pool with this many offers, whose driver counts no labels."""
+
+    offer = ask = Mock()
 
     def __init__(self, offered: int, launches: int = 0, limit: int = -1) -> None:
         self.backlog = Backlog()

@@ -1,7 +1,8 @@
-"""PoolSteps: runs the steps of a pool, and of its handlers."""
+"""Pool: the steps of a pool and its handlers, and what others see of it."""
 
 from __future__ import annotations
 
+import abc
 import logging
 import queue
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 from nodepool.base import threads
 from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.requests.choice import PoolView, RequestClass
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -19,16 +21,62 @@ Task = tuple[Callable[..., Any], tuple[Any, ...]]
 HELPERS = 8
 
 
-class PoolSteps:
-    """Passes steps to the thread of the pool, or to helper threads if they may block."""
+class Pool(abc.ABC):
+    """A pool of this launcher.
+
+    Its steps run on its thread, or on helper threads if they may block.
+    """
 
     log: logging.Logger
+    launcher_id: str
 
-    def __init__(self, label: str) -> None:
-        #: "provider-pool".
-        self.label = label
+    def __init__(self, provider_name: str, pool_name: str) -> None:
+        self.provider_name = provider_name
+        self.pool_name = pool_name
+        self.label = label = f"{provider_name}-{pool_name}"
+        self.paused_handlers: set[RequestHandler] = set()
+        self.request_handlers: list[RequestHandler] = []
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._helpers = threads.shared().lane(f"PoolWorker.{label}_helper", HELPERS)
+
+    @property
+    def paused(self) -> bool:
+        """Return whether a request waits for capacity here."""
+        return bool(self.paused_handlers)
+
+    @abc.abstractmethod
+    def has(self, request_id: str) -> bool:
+        """Return whether this pool processes the request."""
+
+    @abc.abstractmethod
+    def view(self, cls: RequestClass) -> PoolView:
+        """Return the current state of the pool for requests of this class."""
+
+    @abc.abstractmethod
+    def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
+        """Queue a request for this pool."""
+
+    @abc.abstractmethod
+    def ask(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
+        """Request a move of what waits elsewhere if this pool has capacity; else ask the others."""
+
+    @abc.abstractmethod
+    def active_launches(self) -> int:
+        """Return the number of running and expected launches."""
+
+    @abc.abstractmethod
+    def capacity_changed(self) -> None:
+        """Retry paused handlers in request order, because quota may have become free."""
+
+    def make_way(self) -> None:
+        """Return the requests we are paused for to the queue: a more urgent one is coming."""
+        for handler in list(self.paused_handlers):
+            self.post(handler, handler.make_way)
+
+    def session_lost(self) -> None:
+        """Drop every handler, because our locks are lost; this or another launcher restarts them."""
+        for handler in list(self.request_handlers):
+            self.post(handler, handler.drop)
 
     def post(self, handler: RequestHandler, function: Callable[..., Any], *args: object) -> None:
         """Run the next step of a handler; steps of one handler never overlap."""
