@@ -192,8 +192,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "dropped-requests-keep-their-locks": Mutation(
         _ENGINE,
-        "                abandoned.add(lock.path)  # the session may live on\n",
-        "                pass\n",
+        "                    handler.zk.kazoo_client.abandoned.add(lock.path)  # the session may live on\n",
+        "                    pass\n",
         "tests/integration/launcher/requests/test_lost_requests.py::test_request_dropped_with_a_living_session_is_served_again_soon",
     ),
     "locks-obtained-too-late-are-kept": Mutation(

@@ -125,20 +125,15 @@ class Engine(abc.ABC):
         """Report the outcome to the pool, once."""
         if self.state is State.ENDED:
             return
-        if outcome.how is How.DROPPED:
-            self._drop()
+        handler = self.handler
+        if outcome.how is How.DROPPED:  # we may not write: leave everything to the cleanup
+            handler.log.warning("Dropping the request; it is picked up again from ZooKeeper")
+            records: list[Any] = [*handler.nodeset, handler.request]
+            for record in records:
+                lock, record.lock = record.lock, None
+                if isinstance(lock, LockHandle):
+                    handler.zk.kazoo_client.abandoned.add(lock.path)  # the session may live on
+            handler.launchesDropped()
         self.pause(False)
         self.to(State.ENDED)
-        self.handler.pw.ended(self.handler, outcome)
-
-    def _drop(self) -> None:
-        """Stop without writing (lost session, lost lock): leave everything to the cleanup."""
-        handler = self.handler
-        handler.log.warning("Dropping the request; it is picked up again from ZooKeeper")
-        abandoned = handler.zk.kazoo_client.abandoned
-        records: list[Any] = [*handler.nodeset, handler.request]
-        for record in records:
-            lock, record.lock = record.lock, None
-            if isinstance(lock, LockHandle):
-                abandoned.add(lock.path)  # the session may live on
-        handler.launchesDropped()
+        handler.pw.ended(handler, outcome)

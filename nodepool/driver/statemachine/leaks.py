@@ -115,13 +115,20 @@ class LeakSearch:
                 reason = view.foreign(resource.metadata, zk.getNode(str(node_id)))
             if reason is not None:
                 found.append((resource, reason))
+        stopped = None
         if found:
+            resource, reason = found[0]
+            what = resource.metadata.get(NODE_ID) or resource.id or "unknown"
+            stopped = (
+                "leaked resources are not deleted, because ZooKeeper does not know the history of "
+                f"{len(found)} resources, among them {resource.type} of {what}: {reason}; run `nodepool recover --dry-run`"
+            )
             numbers = [number_of(resource.metadata.get(NODE_ID)) for resource, _reason in found]
             try:  # many clouds use the id in names
                 zk.cluster.skip_to(max((number for number in numbers if number is not None), default=-1), MOST_SKIPPED_IDS)
             except Exception as error:
                 self._log.warning("New nodes of provider %s may get the ids of machines that exist: %s", self._name, error)
-        self._report(_why_stopped(found))
+        self._report(stopped)
         return self.stopped is not None
 
     def _report(self, reason: str | None) -> None:
@@ -130,14 +137,3 @@ class LeakSearch:
             self._log.warning("Stopped the leak search of provider %s: %s", self._name, self.stopped)
         elif self.stopped is None and before is not None:
             self._log.warning("Resumed the leak search of provider %s: all resources are accounted for", self._name)
-
-
-def _why_stopped(found: list[tuple[Resource, str]]) -> str | None:
-    if not found:
-        return None
-    resource, reason = found[0]
-    what = resource.metadata.get(NODE_ID) or resource.id or "unknown"
-    return (
-        f"leaked resources are not deleted, because ZooKeeper does not know the history of {len(found)} resources, among them "
-        f"{resource.type} of {what}: {reason}; run `nodepool recover --dry-run`"
-    )

@@ -208,20 +208,17 @@ class NodeReconciler(Reconciler[str]):
             path = str(results[lock])
             changed.lock = LockHandle(path.rsplit("/", 1)[0], path, None)
             changed.stat = results[index]
-            self._start_deletion(changed)
+            present = self.state.config.provider_managers.get(changed.provider or "")
+            if isinstance(present, StateMachineProvider) and changed.state == zk.DELETING:
+                self._begin(changed)  # only queues it
+            else:
+                self._deletions.submit(self._begin, changed)
 
         facade.writer.submit(txn, locked)
         return None
 
-    def _start_deletion(self, node: zk.Node) -> None:
-        """Let the provider delete a node that is locked and marked."""
-        manager = self.state.config.provider_managers.get(node.provider or "")
-        if isinstance(manager, StateMachineProvider) and node.state == zk.DELETING:
-            self._begin(node)  # only queues it
-        else:
-            self._deletions.submit(self._begin, node)
-
     def _begin(self, node: zk.Node) -> None:
+        """Let the provider delete a node that is locked and marked."""
         manager = self.state.config.provider_managers.get(node.provider or "")
         try:
             if node.state == zk.DELETED:
