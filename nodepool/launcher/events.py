@@ -49,7 +49,6 @@ class LauncherEvents:
 
     def attach(self, zk: ZooKeeper) -> None:
         """Start to listen; must be called before the connection is established."""
-        assert zk.node_tree and zk.request_tree and zk.component_tree and zk.image_tree
         zk.node_tree.listeners.append(self._node_changed)
         self._feed.attach(zk)
         zk.feed = self._feed

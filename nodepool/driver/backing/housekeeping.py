@@ -152,8 +152,7 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
         if label is None or record.failed:
             return 0.0
         now = time.time()
-        left: float = max(label.grace_time - (now - record.last_used), label.min_retention_time - (now - record.launched))
-        return left
+        return float(max(label.grace_time - (now - record.last_used), label.min_retention_time - (now - record.launched)))
 
     def _look(self, what: str | BackingNodeRecord) -> float | None:
         if isinstance(what, str):
