@@ -156,16 +156,14 @@ class Assignment(threading.Thread):
             if worker is not None:
                 # Its former pool looks open because of the nodes that it returned, and would take the request again.
                 self._claim(request_id, worker, self._events)
-            # Events since it was handed out may have removed the reason to wait.
-            unchanged = wait_for is not None and not self._changed_since(claimed_at, wait_for)
             if checked_by is not None:
                 entry[0].checked[checked_by] = self.version  # another pool may still serve it
-            elif wait_for is not None and refused_by is not None:
-                if unchanged:
+            elif wait_for is not None and not self._changed_since(claimed_at, wait_for):
+                # Otherwise an event since it was handed out may have removed the reason to wait.
+                if refused_by is not None:
                     (entry[0].full if full else entry[0].refused)[refused_by] = wait_for
-            elif unchanged:
-                assert wait_for is not None
-                entry[0].reasons = (wait_for,)
+                else:
+                    entry[0].reasons = (wait_for,)
             if not entry[0].reasons or wait_for is None:
                 self._condition.notify()
         if worker is not None:
