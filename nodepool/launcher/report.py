@@ -270,11 +270,10 @@ class Reporter:
             if group is None:
                 if len(groups) >= MOST_GROUPS:
                     continue
-                since[key] = self._since.get(key, now)
                 group = groups[key] = {
                     "labels": list(labels),
                     "state": state,
-                    "since": round(since[key], 3),
+                    "since": now,
                     "reasons": [_published(reason) for reason in reasons],
                     "count": 0,
                     "ids": [],
@@ -288,7 +287,7 @@ class Reporter:
                 group["ids"].append(request_id)
         for key, group in groups.items():
             # The age of a reason is at most that of the oldest request that waits for it.
-            since[key] = max(since[key], oldest.get(key, 0.0))
+            since[key] = max(self._since.get(key, now), oldest.get(key, 0.0))
             group["since"] = round(since[key], 3)
         self._since = since
         return list(groups.values())
