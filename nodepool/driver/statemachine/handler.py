@@ -36,8 +36,6 @@ class StateMachineHandler(NodeRequestHandler, Serving):
         return sum(1 for launcher in self.launchers if not launcher.complete)
 
     def imagesAvailable(self) -> bool:
-        if self.provider.manage_images is False and not self.request.node_types:
-            return True
         for name in set(self.request.node_types):
             label = self.pool.labels[name]
             if cloud_image(label) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from nodepool.config.model import ConfigPool, ImageAccess
 from nodepool.driver.statemachine.model import Instance
 from nodepool.zk import zookeeper as zk
@@ -46,7 +48,5 @@ def copy_instance(node: zk.Node, instance: Instance, pool: ConfigPool) -> None:
     node.host_keys = node.host_keys or []
     if instance.node_attributes:
         node.attributes = {**instance.node_attributes, **(pool.node_attributes or {})}
-    try:
+    with contextlib.suppress(NotImplementedError):
         node.resources = dict(instance.getQuotaInformation().get_resources())
-    except NotImplementedError:
-        pass

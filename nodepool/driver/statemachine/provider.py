@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Iterable
@@ -184,10 +185,8 @@ class StateMachineProvider(LaunchProvider):
             metadata = getattr(instance, "metadata", None) or {}
             if metadata.get("nodepool_provider_name") == name and metadata.get("nodepool_node_id") in known:
                 continue
-            try:
+            with contextlib.suppress(NotImplementedError):
                 used.add(instance.getQuotaInformation())
-            except NotImplementedError:
-                continue
         return used
 
     # -- leaks and images
@@ -221,10 +220,14 @@ class StateMachineProvider(LaunchProvider):
         md5: str | None = None,
         sha256: str | None = None,
     ) -> Any:
-        metadata = dict(meta or {})
-        metadata["nodepool_provider_name"] = self.provider.name
         return self.adapter.uploadImage(
-            provider_image, image_name, filename, image_format=image_type, metadata=metadata, md5=md5, sha256=sha256
+            provider_image,
+            image_name,
+            filename,
+            image_format=image_type,
+            metadata={**(meta or {}), "nodepool_provider_name": self.provider.name},
+            md5=md5,
+            sha256=sha256,
         )
 
     def deleteImage(self, name: str, id: ExternalId) -> None:

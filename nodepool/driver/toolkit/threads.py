@@ -129,9 +129,7 @@ class NodeDeleter(threading.Thread):
         zk_conn.deleteNode(node)
 
     def run(self) -> None:
-        # A node without id stands for a resource without a record.
-        node_exists = self._node.id is not None
-        try:
-            self.delete(self._zk, self._provider_manager, self._node, node_exists)
+        try:  # a node without id stands for a resource without a record
+            self.delete(self._zk, self._provider_manager, self._node, node_exists=self._node.id is not None)
         except Exception:
             self.log.exception("Unable to delete node %s:", self._node.id)
