@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from nodepool.driver.statemachine.loop import LoopEnded, MachineLoop
+from tests.conftest import wait_for
 
 
 class Machine:
@@ -45,3 +46,15 @@ def test_a_loop_that_is_drained_ends_after_its_last_machine() -> None:
     machine.again = None
     loop.join(5)
     assert not loop.is_alive() and not loop.machines
+
+
+def test_a_loop_without_machines_takes_more_until_it_is_stopped() -> None:
+    loop = MachineLoop("loop", logging.getLogger())
+    loop.start()
+    for machine in (Machine(), Machine()):
+        loop.add(machine)
+        assert machine.ran.wait(5)
+        wait_for(lambda: not loop.machines)
+    loop.stop()
+    loop.join(5)
+    assert not loop.is_alive()
