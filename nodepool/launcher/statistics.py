@@ -216,25 +216,22 @@ class StatsWorker(threading.Thread):
         zk = self.state.zk
         pools = zk.getRegisteredPools()
         tree = zk.node_tree
-        labels = {label for pool in pools for label in pool.supported_labels}
-        providers = {pool.provider_name for pool in pools}
         with tree.lock:
             for state in STATES:
                 values[metrics.NODES(state)] = tree.counted.states[state]
             for metric, names, counted in (
-                (metrics.PROVIDER_NODES, providers, tree.counted.providers),
-                (metrics.LABEL_NODES, labels, tree.counted.labels),
+                (metrics.PROVIDER_NODES, {pool.provider_name for pool in pools}, tree.counted.providers),
+                (metrics.LABEL_NODES, {label for pool in pools for label in pool.supported_labels}, tree.counted.labels),
             ):
                 for name, state in itertools.product(names | set(counted), STATES):
                     values[metric(name, state)] = counted.get(name or "", Counter[str]())[state]
         with zk.request_tree.lock:
             sets = [(key, count) for key, count in zk.request_tree.label_sets.items() if count]
         for pool in pools:
-            if not pool.name:
-                continue
-            values[metrics.ADDRESSABLE_REQUESTS(pool.provider_name, pool.name)] = sum(
-                count for key, count in sets if key <= pool.labels
-            )
+            if pool.name:
+                values[metrics.ADDRESSABLE_REQUESTS(pool.provider_name, pool.name)] = sum(
+                    count for key, count in sets if key <= pool.labels
+                )
 
     def _internals(self) -> None:
         zk = self.state.zk

@@ -111,9 +111,8 @@ class Trends:
         with self._lock:
             since = self._launches, self._waits, self._served
             self._launches, self._waits, self._served = {}, {}, {}
-            oldest = self.oldest
             for event in events:
-                if oldest < event["time"] < self._begun:
+                if self.oldest < event["time"] < self._begun:
                     self._take(event)
             for kept, later in zip((self._launches, self._waits, self._served), since, strict=True):
                 for label, numbers in later.items():

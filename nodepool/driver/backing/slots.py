@@ -67,13 +67,12 @@ class BackingSlots(BackingRequests):
             self.place(machine, actions)
 
     def place(self, machine: Occupant, actions: list[Action]) -> None:
-        label = machine.label
         # A retried launch still has its slot of the last attempt.
         self.book.deallocate(machine.node_id)
         machine.granted = False
         record = self.find_free(machine)
         if record is None:
-            record = self.new_record(label)
+            record = self.new_record(machine.label)
             self.book.add(record)
             self.ask(record, machine, actions)
         self._put(machine, record, actions)

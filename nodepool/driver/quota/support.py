@@ -195,9 +195,9 @@ class QuotaSupport:
         return used
 
     def _usage_parts(self, pool: ConfigPool | None = None) -> list[Mapping[str, float]]:
-        name = self.provider.name
-        pool_name = pool.name if pool is not None else None
-        used, promised, unmeasured = self._zk.node_tree.usage_and_promises(name, pool_name)
+        used, promised, unmeasured = self._zk.node_tree.usage_and_promises(
+            self.provider.name, pool.name if pool is not None else None
+        )
         parts: list[Mapping[str, float]] = [used, promised]
         for node_pool, label, count in unmeasured:
             need = self._estimate(node_pool, label)

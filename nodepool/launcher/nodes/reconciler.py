@@ -82,7 +82,7 @@ class NodeReconciler(Reconciler[str]):
         if node is None:
             self._attempts.pop(node_id, None)
             if node_id in tree.empty:
-                return self._remove_empty(node_id)
+                self._remove_empty(node_id)
             return None
         if tree.is_locked(node_id) or tree.is_changing(node_id):
             return None  # the unlock, or the new record, triggers the next check
@@ -159,7 +159,7 @@ class NodeReconciler(Reconciler[str]):
 
         self.state.zk.change_unlocked(seen, changed, written)
 
-    def _remove_empty(self, node_id: str) -> float | None:
+    def _remove_empty(self, node_id: str) -> None:
         """Delete a znode without data, left by a client that locked a deleted node."""
         facade = self.state.zk
         txn = Txn(facade.kazoo_client)
@@ -172,7 +172,6 @@ class NodeReconciler(Reconciler[str]):
                 self.log.info("Removed empty node %s", node_id)
 
         facade.writer.submit(txn, removed)
-        return None
 
     # -- deletion
 
