@@ -218,7 +218,7 @@ def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
             "-o",
             "LogLevel=ERROR",
             f"root@{found['ssh_address']}",
-            "exec timeout 60 python3 -u -",
+            f"exec timeout {min(150, limit(60)):.0f} python3 -u -",
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -227,7 +227,7 @@ def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
         assert session.stdin is not None and session.stdout is not None
         session.stdin.write(FILL)
         session.stdin.close()
-        assert session.stdout.readline() == "full\n"
+        assert session.stdout.readline() == "full\n", f"exit status {session.wait(10)}"
         assert nm.ssh("quiet", f"python3 -c {shlex.quote(ASK)}") == "well\n"
         session.kill()
     sockets = pathlib.Path(nm.options["run-dir"]) / "slivers"
