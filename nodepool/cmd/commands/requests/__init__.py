@@ -195,8 +195,7 @@ def show(context: Context) -> None:
         print(json.dumps(record))
         return
     _, declined = reasons.declined(context.kazoo, request.id, request.declined_by)
-    why = reasons.waits_for(context.zk, request) if request.state == FAILED else None
-    waits = reasons.waits_for(context.zk, request) if request.state in (REQUESTED, PENDING) else None
+    cause = reasons.waits_for(context.zk, request) if request.state in (REQUESTED, PENDING, FAILED) else None
     now = time.time()
     print(f"Request {request.id}")
     for title, value in (
@@ -207,8 +206,7 @@ def show(context: Context) -> None:
         ("Tenant", request.tenant_name),
         ("Provider", request.provider),
         ("Event", request.event_id),
-        ("Waits", waits),
-        ("Why", why),
+        ("Why" if request.state == FAILED else "Waits", cause),
         *(("Declined by", text) for text in declined),
     ):
         if value not in (None, ""):
