@@ -77,9 +77,8 @@ class Feed:
         self._lock = threading.Lock()
         self._events: collections.deque[Event] = collections.deque(maxlen=KEPT)
         self._number = 0
-        self._listeners: list[Listener] = []
-        #: Listeners that also get changes of reports.
-        self._with_reports: list[Listener] = []
+        #: Listener -> whether it also gets changes of reports.
+        self._listeners: dict[Listener, bool] = {}
         #: The initial content of the mirror causes no events.
         self._begun = False
 
@@ -103,15 +102,11 @@ class Feed:
         :param reports: it also gets :data:`REPORTED` when a launcher updates its report.
         """
         with self._lock:
-            self._listeners.append(listener)
-            if reports:
-                self._with_reports.append(listener)
+            self._listeners[listener] = reports
 
     def unsubscribe(self, listener: Listener) -> None:
         with self._lock:
-            for listeners in (self._listeners, self._with_reports):
-                if listener in listeners:
-                    listeners.remove(listener)
+            self._listeners.pop(listener, None)
 
     @property
     def number(self) -> int:
@@ -203,7 +198,7 @@ class Feed:
     def _report_changed(self) -> None:
         if self._begun:
             with self._lock:
-                listeners = list(self._with_reports)
+                listeners = [listener for listener, reports in self._listeners.items() if reports]
             self._tell(listeners, REPORTED)
 
 
