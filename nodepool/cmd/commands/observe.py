@@ -82,17 +82,21 @@ def register(subparsers: Subparsers) -> None:
 
 def watch(context: Context, function: Callable[[Context], Any]) -> int:
     """Show the listing repeatedly until the user interrupts or quits."""
-    live, changed = context.live, Changes()
-    feed = Feed()
-    feed.attach(live)
-    feed.begin()
-    feed.subscribe(lambda event: changed.set(), reports=True)
+    changed = Changes()
+    _subscribe(context, lambda event: changed.set(), reports=True)
     with screen() as shown:
         while True:
             changed.clear()
             shown.show(lambda: function(context))
             if not shown.wait(changed, SOONEST, SOONEST + QUIET):
                 return 0
+
+
+def _subscribe(context: Context, listener: Callable[[Event], object], reports: bool) -> None:
+    feed = Feed()
+    feed.attach(context.live)
+    feed.begin()
+    feed.subscribe(listener, reports)
 
 
 def show_status(context: Context) -> None:
@@ -194,9 +198,6 @@ def show_events(context: Context) -> None:
             show(event)
         return
     arrived: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    feed = Feed()
-    feed.attach(context.live)
-    feed.begin()
-    feed.subscribe(arrived.put)
+    _subscribe(context, arrived.put, reports=False)
     while True:
         show(arrived.get())
