@@ -102,8 +102,7 @@ class Tree(Generic[R]):
 
     def start(self) -> None:
         """Follow the tree from now on, over reconnects and new sessions."""
-        kazoo = self.client.kazoo
-        kazoo.add_persistent_watch(self.root, self._event)
+        self.client.kazoo.add_persistent_watch(self.root, self._event)
         self.client.state_listeners.append(self._state_changed)
         if self.client.connected:
             self._synchronise()

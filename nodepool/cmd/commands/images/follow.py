@@ -233,7 +233,8 @@ class BuildFollower:
             text = "no builder is registered; the request waits for one"
         elif own:
             seen = progress.builds.get(own[0].id or "")
-            text = f"build {own[0].id} is running first{_phase(seen)}"
+            phase = f" ({seen.phase})" if seen is not None and seen.phase else ""
+            text = f"build {own[0].id} is running first{phase}"
             self._line(("own", own[0].id), text)
             return
         elif running:
@@ -265,7 +266,3 @@ class BuildFollower:
         self._display.show(
             (self.build, phase), f"{elapsed}  {name}  {phase}{f' (expected: {expected})' if expected else ''}",
             f"{self.image}  {bar}{phase}  {clock}  {seen.last_line}")  # fmt: skip
-
-
-def _phase(seen: BuildProgress | None) -> str:
-    return f" ({seen.phase})" if seen is not None and seen.phase else ""
