@@ -75,7 +75,7 @@ class Manager:
     def quotaNeededByLabel(self, *_args: Any) -> Any:
         return SimpleNamespace(get_resources=dict)
 
-    def launch(self, name: str) -> StateMachineNodeLauncher:
+    def launch(self, name: str, prepare: bool = False) -> StateMachineNodeLauncher:
         image = SimpleNamespace(name="i", username="", python_path="", shell_type="", connection_port=22, connection_type="ssh")
         label = SimpleNamespace(name=name, diskimage=None, cloud_image=image)
         handler: Any = SimpleNamespace(
@@ -89,6 +89,8 @@ class Manager:
         node = zk.Node("0001")
         node.type, node.state, node.provider = [name], zk.BUILDING, "p"
         launcher = StateMachineNodeLauncher(handler, node, SimpleNamespace(name="p", launch_retries=3, launch_timeout=100))
+        if prepare:
+            launcher.prepare()
         launcher.launch()
         return launcher
 
@@ -117,6 +119,28 @@ def test_further_attempts_do_not_hold_up_other_launches(manager: Manager) -> Non
     wait_for(lambda: bad.complete, what="the end of the bad launch")
     assert (bad.node.state, bad.attempts) == (zk.FAILED, 3)
     assert all(name.startswith("start") for name in adapter.asked_by[1:])
+
+
+@pytest.mark.parametrize("errors", [1, 4])
+def test_a_node_that_could_not_be_filled_is_filled_by_its_launch(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch, errors: int
+) -> None:
+    """Its request and the other nodes go on; an error that stays ends each attempt."""
+    left = [KeyError("flavor")] * errors
+
+    def needed(*_args: Any) -> Any:
+        if left:
+            raise left.pop()
+        return SimpleNamespace(get_resources=dict)
+
+    monkeypatch.setattr(manager, "quotaNeededByLabel", needed)
+    launcher = manager.launch("good", prepare=True)
+    if errors == 1:
+        wait_for(lambda: manager.adapter.healthy.passes)
+        assert launcher.attempts == 1 and launcher.node.image_id == "i"
+    else:
+        wait_for(lambda: launcher.complete)
+        assert (launcher.node.state, launcher.attempts, left) == (zk.FAILED, 3, [])
 
 
 class Observed(zk.Node):
