@@ -207,6 +207,14 @@ def test_trouble_with_zookeeper_declines_nothing() -> None:
     assert wrong.handler.pw.nodepool.decline.called and not wrong.handler.pw.ended.called
 
 
+def test_launches_of_a_dropped_request_end_and_those_of_others_do_not() -> None:
+    dropped, removed = life(), life()
+    dropped.end(Outcome(How.DROPPED))
+    removed.end(Outcome(How.REMOVED))
+    dropped.handler.launchesDropped.assert_called_once_with()
+    assert not removed.handler.launchesDropped.called
+
+
 def test_locks_that_a_handler_obtains_after_its_end_are_given_back() -> None:
     dropped, lock, step = life(), f"{NODES}0000000001/lock/{'a' * 32}__lock__0000000000", Mock(return_value=None)
     dropped.end(Outcome(How.DROPPED))
