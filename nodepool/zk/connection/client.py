@@ -36,6 +36,8 @@ class RepeatFilter(logging.Filter):
         self.last = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.INFO:
+            return False  # kazoo prints whole records, which may contain credentials
         now = time.monotonic()
         message = record.getMessage()
         if record.levelno >= logging.WARNING:

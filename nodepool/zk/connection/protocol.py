@@ -7,6 +7,7 @@ tests/integration/zk/test_protocol.py checks whether a new kazoo still fits.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import select
@@ -24,15 +25,14 @@ from kazoo.exceptions import (
     ConnectionDropped,
     ConnectionLoss,
     KazooException,
-    NoNodeError,
     OperationTimeoutError,
     SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.handlers.utils import AsyncResult
 from kazoo.protocol import connection as kazoo_connection
-from kazoo.protocol.serialization import Auth, Close, Exists, GetChildren, GetChildren2, Transaction, write_string
-from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, WatchedEvent
+from kazoo.protocol.serialization import Auth, ReplyHeader, Watch, write_string
+from kazoo.protocol.states import KeeperState
 from kazoo.retry import ForceRetryError
 
 from nodepool.zk.connection.abandoned import AbandonedLocks
@@ -42,10 +42,7 @@ log = logging.getLogger("nodepool.zk.protocol")
 
 CREATED, DELETED, CHANGED = 1, 2, 3
 
-_WATCH_XID, _PING_XID, _AUTH_XID = -1, -2, -4
 _int = struct.Struct("!i")
-_reply = struct.Struct("!iqi")
-_watch = struct.Struct("!iii")
 _RECEIVE_SIZE = 256 * 1024
 #: Received messages are processed once they exceed this size.
 _HANDLE_SIZE = 1024 * 1024
@@ -73,11 +70,6 @@ class AddWatch:
     @staticmethod
     def deserialize(_data: bytes, _offset: int) -> bool:
         return True
-
-
-def _error(code: int) -> BaseException:
-    kind: type[BaseException] | None = EXCEPTIONS.get(code)
-    return kind() if kind is not None else KazooException(f"ZooKeeper error {code}")
 
 
 class NoAnswer(KazooTimeoutError, OperationTimeoutError):
@@ -134,6 +126,8 @@ class Connection(kazoo_connection.ConnectionHandler):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._received = bytearray()
+        #: The message that is processed.
+        self._message: bytes | None = None
         #: Since when answers are due and none has arrived.
         self._silent_since = 0.0
         #: Since when no server has accepted our session; None while one does.
@@ -163,6 +157,7 @@ class Connection(kazoo_connection.ConnectionHandler):
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received = bytearray()
+        self._message = None
         client, now = self.client, time.monotonic()
         if self._refused_since is None:
             self._refused_since = now
@@ -201,7 +196,8 @@ class Connection(kazoo_connection.ConnectionHandler):
             start = offset + 4
             offset = start + length
             # Each message has a separate buffer: kazoo's deserializers slice from an offset.
-            result = self._message(data[start:offset])
+            self._message = data[start:offset]
+            result = super()._read_socket(read_timeout)
             if result is kazoo_connection.CLOSE_RESPONSE:
                 break
         if size:
@@ -212,93 +208,36 @@ class Connection(kazoo_connection.ConnectionHandler):
             raise ConnectionDropped("socket connection broken")
         return result
 
-    def _message(self, data: bytes) -> Any:
-        xid, zxid, error = _reply.unpack_from(data, 0)
-        if xid == _WATCH_XID:
-            kind, _state, length = _watch.unpack_from(data, 16)
-            self._event(kind, data[28 : 28 + length].decode("utf-8"))
-            return None
-        if xid == _PING_XID:
-            self.ping_outstanding.clear()
-            return None
-        if xid == _AUTH_XID:
-            return self._auth_reply(error)
-        client = self.client
-        request, reply, expected = client._pending.popleft()
-        if zxid > 0:
-            client.last_zxid = zxid
-        if xid != expected:
-            problem = RuntimeError(f"xids do not match, expected {expected!r} received {xid!r}")
-            if reply is not None:
-                reply.set_exception(problem)
-            raise problem
-        if reply is not None:
-            self._answer(request, reply, error, zxid, data)
-        if isinstance(request, Close):
-            return kazoo_connection.CLOSE_RESPONSE
-        return None
+    def _read_header(self, timeout: float) -> tuple[Any, bytes, int]:
+        message = self._message
+        if message is None:  # while connecting
+            found: tuple[Any, bytes, int] = super()._read_header(timeout)
+            return found
+        header, offset = ReplyHeader.deserialize(message, 0)
+        return header, message, offset
 
-    def _answer(self, request: Any, reply: Any, error: int, zxid: int, data: bytes) -> None:
-        client = self.client
-        missing = error == NoNodeError.code and request.type == Exists.type
+    def _read_response(self, header: ReplyHeader, message: bytes, offset: int) -> Any:
+        reply = self.client._pending[0][1]
         if type(reply) is Reply:
-            reply.zxid = zxid
-        if error and not missing:
-            reply.set_exception(_error(error))
-            return
-        if missing:
-            reply.set(None)
-        else:
-            try:
-                response = request.deserialize(data, _reply.size)
-            except Exception as problem:
-                log.exception("Cannot read the answer to %s", type(request).__name__)
-                reply.set_exception(problem)
-                return
-            if request.type == Transaction.type and client.chroot:
-                response = Transaction.unchroot(client, response)
-            reply.set(response)
-        watcher = getattr(request, "watcher", None)
-        if watcher and not client._stopped.is_set():
-            kind = client._child_watchers if isinstance(request, (GetChildren, GetChildren2)) else client._data_watchers
-            kind[request.path].add(watcher)
+            reply.zxid = header.zxid
+        if header.err not in EXCEPTIONS:  # kazoo would end the connection
+            EXCEPTIONS[header.err] = functools.partial(KazooException, f"ZooKeeper error {header.err}")
+        return super()._read_response(header, message, offset)
 
-    def _auth_reply(self, error: int) -> None:
-        _request, reply, _xid = self.client._pending.popleft()
-        if error:
-            reply.set_exception(_error(error))
-            self.client._session_callback(KeeperState.AUTH_FAILED)
-        else:
-            reply.set(True)
-
-    def _event(self, kind: int, path: str) -> None:
+    def _read_watch_event(self, message: bytes, offset: int) -> None:
         client = self.client
         if client._stopped.is_set():
             return
         if client._data_watchers or client._child_watchers:
-            self._one_shot_watches(kind, path)
-        chroot = client.chroot
-        if chroot:
-            path = path[len(chroot) :] or "/"
+            super()._read_watch_event(message, offset)
+        watch, _ = Watch.deserialize(message, offset)
+        path = client.unchroot(watch.path)
         for root, callback in client.persistent_watches:
             if path.startswith(root) and (len(path) == len(root) or root == "/" or path[len(root)] == "/"):
                 try:
-                    callback(kind, path)
+                    callback(watch.type, path)
                 except Exception:
                     log.exception("Error in the watch callback of %s for %s", root, path)
-
-    def _one_shot_watches(self, kind: int, path: str) -> None:
-        client = self.client
-        watchers: list[Any] = []
-        if kind in (CREATED, CHANGED, DELETED):
-            watchers += client._data_watchers.pop(path, ())
-        if kind in (DELETED, kazoo_connection.CHILD_EVENT):
-            watchers += client._child_watchers.pop(path, ())
-        if not watchers:
-            return
-        event = WatchedEvent(EVENT_TYPE_MAP[kind], client._state, client.unchroot(path))
-        for watcher in watchers:
-            client.handler.dispatch_callback(Callback("watch", watcher, (event,)))
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         """Send everything that waits, in as few system calls as possible."""
@@ -325,7 +264,7 @@ class Connection(kazoo_connection.ConnectionHandler):
             if request is kazoo_connection._CONNECTION_DROP:
                 raise ConnectionDropped("Connection dropped: Testing")
             if request.type == Auth.type:
-                xid = _AUTH_XID
+                xid = kazoo_connection.AUTH_XID
             else:
                 self._xid = (self._xid % 2147483647) + 1
                 xid = self._xid
@@ -347,21 +286,6 @@ class Connection(kazoo_connection.ConnectionHandler):
                 out = bytearray()
         if out:
             self._write(out, connect_timeout)
-
-    def _write(self, msg: bytes | bytearray, timeout: float) -> None:
-        sent, length = 0, len(msg)
-        view = memoryview(msg)
-        with self._socket_error_handling():
-            while sent < length:
-                try:
-                    count = self._socket.send(view[sent:])
-                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                    if not self.handler.select([], [self._socket], [], timeout)[1]:
-                        raise self.handler.timeout_exception("socket time-out during write") from None
-                    continue
-                if not count:
-                    raise ConnectionDropped("socket connection broken")
-                sent += count
 
 
 class Client(KazooClient):

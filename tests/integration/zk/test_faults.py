@@ -35,26 +35,27 @@ class Answers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kazoo: Any) -> None:
         self._connection = kazoo._connection
-        self._real = self._connection._answer
+        self._real = self._connection._read_response
         self._match: Callable[[Any], bool] | None = None
         self._refusal: BaseException | None = None
         self._left = 0
         self.hit: list[Any] = []
-        monkeypatch.setattr(self._connection, "_answer", self._answer)
+        monkeypatch.setattr(self._connection, "_read_response", self._answer)
 
     def spoil(self, match: Callable[[Any], bool], times: int = 1, refusal: BaseException | None = None) -> None:
         """The next answers to matching requests: the server has done its work, we do not hear of it (or of a refusal)."""
         self._left, self._refusal, self._match = times, refusal, match
 
-    def _answer(self, request: Any, reply: Any, error: int, zxid: int, data: bytes) -> None:
+    def _answer(self, header: Any, message: bytes, offset: int) -> Any:
+        request, reply, _xid = self._connection.client._pending[0]
         if self._match is None or self._left <= 0 or not self._match(request):
-            self._real(request, reply, error, zxid, data)
-            return
+            return self._real(header, message, offset)
+        self._connection.client._pending.popleft()
         self._left -= 1
         self.hit.append(request)
         if self._refusal is not None:
             reply.set_exception(self._refusal)
-            return
+            return None
         # As kazoo does it: those who wait hear of it before the state changes.
         reply.set_exception(ConnectionLoss())
         raise ConnectionDropped("lost by the test")

@@ -10,6 +10,7 @@ from kazoo.exceptions import (
     BadVersionError,
     ConnectionClosedError,
     ConnectionLoss,
+    KazooException,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -194,6 +195,16 @@ def test_errors_are_raised_as_kazoo_exceptions(client: Any) -> None:
         client.delete("/e")
     assert client.exists("/nothing") is None
     assert client.unchroot(client.full_path("/e")) == "/e" and client.full_path("/") == client.chroot
+
+
+def test_error_that_kazoo_does_not_know_ends_only_its_request(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = client._connection
+    read = connection._read_response
+    monkeypatch.setattr(connection, "_read_response", lambda header, *rest: read(header._replace(err=-999), *rest))
+    with pytest.raises(KazooException, match="ZooKeeper error -999"):
+        client.get("/")
+    monkeypatch.undo()
+    assert client.exists("/") is not None
 
 
 def test_transactions_are_applied_as_a_whole(client: Any) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
+from nodepool.zk.connection.client import RepeatFilter
 from nodepool.zk.connection.protocol import BROKEN, Client
 
 
@@ -14,3 +17,9 @@ def test_no_answer_in_time() -> None:
     with pytest.raises(KazooException, match="no answer in time") as raised:
         Client(hosts="127.0.0.1:1").handler.async_result().get(timeout=0.01)
     assert isinstance(raised.value, KazooTimeoutError) and isinstance(raised.value, BROKEN)
+
+
+def test_details_of_kazoo_are_not_logged_as_they_may_contain_credentials() -> None:
+    levels = (logging.DEBUG, logging.INFO)
+    records = [logging.LogRecord("kazoo.client", level, "", 0, "Received response: %r", ("data",), None) for level in levels]
+    assert [RepeatFilter(60.0).filter(record) for record in records] == [False, True]
