@@ -14,7 +14,7 @@ from tests import REPOSITORY
 #: Goals: core 17,500; pages 2,500 and 460 for charts, causes and details; package 45,500 and what features since then have
 #: in leases, adapters, tools, recovery, charts and programs of the node manager (450).
 BUDGETS = {
-    "core": 17_440,
+    "core": 16_950,
     "driver openstack": 1_840,
     "driver aws": 1_700,
     "driver kubernetes": 1_290,
@@ -25,7 +25,7 @@ BUDGETS = {
     "adapters": 2_050,
     "tools": 2_900,
     "recovery": 340,
-    "package": 53_940,
+    "package": 53_430,
 }
 #: Slack that a limit may have before it must be lowered.
 SLACK = 100
