@@ -69,7 +69,7 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
     "abandoned-locks-are-forgotten": Mutation(
-        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 15
+        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 69
     ),
     "mirror-is-not-read-again": Mutation(
         _MIRROR,
@@ -776,7 +776,7 @@ MUTATIONS: dict[str, Mutation] = {
     "interrupted-builds-are-not-looked-for": Mutation(
         "nodepool.builder.builder", "interrupted = build_journal.clean_all(config.images_dir, self.log)", "pass", 15
     ),
-    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 77),
+    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 27),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",
         'return self._expire(node, limits, "Held node %s has exceeded its hold time")',
@@ -836,7 +836,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.requests.tenants",
         "exact(limit - used.get(name, 0) - need) < 0",
         "exact(limit - used.get(name, 0) - need) <= 0",
-        12,
+        28,
     ),
     "idle-nodes-keep-their-room": Mutation(
         _LIFE, "                handler.zk.make_room(host.provider_name, host.pool_name)", "                pass", 12
