@@ -152,7 +152,7 @@ def test_machine_is_not_recorded_and_its_request_is_served_again_if_the_lock_of_
     assert lost and path == NODES + seized[0]
     assert seized[0] not in served_once(bench, request_id)["nodes"]
     assert (bench.node(seized[0]).state, bench.node(seized[0]).external_id) == ("hold", None)
-    assert len(bench.servers("fake-provider", pool)) == 1, "the server of the lost launch is still there"
+    wait_for(lambda: len(bench.servers("fake-provider", pool)) == 1, what="the server of the lost launch is deleted")
 
 
 def test_paused_request_creates_no_node_if_its_lock_is_lost(bench: LauncherBench, other: OtherClient) -> None:

@@ -143,15 +143,15 @@ def test_an_error_on_the_connection_thread(zk: Any, monkeypatch: pytest.MonkeyPa
     broken: list[Any] = []
     states: list[str] = []
     zk.client.state_listeners.insert(0, states.append)
-    message = connection._message
+    read = connection._read_header
 
-    def fail(data: bytes) -> Any:
+    def fail(timeout: float) -> Any:
         if not broken:
-            broken.append(data)
+            broken.append(timeout)
             raise OverflowError("induced")
-        return message(data)
+        return read(timeout)
 
-    monkeypatch.setattr(connection, "_message", fail)
+    monkeypatch.setattr(connection, "_read_header", fail)
     zk.kazoo_client.get_async("/")
     wait_for(lambda: states == ["SUSPENDED", "CONNECTED"] and zk.synced, what="connected again")
     assert zk.client.session_id == session
