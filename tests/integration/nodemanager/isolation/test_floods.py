@@ -197,11 +197,10 @@ print("well")
 """
 
 
-def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
-    """Each sliver has a socket of its own, which is gone with it, and there again after a restart."""
-    for name in ("hostile", "quiet"):
-        nm.put(name)
-    found = nm.client.call("GetRecord", "hostile")
+@contextlib.contextmanager
+def python(nm: NmDaemon, name: str) -> Iterator[subprocess.Popen[str]]:
+    """Python in a sliver, which waits for a program on its standard input."""
+    found = nm.client.call("GetRecord", name)
     with subprocess.Popen(
         [
             "ssh",
@@ -218,18 +217,41 @@ def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
             "-o",
             "LogLevel=ERROR",
             f"root@{found['ssh_address']}",
-            f"exec timeout {min(150, limit(60)):.0f} python3 -u -",
+            "echo ready; exec timeout 100 python3 -u -",
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as session:
-        assert session.stdin is not None and session.stdout is not None
-        session.stdin.write(FILL)
+        try:
+            assert answer(session) == "ready\n"
+            yield session
+        finally:
+            session.kill()
+
+
+def answer(session: subprocess.Popen[str], program: str = "") -> str:
+    """The first line that it prints, after it was given the program."""
+    assert session.stdin is not None and session.stdout is not None
+    if program:
+        session.stdin.write(program)
         session.stdin.close()
-        assert session.stdout.readline() == "full\n", f"exit status {session.wait(10)}"
+    return session.stdout.readline()
+
+
+def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
+    """Each sliver has a socket of its own, which is gone with it, and there again after a restart."""
+    for name in ("hostile", "quiet"):
+        nm.put(name)
+    assert nm.process is not None
+    with python(nm, "hostile") as hostile, python(nm, "quiet") as quiet:
+        nm.process.send_signal(signal.SIGSTOP)  # a daemon on a busy machine, which accepts nothing for now
+        try:
+            assert answer(hostile, FILL) == "full\n"
+            assert answer(quiet, ASK) == "well\n"
+        finally:
+            nm.process.send_signal(signal.SIGCONT)
         assert nm.ssh("quiet", f"python3 -c {shlex.quote(ASK)}") == "well\n"
-        session.kill()
     sockets = pathlib.Path(nm.options["run-dir"]) / "slivers"
     assert sockets.stat().st_mode & 0o777 == 0o700
     assert len(list(sockets.iterdir())) == 2
