@@ -42,8 +42,11 @@ def answers(ask: Callable[[str], Any], wanted: Iterable[str]) -> Iterator[tuple[
 
 
 def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool = False) -> None:
-    """Write a znode, or create it with its parents; an ephemeral one ends with our session."""
-    for _ in range(TRIES):
+    """Write a znode, or create it with its parents; an ephemeral one ends with our session.
+
+    :raises NodeExistsError: other clients created and deleted it at each attempt.
+    """
+    for left in reversed(range(TRIES)):
         try:
             stat = kazoo.set_async(path, data).get(timeout=TIMEOUT)
             session = kazoo.client_id
@@ -57,7 +60,8 @@ def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool = False) -
             kazoo.create_async(path, data, ephemeral=ephemeral, makepath=True).get(timeout=TIMEOUT)
             return
         except NodeExistsError:
-            continue
+            if not left:
+                raise
 
 
 def remove(kazoo: KazooClient, path: str) -> None:

@@ -50,3 +50,10 @@ def test_znode_is_written_whatever_others_do_meanwhile(answers: dict[str, list[o
     kazoo: Any = Kazoo(**answers)
     reading.write(kazoo, "/a", b"x", ephemeral)
     assert " ".join(kazoo.calls) == calls
+
+
+def test_write_that_others_prevent_at_each_attempt_is_no_success() -> None:
+    kazoo: Any = Kazoo(set=[NoNodeError()] * 3, create=[NodeExistsError()] * 3)
+    with pytest.raises(NodeExistsError):
+        reading.write(kazoo, "/a", b"x")
+    assert kazoo.calls == ["set", "create"] * 3
