@@ -38,6 +38,8 @@ class RepeatFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.INFO:
             return False  # kazoo prints whole records, which may contain credentials
+        if record.exc_info and isinstance(record.args, tuple):  # the same, when it cannot read an answer
+            record.args = tuple(type(value).__name__ for value in record.args)
         now = time.monotonic()
         message = record.getMessage()
         if record.levelno >= logging.WARNING:
