@@ -130,6 +130,7 @@ class Component:
             self._start_registration()
 
     def _vanished(self, path: str) -> None:
+        """Register again if the deleted entry was ours."""
         self._gone = path  # first: the acknowledgment of its creation may still be on its way
         if path == self.path and not self._unregistered.is_set():
             self._start_registration(path)

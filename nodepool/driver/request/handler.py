@@ -8,6 +8,8 @@ from nodepool.zk.zookeeper import NodeRequest
 
 
 class NodeRequestHandler(RequestHandler):
+    """Base of the request handlers of all drivers."""
+
     def __init__(self, pw: RequestHost, request: NodeRequest) -> None:
         super().__init__(pw, request)
         self.life = Life(self, self._satisfied_types)

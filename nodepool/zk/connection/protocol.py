@@ -289,6 +289,8 @@ class Connection(kazoo_connection.ConnectionHandler):
 
 
 class Client(KazooClient):
+    """kazoo's client on our connection."""
+
     _connection: Any
     chroot: str
 
@@ -353,6 +355,7 @@ class Client(KazooClient):
         self.submit(AddWatch(self.full_path(root)), reply)
 
     def full_path(self, path: str) -> str:
+        """Return the path with the chroot prepended."""
         if not self.chroot:
             return path
         return self.chroot if path == "/" else self.chroot + path

@@ -65,8 +65,9 @@ class BaseModel:
     extra: Mapping[str, Any] = MappingProxyType({})
     #: Our lock on the record.
     lock: Any = None
-    #: Attributes that a copy has lists of its own for, and those that it does not get.
+    #: Names of the lists that are copied with the record.
     LISTS: ClassVar[tuple[str, ...]] = ()
+    #: Names of the attributes that a copy does not have.
     OWN: ClassVar[frozenset[str]] = frozenset({"lock", "unsaved", "promise"})
 
     def __init__(self, o_id: str | None = None) -> None:
