@@ -2,7 +2,7 @@
 
 ``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is every test that takes at
 most `SHORT` seconds, each unknown one, and those marked ``core``, without those marked ``full``. The rest runs with
-``tools/run-tests --rest``.
+``tools/run-tests --rest``: of a test with many variants `VARIANTS`, which the seed of the run chooses; with ``--all`` each.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import random
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ DURATIONS = REPOSITORY / "tests" / "durations.json"
 SHORT = 1.3
 #: Shorter tests are not recorded: they are many, and make no difference.
 RECORDED = 0.3
+#: How many variants of one test run in the rest.
+VARIANTS = 2
 #: Where run-tests reads how far this run is, and what the tests took.
 PROGRESS = "NODEPOOL_TEST_PROGRESS"
 
@@ -50,6 +53,18 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("nodepool")
     group.addoption("--short", action="store_true", help=f"only tests that take at most {SHORT:g} s, and those marked core")
     group.addoption("--rest", action="store_true", help="only what --short skips, and property tests with many examples")
+    group.addoption("--all-variants", action="store_true", help=f"--rest runs all variants of a test instead of {VARIANTS}")
+
+
+def choose_variants(names: Iterable[str], seed: object) -> set[str]:
+    """Return the node ids without the surplus variants of tests; the same ones for the same seed."""
+    variants: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        variants[name.partition("[")[0]].append(name)
+    chosen: set[str] = set()
+    for test, found in variants.items():
+        chosen.update(random.Random(f"{seed} {test}").sample(found, min(VARIANTS, len(found))))
+    return chosen
 
 
 class Selection:
@@ -57,6 +72,7 @@ class Selection:
 
     def __init__(self, config: pytest.Config) -> None:
         self._short, self._rest = bool(config.getoption("--short")), bool(config.getoption("--rest"))
+        self._sampled = self._rest and not config.getoption("--all-variants")
         self.durations = read_durations()
         hypothesis.settings.load_profile("many" if self._rest else "few")
 
@@ -69,6 +85,9 @@ class Selection:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self._short or self._rest:
             chosen = [item for item in items if self._is_chosen(item)]
+            if self._sampled:
+                names = choose_variants((item.nodeid for item in chosen), config.getoption("randomly_seed", 0))
+                chosen = [item for item in chosen if item.nodeid in names]
             config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
             items[:] = chosen
         self._longest_files_first(items)

@@ -62,17 +62,17 @@ def linearizable(*runs: dict[str, Any]) -> bool:
 
 
 @pytest.mark.timeout(1500)
-def test_60_more_seeds_violate_no_invariant_and_are_linearizable() -> None:
-    results = world("--seeds", "61-120", "--jobs", "1", timeout=800)
-    assert_no_violations(results, 60)
-    assert sum(len(result["history"]) for result in results.values()) > 10 * 60
+def test_20_more_seeds_violate_no_invariant_and_are_linearizable() -> None:
+    results = world("--seeds", "61-80", "--jobs", "1", timeout=800)
+    assert_no_violations(results, 20)
+    assert sum(len(result["history"]) for result in results.values()) > 10 * 20
     assert linearizable(*results.values())
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(7200)
-def test_880_more_seeds_violate_no_invariant() -> None:
-    assert_no_violations(world("--seeds", "121-1000", timeout=7000), 880)
+def test_920_more_seeds_violate_no_invariant() -> None:
+    assert_no_violations(world("--seeds", "81-1000", timeout=7000), 920)
 
 
 @pytest.mark.timeout(700)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tests import REPOSITORY
 from tests.conftest import load_tool
+from tests.support.selection import VARIANTS, choose_variants
 
 TESTS = """
 import pathlib, pytest
@@ -156,3 +159,26 @@ def test_each_test_is_in_one_of_the_sets(pytestconfig: pytest.Config, request: p
     del selection.durations[request.node.nodeid]
     request.node.add_marker("full")
     assert not selection.is_short(request.node)
+
+
+def test_rest_runs_two_variants_of_a_test_which_the_seed_chooses() -> None:
+    single, many = ["a.py::test_one", "a.py::test_two[x]", "a.py::test_two[y]"], {f"a.py::test_many[{n}]" for n in range(20)}
+    chosen = choose_variants([*single, *many], 7)
+    assert chosen == choose_variants([*reversed(single), *sorted(many)], 7), "each worker has to choose the same"
+    assert chosen >= set(single) and len(chosen & many) == VARIANTS
+    assert set().union(*(choose_variants(many, seed) for seed in range(100))) == many
+
+
+@pytest.mark.parametrize(("options", "number"), [(["--rest"], VARIANTS), (["--rest", "--all-variants"], 20), ([], 20)])
+def test_variants_are_left_out_in_the_rest_only(tmp_path: pathlib.Path, options: list[str], number: int) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n@pytest.mark.full\n@pytest.mark.parametrize('n', range(20))\ndef test_it(n):\n    pass\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "from tests.support import selection\n\n"
+        "def pytest_addoption(parser):\n    selection.add_options(parser)\n\n"
+        "def pytest_configure(config):\n    config.addinivalue_line('markers', 'full')\n    selection.register(config)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q", *options, str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("::test_it[") == number, done.stdout + done.stderr
