@@ -26,7 +26,7 @@ from nodepool.status.images import (
     image_status,
 )
 from nodepool.status.known import told_problems
-from nodepool.status.once import Facade, Once
+from nodepool.status.once import Facade, remembered
 from nodepool.status.results import FORMATS, Results, format_age, format_bytes, output, to_int_or_none
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -183,7 +183,7 @@ def problem_rows(zk: Facade) -> list[dict[str, Any]]:
         images = ({"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress()))
         return [*told_problems(zk), *images, *({"launcher": None, **problem.record()} for problem in derived_problems(zk))]
 
-    return zk.remember("problems", read) if isinstance(zk, Once) else read()
+    return remembered(zk, "problems", read)
 
 
 def problem_list(zk: Facade) -> Results:

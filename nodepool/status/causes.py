@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from nodepool.base.offered_labels import joined, unknown_labels, why_not_offered
 from nodepool.base.problems import Problem, one_line
@@ -33,13 +33,12 @@ from nodepool.status.known import (
     stuck_nodes,
     told_problems,
 )  # fmt: skip
-from nodepool.status.once import Facade, Once
+from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED, Node, NodeRequest
 
-T = TypeVar("T")
 #: Codes of reasons, the most informative first: the first one present is the cause.
 ORDER = [
     code.word
@@ -85,10 +84,6 @@ def groups_of(reports: Iterable[dict[str, Any]], request_id: str) -> list[tuple[
     return [(report, group) for report in reports for group in report["waiting"] if request_id in group["ids"]]
 
 
-def _remembered(zk: Facade, name: str, make: Callable[[], T]) -> T:
-    return zk.remember(name, make) if isinstance(zk, Once) else make()
-
-
 def groups_by_request(zk: Facade) -> Mapping[str, list[dict[str, Any]]]:
     """Return request id -> its group of waiting requests in the report of each launcher."""
 
@@ -100,7 +95,7 @@ def groups_by_request(zk: Facade) -> Mapping[str, list[dict[str, Any]]]:
                     found[request_id].append(group)
         return found
 
-    return _remembered(zk, "groups by request", index)
+    return remembered(zk, "groups by request", index)
 
 
 def main_reason(reasons: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
@@ -156,7 +151,7 @@ def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth
         names = ", ".join(sorted(f"{pool.provider_name}-{pool.name}" for pool in offering))
         text = f"offered by {names}"
         for report in zk.readReports():
-            if not report.get("ready") and report["details"]:
+            if not report["ready"] and report["details"]:
                 return Cause(f"launcher {report['name']} is not ready: {report['details'][0]}", "see /ready of that launcher")
         if request.state == PENDING:
             text = f"accepted by a pool that launches its nodes or waits for capacity: {names}"
@@ -193,7 +188,7 @@ def _of_reason(
         pool = str(reason["pool"])
         mine = labels if code == Code.NO_FREE_NODE.word else ()
         name = f"users of {pool or sorted(providers)} {mine}"
-        users, other = _remembered(zk, name, lambda: _users(zk, pool, providers, mine, clock))
+        users, other = remembered(zk, name, lambda: _users(zk, pool, providers, mine, clock))
         own = {name for name in providers if pool.startswith(f"{name}-")} or providers
         return _with_hosts(zk, replace(published, text=text + users, remedy=other or remedy), own, labels)
     return published
@@ -208,7 +203,7 @@ def _launching(zk: Facade, nodes: list[Node], clock: Clock) -> Cause:
         entry["launch"]
         for report in zk.readReports()
         for label, entry in report["lately"].items()
-        if any(label in node.type for node in nodes) and isinstance(entry.get("launch"), (int, float))
+        if any(label in node.type for node in nodes) and "launch" in entry
     ]
     usual = max(took, default=0.0)
     code = Code.LAUNCHING.word
@@ -283,15 +278,10 @@ def _of_backing(zk: Facade, node: Node, clock: Clock, depth: int) -> Cause | Non
 
 def of_building(zk: Facade, node: Node, clock: Clock = time.time, depth: int = 1) -> Cause | None:
     """Return why the launch or deletion of a node is stalled; None: no reason is known."""
-    hosts = [
-        host
-        for report in zk.readReports()
-        if isinstance(listed := report["providers"].get(str(node.provider), {}).get("hosts"), list)
-        for host in listed
-        if isinstance(host, dict)
-    ]
-    if hosts and not any(host.get("usable") for host in hosts):
-        texts = "; ".join(dict.fromkeys(str(host.get("problem") or host.get("name")) for host in hosts))
+    providers = (report["providers"].get(str(node.provider)) for report in zk.readReports())
+    hosts = [host for provider in providers if provider is not None for host in provider["hosts"]]
+    if hosts and not any(host["usable"] for host in hosts):
+        texts = "; ".join(dict.fromkeys(host["problem"] or host["name"] for host in hosts))
         return Cause(
             f"no host of provider {node.provider} can be used: {texts}", "start the node manager on one of its hosts", "host-down"
         )
@@ -316,14 +306,14 @@ def _not_offered(zk: Facade, labels: Collection[str], missing: str, again: bool 
     """
     then = ", then submit the request again" * again
     for report in zk.readReports():
-        down = report.get("not_running_labels")
-        for name, offered in sorted(down.items()) if isinstance(down, dict) else ():
-            if isinstance(offered, list) and set(labels) & set(map(str, offered)):
+        down = report["not_running_labels"]
+        for name, offered in sorted(down.items()):
+            if common := set(labels).intersection(offered):
                 why = report["not_running"].get(name, "see the launcher's log")
-                text = f"provider {name}, which offers {joined(set(labels) & set(map(str, offered)))}, does not run: {why}"
+                text = f"provider {name}, which offers {joined(common)}, does not run: {why}"
                 return Cause(text, f"repair what the message names{then}", "not-running")
         for name, why in sorted(report["not_running"].items()):
-            if not isinstance(down, dict) or name not in down:  # the labels that it offers are unknown
+            if name not in down:  # the labels that it offers are unknown
                 return Cause(
                     f"{missing}; provider {name} does not run: {why}", f"repair what the message names{then}", "not-running"
                 )
@@ -367,9 +357,8 @@ def min_ready_of(zk: Facade) -> dict[str, int]:
     found: dict[str, int] = {}
     for report in zk.readReports():
         for name, entry in report["labels"].items():
-            value = entry.get("min_ready")
-            if isinstance(value, int):
-                found[name] = max(value, found.get(name, 0))
+            if entry["min_ready"] is not None:
+                found[name] = max(int(entry["min_ready"]), found.get(name, 0))
     return found
 
 
@@ -426,7 +415,7 @@ def _of_parts(zk: Facade, label: str, clock: Clock, depth: int) -> Cause | None:
 
 def backing_of(zk: Facade, label: str) -> list[str]:
     """Return the labels of backing nodes for this label."""
-    found = {str(name) for report in zk.readReports() for name in report["labels"].get(label, {}).get("backing") or ()}
+    found = {name for report in zk.readReports() for name in report["labels"].get(label, {}).get("backing", ())}
     return sorted(found - {label})
 
 
@@ -436,12 +425,12 @@ def _switched_off(zk: Facade, label: str, pools: Iterable[RegisteredPool]) -> Ca
     said = []
     for pool in pools:
         if label in pool.labels:
-            entry = entries.get(str(pool.provider_name), {})
-            known = entry.get("pools")
-            limits = known.get(str(pool.name)) if isinstance(known, dict) else None
-            if isinstance(limits, dict) and limits.get("max_servers") == 0:
+            entry = entries.get(str(pool.provider_name))
+            if entry is None:
+                return None
+            if entry["pools"].get(str(pool.name), {}).get("max_servers") == 0:
                 said.append(f"`max-servers` of pool {pool.provider_name}-{pool.name}")
-            elif entry.get("max_concurrency") == 0:
+            elif entry["max_concurrency"] == 0:
                 said.append(f"`max-concurrency` of provider {pool.provider_name}")
             else:
                 return None

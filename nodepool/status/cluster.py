@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nodepool import status
@@ -47,16 +47,16 @@ def daemons(zk: Facade, clock: Clock = time.time) -> Results:
     for content in [*zk.getLaunchers(), *zk.getBuilders()]:
         host, kind = str(content.get("hostname")), str(content.get("kind"))
         found = reports[host].pop(0) if kind == "launcher" and reports[host] else None
-        config, started = (found or {}).get("config") or {}, (found or {}).get("started")
-        stale = isinstance(config.get("stale_since"), (int, float))
+        config, started = (found["config"], found["started"]) if found is not None else ({}, None)
+        stale = config.get("stale_since")
         rows.append(
             {
                 "kind": kind,
                 "host": host if found is None else found["name"],
-                "state": "not ready" if found is not None and not found.get("ready") else content.get("state"),
+                "state": "not ready" if found is not None and not found["ready"] else content.get("state"),
                 "version": content.get("version"),
-                "running": format_duration(now - started) if isinstance(started, (int, float)) else None,
-                "config": f"stale for {format_duration(now - config['stale_since'])}: {config.get('error')}" if stale else
+                "running": format_duration(now - started) if started is not None else None,
+                "config": f"stale for {format_duration(now - stale)}: {config['error']}" if stale is not None else
                           ("in force" if found else None),
                 "details": list(found["details"]) if found else [],
                 "file": config.get("file"),
@@ -81,62 +81,55 @@ def providers(zk: Facade) -> Results:
         for name, entry in sorted(report["providers"].items()):
             rows.append(_provider_row(name, report["name"], entry, counts.get(name, Counter()), problems[name]))
         for name, why in sorted(report["not_running"].items()):
-            row = _provider_row(name, report["name"], {}, counts.get(name, Counter()), problems[name])
+            row = _provider_row(name, report["name"], None, counts.get(name, Counter()), problems[name])
             rows.append({**row, "driver": f"not running: {why}"})
     listed = {row["provider"] for row in rows}
     registered = {str(pool.provider_name) for pool in zk.getRegisteredPools()}
     for name in sorted((counts.keys() | registered) - listed):
         launcher = "(publishes no report)" if name in registered else None
-        rows.append(_provider_row(name, launcher, {}, counts.get(name, Counter()), problems[name]))
+        rows.append(_provider_row(name, launcher, None, counts.get(name, Counter()), problems[name]))
     rows = [{**row, "hosts_down": down[row["provider"]]} for row in rows]
     return Results(sorted(rows, key=lambda row: row["provider"]), PROVIDER_COLUMNS)
 
 
-def _provider_row(name: str, launcher: object, entry: dict[str, Any], counts: Counter[str], problems: int) -> dict[str, Any]:
-    limits, used = _numbers(entry.get("limits")), _numbers(entry.get("used"))
+def _provider_row(
+    name: str, launcher: object, entry: dict[str, Any] | None, counts: Counter[str], problems: int
+) -> dict[str, Any]:
+    """Return the row of a provider.
+
+    :param entry: of it in the report of the launcher; None: no report has one.
+    """
+    entry = entry or {"driver": None, "limits": {}, "used": {}, "hosts": [], "launching": None, "calls": None}
     return {
         "provider": name,
         "launcher": launcher,
-        "driver": entry.get("driver"),
+        "driver": entry["driver"],
         "nodes": ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none",
         "states": dict(counts),
-        "limits": _use(used, limits),
-        "used": used,
-        "limit": limits,
-        "hosts": len(listed) if isinstance(listed := entry.get("hosts"), list) else 0,
-        "launching": entry.get("launching") if isinstance(entry.get("launching"), int) else None,
-        "calls": entry.get("calls"),
-        **calls_of(entry),
+        "limits": _use(entry["used"], entry["limits"]),
+        "used": entry["used"],
+        "limit": entry["limits"],
+        "hosts": len(entry["hosts"]),
+        "launching": entry["launching"],
+        "calls": entry["calls"],
+        **calls_of(entry["calls"]),
         "problems": problems,
     }
 
 
-def calls_of(entry: dict[str, Any]) -> dict[str, Any]:
+def calls_of(calls: dict[str, Any] | None) -> dict[str, Any]:
     """Return the rates and the last failed call of a provider's cloud; None if unknown.
 
     ``error_time`` is in UNIX seconds.
     """
-    calls = entry.get("calls")
-    paces, error = (calls.get("paces"), calls.get("last_error")) if isinstance(calls, dict) else (None, None)
-    pace = None
-    if isinstance(paces, dict) and paces:
-        texts = {str(lane): str(text) for lane, text in sorted(paces.items())}
-        alike = len(set(texts.values())) == 1
-        pace = next(iter(texts.values())) if alike else ", ".join(f"{lane} {text}" for lane, text in texts.items())
-    if not isinstance(error, dict):
-        return {"pace": pace, "error": None, "error_time": None}
-    when = error.get("time")
+    paces, error = (calls["paces"], calls["last_error"]) if calls is not None else ({}, None)
+    alike = len(set(paces.values())) == 1
+    pace = next(iter(paces.values())) if alike else ", ".join(f"{lane} {text}" for lane, text in sorted(paces.items()))
     return {
-        "pace": pace,
-        "error": one_line(f"{error.get('operation')} ({error.get('kind')}): {error.get('message')}"),
-        "error_time": when if isinstance(when, (int, float)) and abs(when) < LARGEST else None,
+        "pace": pace or None,
+        "error": one_line(f"{error['operation']} ({error['kind']}): {error['message']}") if error is not None else None,
+        "error_time": error["time"] if error is not None else None,
     }
-
-
-def _numbers(value: object) -> dict[str, float]:
-    if not isinstance(value, dict):
-        return {}
-    return {str(key): number for key, number in value.items() if isinstance(number, (int, float)) and abs(number) < 1e18}
 
 
 def pools(zk: Facade) -> Results:
@@ -150,10 +143,10 @@ def pools(zk: Facade) -> Results:
         if one["code"] == Code.PAUSED.word
     }
     limits = {
-        (name, pool): (entry.get("max_servers") if isinstance(entry, dict) else None)
+        (name, pool): entry["max_servers"]
         for report in zk.readReports()
         for name, provider in report["providers"].items()
-        for pool, entry in (provider.get("pools") or {}).items()
+        for pool, entry in provider["pools"].items()
     }
     rows: list[dict[str, Any]] = [
         {
@@ -180,8 +173,7 @@ def hosts(zk: Facade) -> Results:
         (report["name"], name, host)
         for report in zk.readReports()
         for name, provider in report["providers"].items()
-        for host in (provider.get("hosts") if isinstance(provider.get("hosts"), list) else ())
-        if isinstance(host, dict)
+        for host in provider["hosts"]
     ]
     there: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in zk.readNodes() if told else ():
@@ -189,13 +181,13 @@ def hosts(zk: Facade) -> Results:
             there[str(node.provider), str(node.external_id.get("host"))].append(str(node.id))
     rows = [
         {
-            "host": str(host.get("name")),
+            "host": host["name"],
             "provider": name,
             "launcher": launcher,
-            "state": "usable" if host.get("usable") else "not usable",
-            "used": _use(host.get("used"), host.get("limits")),
-            "nodes": sorted(there[name, str(host.get("name"))]),
-            "problem": host.get("problem"),
+            "state": "usable" if host["usable"] else "not usable",
+            "used": _use(host["used"], host["limits"]),
+            "nodes": sorted(there[name, host["name"]]),
+            "problem": host["problem"],
         }
         for launcher, name, host in told
     ]
@@ -206,22 +198,20 @@ def tenants(zk: Facade) -> Results:
     """Return limits of tenants and their use, as reported by each launcher."""
     rows = [
         {
-            "tenant": str(tenant),
+            "tenant": tenant,
             "launcher": report["name"],
-            "limits": _use(entry.get("used"), entry.get("limits")),
-            "used": _numbers(entry.get("used")),
-            "limit": _numbers(entry.get("limits")),
+            "limits": _use(entry["used"], entry["limits"]),
+            "used": entry["used"],
+            "limit": entry["limits"],
         }
         for report in zk.readReports()
         for tenant, entry in report["tenants"].items()
-        if isinstance(entry, dict)
     ]
     return Results(sorted(rows, key=lambda row: (row["tenant"], row["launcher"])), TENANT_COLUMNS)
 
 
-def _use(used: object, limits: object) -> str | None:
-    found = _numbers(used)
-    return ", ".join(f"{key} {found.get(key, 0):g}/{limit:g}" for key, limit in sorted(_numbers(limits).items())) or None
+def _use(used: Mapping[str, float], limits: Mapping[str, float]) -> str | None:
+    return ", ".join(f"{key} {used.get(key, 0):g}/{limit:g}" for key, limit in sorted(limits.items())) or None
 
 
 def by_cause(zk: Facade, clock: Clock = time.time) -> Results:

@@ -306,8 +306,7 @@ def rates(reports: Iterable[dict[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for report in reports:
         for label, entry in report["lately"].items():
-            rate = entry.get("a_minute")
-            if isinstance(rate, (int, float)) and rate > 0:
+            if (rate := entry.get("a_minute", 0.0)) > 0:
                 found[label] = max(rate, found.get(label, 0.0))
     return found
 
@@ -378,10 +377,9 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
     if wanted:
         found.facts.append(("min-ready", f"{(nodes or Counter())[READY]} of {wanted} ready"))
     for report in configured:
-        lately = report["lately"].get(name) or {}
-        taken = {key: lately[key] for key in ("launch", "wait") if isinstance(lately.get(key), (int, float))}
-        times = "".join(f", {key} {known.seconds_text(seconds)}" for key, seconds in taken.items())
-        found.facts.append((f"launcher {report['name']}", times.removeprefix(", ") or "not launched recently"))
+        lately = report["lately"].get(name, {})
+        times = ", ".join(f"{key} {known.seconds_text(lately[key])}" for key in ("launch", "wait") if key in lately)
+        found.facts.append((f"launcher {report['name']}", times or "not launched recently"))
     for pool in sorted(offering, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"offers it, priority {pool.priority:g}"
         found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
@@ -453,19 +451,17 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
             continue
         running = True
         entry = report["providers"][name]
-        found.facts.append((host, f"driver {entry.get('driver')}, launching {known.count_of(entry.get('launching', 0), 'node')}"))
-        calls = cluster.calls_of(entry)
+        found.facts.append((host, f"driver {entry['driver']}, launching {known.count_of(entry['launching'] or 0, 'node')}"))
+        calls = cluster.calls_of(entry["calls"])
         if calls["pace"]:
             found.facts.append(("pace of calls", calls["pace"]))
         if calls["error"]:
             age = format_duration(clock() - calls["error_time"]) if calls["error_time"] is not None else "some time"
             found.facts.append(("last failed call", f"{age} ago, {calls['error']}"))
-        limits, used = entry.get("limits") or {}, entry.get("used") or {}
-        for resource, limit in sorted(limits.items()):
-            if limit or used.get(resource):
-                found.facts.append(
-                    (f"limit of {resource}", f"{use_text(resource, used.get(resource, 0), limit)} used by our nodes")
-                )
+        for resource, limit in sorted(entry["limits"].items()):
+            used = entry["used"].get(resource, 0)
+            if limit or used:
+                found.facts.append((f"limit of {resource}", f"{use_text(resource, used, limit)} used by our nodes"))
     for pool in sorted(pools, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"takes requests, priority {pool.priority:g}"
         found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))

@@ -71,7 +71,7 @@ def health(zk: Facade, clock: Callable[[], float] = time.time) -> Health:
 
 def _of_launchers(zk: Facade) -> Iterator[Trouble]:
     for report in zk.readReports():
-        if not report.get("ready"):
+        if not report["ready"]:
             why = f": {report['details'][0]}" if report["details"] else ""
             level = AMBER if why.startswith(": starting") else RED
             yield Trouble(level, one_line(f"launcher {report['name']} is not ready{why}"), "daemons")
@@ -87,7 +87,7 @@ def _of_objects(zk: Facade) -> Iterator[Trouble]:
         name
         for report in zk.readReports()
         for name, entry in report["providers"].items()
-        if isinstance(hosts := entry.get("hosts"), list) and any(isinstance(host, dict) and host.get("usable") for host in hosts)
+        if any(host["usable"] for host in entry["hosts"])
     }
     for row in status.problem_rows(zk):
         text, provider, label = str(row["problem"]), row["provider"], row["label"]

@@ -9,15 +9,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from nodepool.base.problems import DELETION, image_problems
-from nodepool.status.once import Facade, Once
+from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
 from nodepool.zk import declines
-from nodepool.zk.records import DELETING, FULFILLED, HOLD, LARGEST, READY, USED, Node, NodeRequest
+from nodepool.zk.records import DELETING, FULFILLED, HOLD, READY, USED, Node, NodeRequest
 
-T = TypeVar("T")
 Clock = Callable[[], float]
 UNKNOWN = "its reason is no longer known"
 PATIENCE = 300.0
@@ -40,14 +39,9 @@ class Cause:
     headline: str = ""
 
 
-def _once(zk: Facade, name: str, make: Callable[[], T]) -> T:
-    """Return what ``make`` returns, cached for this :class:`.Once`."""
-    return zk.remember(name, make) if isinstance(zk, Once) else make()
-
-
 def told_problems(zk: Facade) -> list[dict[str, Any]]:
     """Return the problems that launchers publish."""
-    return _once(zk, "told problems", lambda: _told_problems(zk))
+    return remembered(zk, "told problems", lambda: _told_problems(zk))
 
 
 def _told_problems(zk: Facade) -> list[dict[str, Any]]:
@@ -93,9 +87,8 @@ def place_of(zk: Facade, launcher_id: str) -> str:
     """
     for report in zk.readReports():
         for provider, entry in report["providers"].items():
-            pools = entry.get("pools")
-            for pool, values in pools.items() if isinstance(pools, dict) else ():
-                if isinstance(values, dict) and values.get("id") == launcher_id:
+            for pool, values in entry["pools"].items():
+                if values["id"] == launcher_id:
                     return f"{provider}-{pool} on {report['name']}"
     return declines.pool_of(launcher_id)
 
@@ -150,7 +143,7 @@ def _index(zk: Facade, name: str, key: Callable[[Node], str]) -> dict[str, list[
             found[key(node)].append(node)
         return found
 
-    return _once(zk, f"nodes by {name}", make)
+    return remembered(zk, f"nodes by {name}", make)
 
 
 def stuck_nodes(zk: Facade, clock: Clock = time.time) -> dict[str, Cause]:
@@ -160,7 +153,7 @@ def stuck_nodes(zk: Facade, clock: Clock = time.time) -> dict[str, Cause]:
         candidates = (node for node in zk.readNodes() if node.state in _MAY_BE_STUCK)
         return {str(node.id): cause for node in candidates if (cause := of_node(zk, node, clock)) is not None}
 
-    return _once(zk, "stuck nodes", stuck)
+    return remembered(zk, "stuck nodes", stuck)
 
 
 _MAY_BE_STUCK = frozenset((DELETING, USED, HOLD, READY))
@@ -193,16 +186,12 @@ def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for report in zk.readReports():
-        images = report.get("images")
-        for name, entry in images.items() if isinstance(images, dict) else ():
-            if not isinstance(entry, dict):
-                continue
-            row = found.setdefault(str(name), {"paused": False, "rebuild_age": None, "labels": set(), "providers": set()})
-            row["paused"] |= entry.get("paused") is True
-            age = entry.get("rebuild_age")
-            row["rebuild_age"] = age if isinstance(age, (int, float)) and 0 < age < LARGEST else row["rebuild_age"]
+        for name, entry in report["images"].items():
+            row = found.setdefault(name, {"paused": False, "rebuild_age": None, "labels": set(), "providers": set()})
+            row["paused"] |= entry["paused"]
+            row["rebuild_age"] = entry["rebuild_age"] or row["rebuild_age"]
             for key in ("labels", "providers"):
-                row[key] |= {str(each) for each in entry.get(key) or ()}
+                row[key].update(entry[key])
     return found
 
 

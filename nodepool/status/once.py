@@ -16,6 +16,11 @@ T = TypeVar("T")
 Facade: TypeAlias = "ZooKeeper | Once"
 
 
+def remembered(zk: Facade, name: str, make: Callable[[], T]) -> T:
+    """Return what ``make`` returns; with a :class:`Once` its first result."""
+    return zk.remember(name, make) if isinstance(zk, Once) else make()
+
+
 class Once:
     """A facade that reads each list at most once."""
 

@@ -24,7 +24,7 @@ from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.reading import answers, children
 from nodepool.zk.records import LARGEST as LARGEST_NUMBER
-from nodepool.zk.records import RecordError, parse_object, texts_of
+from nodepool.zk.records import RecordError, parse_object
 
 ROOT, CONFIGS = "/nodepool/launcher-reports", "/nodepool/launcher-configs"
 #: Bytes of a report: ZooKeeper closes the connection of a client that sends more than 1 MiB.
@@ -51,19 +51,95 @@ def path(identifier: str, root: str = ROOT) -> str:
     return f"{root}/{quote(identifier, safe='')}"
 
 
-def parse(data: bytes | None) -> dict[str, Any]:
-    """Return a report.
+Check = Callable[[object], Any]
+"""Returns a value in the type that readers rely on; an unusable one as None or empty."""
 
-    :raises RecordError: it is invalid.
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _texts(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _word(value: object) -> str:
+    return str(value or "")
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and abs(value) < LARGEST_NUMBER else None
+
+
+def _amount(value: object) -> float:
+    return _number(value) or 0
+
+
+def _numbers(value: object) -> dict[str, float]:
+    return {name: number for name, entry in _object(value).items() if (number := _number(entry)) is not None}
+
+
+def _record(**keys: Check) -> Check:
+    return lambda value: {key: check(_object(value).get(key)) for key, check in keys.items()}
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: check(value) if isinstance(value, dict) else None
+
+
+def _each(check: Check) -> Check:
+    return lambda value: [check(entry) for entry in (value if isinstance(value, list) else ()) if isinstance(entry, dict)]
+
+
+def _by_name(check: Check, kind: type = dict) -> Check:
+    return lambda value: {name: check(entry) for name, entry in _object(value).items() if isinstance(entry, kind)}
+
+
+_USE = {"limits": _numbers, "used": _numbers}
+_REASONS = _each(_record(**dict.fromkeys(REASON, _word)))
+_CALLS = _record(
+    paces=_by_name(str, str), throttled=bool, last_error=_optional(_record(operation=str, kind=str, message=str, time=_number))
+)
+_PROVIDER = _record(
+    driver=_text,
+    max_concurrency=_number,
+    launching=_number,
+    pools=_by_name(_record(labels=_texts, max_servers=_number, id=_text)),
+    hosts=_each(_record(name=str, usable=bool, problem=_text, **_USE)),
+    calls=_optional(_CALLS),
+    **_USE,
+)
+_REPORT = _record(
+    hostname=str,
+    pid=_number,
+    started=_number,
+    ready=bool,
+    details=_texts,
+    config=_record(file=_text, secure=_text, error=_text, stale_since=_number, warnings=_texts),
+    providers=_by_name(_PROVIDER),
+    not_running=_by_name(str, str),
+    not_running_labels=_by_name(_texts, list),
+    labels=_by_name(_record(min_ready=_number, backing=_texts, declined=_REASONS)),
+    images=_by_name(_record(paused=bool, rebuild_age=_number, labels=_texts, providers=_texts)),
+    lately=_by_name(_numbers),
+    tenants=_by_name(_record(**_USE)),
+    waiting=_each(_record(labels=_texts, state=str, since=_amount, count=_amount, ids=_texts, reasons=_REASONS)),
+)
+
+
+def parse(data: bytes | None) -> dict[str, Any]:
+    """Return a report that has every key of ``_REPORT``, with a value of its type.
+
+    Readers need not check it.
+
+    :raises RecordError: it is damaged, or a required key is missing.
     """
-    content = _unpack(data, _SHAPE)
-    for key in ("providers", "labels", "lately"):
-        content[key] = {str(name): value for name, value in content[key].items() if isinstance(value, dict)}
-    for entry in content["labels"].values():
-        entry["declined"] = _reasons(entry.get("declined"))
-    content["config"] = _files(content["config"])
-    content["waiting"] = [group for each in content["waiting"] if (group := _group(each)) is not None]
-    return content
+    found: dict[str, Any] = _REPORT(_unpack(data, _SHAPE))
+    return found
 
 
 def parse_config(data: bytes | None) -> dict[str, Any]:
@@ -87,38 +163,6 @@ def _unpack(data: bytes | None, shape: Mapping[str, type]) -> dict[str, Any]:
         if not isinstance(content.get(key), kind):
             raise RecordError(f"{key} is missing or not a {kind.__name__}")
     return content
-
-
-def _files(config: dict[str, Any]) -> dict[str, Any]:
-    stale = config.get("stale_since")
-    found = {key: config[key] if isinstance(config.get(key), str) else None for key in ("file", "secure", "error")}
-    return {
-        **found,
-        "stale_since": stale if isinstance(stale, (int, float)) and abs(stale) < LARGEST_NUMBER else None,
-        "warnings": texts_of(config, "warnings"),
-    }
-
-
-def _group(value: object) -> dict[str, Any] | None:
-    if not isinstance(value, dict):
-        return None
-    since, count, reasons = value.get("since"), value.get("count"), value.get("reasons")
-    return {
-        "labels": texts_of(value, "labels"),
-        "state": str(value.get("state")),
-        "since": since if isinstance(since, (int, float)) and abs(since) < LARGEST_NUMBER else 0,
-        "count": count if isinstance(count, int) else 0,
-        "ids": texts_of(value, "ids"),
-        "reasons": _reasons(reasons),
-    }
-
-
-def _reasons(value: object) -> list[dict[str, str]]:
-    return [
-        {key: str(reason.get(key) or "") for key in REASON}
-        for reason in (value if isinstance(value, list) else ())
-        if isinstance(reason, dict)
-    ]
 
 
 def serialize(content: dict[str, Any]) -> bytes:

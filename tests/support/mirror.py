@@ -6,11 +6,22 @@ from types import SimpleNamespace
 from typing import Any
 
 from nodepool.status import cluster, health
+from nodepool.zk import reports
 from nodepool.zk.mirror.nodes import count_nodes
 from nodepool.zk.mirror.progress import ProgressData
 from nodepool.zk.records import Node, NodeRequest
 
 NOW = 1_760_000_000.0
+
+#: Keys of a report whose values are objects by name.
+NAMED = ("providers", "not_running", "labels", "lately", "tenants")
+
+
+def report(name: str = "nl01", **content: Any) -> dict[str, Any]:
+    """Return a report with this content as readers get it, of a launcher that is ready."""
+    empty = {"details": [], "config": {}, "waiting": [], **{key: {} for key in NAMED}}
+    (found,) = reports.named([reports.parse(reports.serialize({"hostname": name, "ready": True, **empty, **content}))])
+    return found
 
 
 class Mirror:
@@ -42,12 +53,7 @@ class Mirror:
             for ids, reasons in groups
         ]  # fmt: skip
         name = f"nl{len(self.reports)}"
-        self.reports.append(
-            {
-                "name": name, "hostname": name, "details": [], "ready": True, "not_running": {}, "providers": {}, "lately": {},
-                "labels": {}, "config": {"stale_since": None, "error": None}, "waiting": waiting,
-            }
-        )  # fmt: skip
+        self.reports.append(report(name, waiting=waiting))
 
     def rows(self) -> list[dict[str, Any]]:
         zk: Any = self
@@ -67,7 +73,7 @@ class Mirror:
         return count_nodes(self.nodes)
 
     def readImages(self) -> Any:
-        return SimpleNamespace(uploads=self.uploads, builds=[], paused=set())
+        return SimpleNamespace(uploads=self.uploads, builds=[], paused=set(), names=set(), requests={}, build_locks={})
 
     def readProgress(self) -> ProgressData:
         return ProgressData()
@@ -84,8 +90,12 @@ class Mirror:
     def getLaunchers(self) -> list[dict[str, Any]]:
         return [{"hostname": "nl0", "problems": self.problems}]
 
+    def getBuilders(self) -> list[dict[str, Any]]:
+        return []
+
     def getRegisteredPools(self) -> list[Any]:
         labels = frozenset(f"label-{number}" for number in range(500))
         return [
-            SimpleNamespace(provider_name=name, name="main", id=name, labels=labels, paused=False) for name in ("east", "west")
+            SimpleNamespace(provider_name=name, name="main", id=name, labels=labels, paused=False, priority=100.0)
+            for name in ("east", "west")
         ]

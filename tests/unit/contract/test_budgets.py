@@ -19,7 +19,7 @@ BUDGETS = {
     "driver kubernetes": 1_290,
     "driver nodemanager": 2_000,
     "node manager": 11_200,
-    "pages": 2_960,
+    "pages": 2_870,
     "leases": 2_720,
     "adapters": 2_050,
     "tools": 2_900,

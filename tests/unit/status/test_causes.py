@@ -14,6 +14,7 @@ from nodepool.status.once import Once
 from nodepool.zk.mirror.nodes import count_nodes
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import Node, NodeRequest
+from tests.support.mirror import report
 
 LABELS = [f"label-{number}" for number in range(20)]
 NODES, REQUESTS = 200, 40
@@ -38,11 +39,8 @@ class Cluster:
             self.requests.append(request)
         reason = {"code": "pool-limit", "root": "pool-limit", "pool": "p-main", "text": "full", "help": "raise", "request": ""}
         ids = [request.id for request in self.requests]
-        self.report = {
-            "name": "nl01", "details": [], "ready": True, "not_running": {}, "providers": {"p": {}}, "lately": {},
-            "labels": {label: {"min_ready": 5} for label in LABELS}, "waiting": [{"ids": ids, "reasons": [reason]}],
-            "config": {"stale_since": None},
-        }  # fmt: skip
+        labels = {label: {"min_ready": 5} for label in LABELS}
+        self.report = report(providers={"p": {}}, labels=labels, waiting=[{"ids": ids, "reasons": [reason]}])
         self.node_tree = object()
 
     def _read(self, name: str, found: Any) -> Any:

@@ -14,6 +14,7 @@ from nodepool.status.explain import Explanation, expected_wait, places, rates
 from nodepool.status.known import seconds_text
 from nodepool.status.results import use_text
 from nodepool.zk.records import NodeRequest
+from tests.support.mirror import report
 
 LABELS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3)
 
@@ -45,8 +46,8 @@ def test_a_request_with_a_strange_name_has_no_place() -> None:
 
 def test_expected_wait_is_that_of_the_slowest_label() -> None:
     """By the slowest label; by the launcher that has served most; unknown when nobody knows it of one of them."""
-    served = rates([{"lately": {"a": {"a_minute": 2.0}, "b": {"a_minute": 30}}},
-                    {"lately": {"a": {"a_minute": 6.0}, "c": {"a_minute": "x"}, "d": {"a_minute": 0}}}])  # fmt: skip
+    first = report(lately={"a": {"a_minute": 2.0}, "b": {"a_minute": 30}})
+    served = rates([first, report(lately={"a": {"a_minute": 6.0}, "c": {"a_minute": "x"}, "d": {"a_minute": 0}})])
     assert served == {"a": 6.0, "b": 30}
     assert expected_wait(served, ["a"], 3) == 30.0
     assert expected_wait(served, ["b", "a"], 1) == 10.0
@@ -70,7 +71,7 @@ def test_expected_wait_is_that_of_the_slowest_label() -> None:
     ],
 )  # fmt: skip
 def test_calls_show_rate_and_last_error(given: dict[str, Any], expected: tuple[object, ...]) -> None:
-    assert tuple(calls_of(given).values()) == expected
+    assert tuple(calls_of(report(providers={"p": given})["providers"]["p"]["calls"]).values()) == expected
 
 
 def test_fields_begin_no_lines_of_their_own() -> None:

@@ -14,6 +14,7 @@ from nodepool.status.explain import Unknown
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.nodes import count_nodes
 from nodepool.zk.records import Node, NodeRequest
+from tests.support.mirror import report
 
 
 class _Cluster:
@@ -24,11 +25,13 @@ class _Cluster:
             {"name": "h0", "usable": True, "limits": {"cores": 4}, "used": {"cores": 1}},
             {"name": "h1", "usable": False, "problem": "refused\nthe connection"},
         ]
-        self.report = {
-            "name": "nl01", "labels": {"debian": {}}, "not_running": {"broken": "no credentials"}, "waiting": [],
-            "providers": {"metal": {"hosts": hosts}}, "images": {"debian": {}},
-            "tenants": {"acme": {"limits": {"instances": 3}, "used": {"instances": 2}}},
-        }  # fmt: skip
+        self.report = report(
+            labels={"debian": {}},
+            not_running={"broken": "no credentials"},
+            providers={"metal": {"hosts": hosts}},
+            images={"debian": {}},
+            tenants={"acme": {"limits": {"instances": 3}, "used": {"instances": 2}}},
+        )
         self.node: Any = Node("0000000003")
         self.node.state, self.node.provider, self.node.pool = "ready", "metal", "main"
         self.node.type, self.node.external_id = ["old-label"], {"host": "h0"}

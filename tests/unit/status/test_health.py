@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodepool.zk.records import Node
-from tests.support.mirror import NOW, Mirror
+from tests.support.mirror import NOW, Mirror, report
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_broken_label_is_red_while_a_request_waits_for_it(mirror: Mirror) -> Non
 def test_dead_host_is_amber_while_another_one_is_usable(mirror: Mirror) -> None:
     mirror.problem("host rack1: refused", "east")
     hosts = [{"name": "rack1", "usable": False}, {"name": "rack2", "usable": True}]
-    mirror.reports[0]["providers"] = {"east": {"hosts": hosts}}
+    mirror.reports[0] = report(providers={"east": {"hosts": hosts}})
     assert mirror.health().level == "amber"
 
 
@@ -73,7 +73,7 @@ def test_starting_launcher_is_amber(mirror: Mirror) -> None:
 
 
 def test_min_ready_that_is_not_reached_is_amber(mirror: Mirror) -> None:
-    mirror.reports[0]["labels"] = {"missing": {"min_ready": 2}}
+    mirror.reports[0] = report(labels={"missing": {"min_ready": 2}})
     (found,) = mirror.health().troubles
     assert (found.level, found.kind, found.name) == ("amber", "label", "missing") and "0 of 2 ready" in found.text
 
