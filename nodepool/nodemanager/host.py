@@ -13,8 +13,11 @@ from nodepool.nodemanager.backends.base import Services
 from nodepool.nodemanager.config import MEMORY_RESERVE, NodeManagerConfig, total_memory
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.limits.cgroups import Cgroups
 from nodepool.nodemanager.limits.daily_bytes import Accounting, DailyLimits
+from nodepool.nodemanager.limits.disks import Disks
 from nodepool.nodemanager.limits.free_space import FreeSpace
+from nodepool.nodemanager.network.veth import Network
 from nodepool.nodemanager.outcomes import BackendError, Problem
 from nodepool.nodemanager.records.database import Database
 from nodepool.nodemanager.records.rspec import with_defaults
@@ -29,10 +32,6 @@ def make_services(config: NodeManagerConfig, zygote: Zygote) -> Services:
     services = Services(zygote=zygote, id_base=config.id_base)
     if os.geteuid() != 0:
         return services
-    from nodepool.nodemanager.limits.cgroups import Cgroups
-    from nodepool.nodemanager.limits.disks import Disks
-    from nodepool.nodemanager.network.veth import Network
-
     services.cgroups = Cgroups.detect(group_name(config.state_dir))
     services.disks = Disks(config.state_dir, sparse=config.overcommit.disk > 1)
     services.cgroups.io_devices = services.disks.devices
@@ -65,17 +64,17 @@ class Host:
 
     def prepare(self) -> None:
         if self._services.cgroups is not None:
-            self._services.cgroups.prepare(self._config.host_reserve)  # type: ignore[attr-defined]
-            helper = getattr(self._services.zygote, "pid", None)
-            self._services.cgroups.start()  # type: ignore[attr-defined]
+            self._services.cgroups.prepare(self._config.host_reserve)
+            helper = self._services.zygote.pid
+            self._services.cgroups.start()
             helpers = [helper, *syscalls.children(helper)] if helper else []
-            self._services.cgroups.shelter([os.getpid(), *helpers])  # type: ignore[attr-defined]
+            self._services.cgroups.shelter([os.getpid(), *helpers])
         if self._services.disks is not None:
-            self._services.disks.freed = self._free_space.keep  # type: ignore[attr-defined]
+            self._services.disks.freed = self._free_space.keep
             # On a full file system the remaining space is for the database.
-            self._services.disks.prepare(self._free_space.free() > 0)  # type: ignore[attr-defined]
+            self._services.disks.prepare(self._free_space.free() > 0)
         if self._services.net is not None:
-            self._services.net.prepare()  # type: ignore[attr-defined]
+            self._services.net.prepare()
             stored = self._database.get("bwcap")
             if stored is not None:
                 self.cap(stored.content["cap"], stored.content["exempt_ips"])
@@ -86,45 +85,30 @@ class Host:
         """Set the weights of existing slivers, which cannot be derived from the cgroups alone."""
         if self._services.cgroups is not None:
             there = set(self._services.cgroups.names())
-            self._services.cgroups.rebalance(  # type: ignore[attr-defined]
-                {name: spec for name, spec in effective.items() if name in there}
-            )
+            self._services.cgroups.rebalance({name: spec for name, spec in effective.items() if name in there})
 
     def tidy(self) -> None:
         """Retry removals that failed earlier; call it now and then."""
         self._free_space.keep()
         for service in (self._services.disks, self._services.net):
             if service is not None:
-                service.tidy()  # type: ignore[union-attr]
+                service.tidy()
 
     def problems(self) -> list[Problem]:
         """Return what this machine lacks for limits, disks and networks."""
-        found: list[Problem] = []
-        for service in (self._services.cgroups, self._services.disks, self._services.net):
-            problems = getattr(service, "problems", None)
-            if problems is not None:
-                found += problems()
-        return found
+        services = (self._services.cgroups, self._services.disks, self._services.net)
+        return [problem for service in services if service is not None for problem in service.problems()]
 
-    def stop(self, empty: bool) -> None:
-        """End threads; without any sliver nothing of ours stays on the host."""
-        if empty:
-            removals = (getattr(self._services.cgroups, "destroy_tree", None), getattr(self._services.net, "remove_shared", None))
-            for remove in removals:
-                if remove is not None:
-                    try:
-                        remove()
-                    except Exception as error:
-                        log.warning("Cannot remove what slivers shared: %s", error)
+    def stop(self) -> None:
+        """End threads; each service removes what it created on the host when no sliver uses it."""
         for service in (self._services.disks, self._services.net, self._services.cgroups):
-            stop = getattr(service, "stop", None)
-            if stop is not None:
-                stop()
+            if service is not None:
+                service.stop()
 
     def cap(self, bits_per_second: int, exempt: Iterable[str]) -> None:
         if self._services.net is not None:
             try:
-                self._services.net.node_cap(bits_per_second, list(exempt))  # type: ignore[attr-defined]
+                self._services.net.node_cap(bits_per_second, list(exempt))
             except Exception as error:
                 log.error(
                     "The cap of this node, %s bit/s with exempt %s, cannot be applied: %s", bits_per_second, list(exempt), error
@@ -149,7 +133,7 @@ class Host:
             )
         allowed = self._config.network.daily_limit or UNLIMITED
         limits = DailyLimits(allowed, allowed)
-        cut = self._accounts.update(net.counters(), effective, dict.fromkeys(effective, limits))  # type: ignore[attr-defined]
+        cut = self._accounts.update(net.counters(), effective, dict.fromkeys(effective, limits))
         for name in sorted(cut.keys() | self._cut.keys()):
             if name in effective and cut.get(name) != self._cut.get(name):
                 net.apply(name, {**effective[name], **cut.get(name, {})})
@@ -210,7 +194,7 @@ class Host:
         """Return disk space for slivers and the promised part (KiB; 0 without sliver disks)."""
         if self._services.disks is None:
             return self._free_space.total(0) // 1024, 0
-        taken: dict[str, int] = self._services.disks.allocated()  # type: ignore[attr-defined]
+        taken: dict[str, int] = self._services.disks.allocated()
         promised = sum(max(spec["nm_disk_quota"], taken.get(name, 0) // 1024) for name, spec in effective.items())
         return self._free_space.total(sum(taken.values())) // 1024, promised
 

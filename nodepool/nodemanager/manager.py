@@ -190,7 +190,7 @@ class NodeManager:
     def stop(self) -> None:
         """Stop the daemon; slivers and sessions keep running."""
         if not self._running:
-            self.host.stop(empty=False)
+            self.host.stop()
             self._zygote.stop()
             os.close(self._state_lock)
             return
@@ -208,7 +208,7 @@ class NodeManager:
         if self.sshd is not None:
             self.sshd.stop()
         self.gate.stop()
-        self.host.stop(empty=not self.backend.found())
+        self.host.stop()
         self._zygote.stop()
         self.database.close()
         os.close(self._state_lock)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from nodepool.nodemanager.backends.base import Starting
 from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.client.texts import clean
+from nodepool.nodemanager.helper.zygote import Pending
 from nodepool.nodemanager.records import loans, records, rspec
 
 log = logging.getLogger("nodepool.nodemanager.api")
@@ -80,7 +80,7 @@ class Program:
 
     sliver: str
     #: Starts it with its ends of the pipes for stdin, stdout and stderr. Raises BackendError.
-    start: Callable[[int, int, int], Starting]
+    start: Callable[[int, int, int], Pending]
 
 
 class Node(Protocol):

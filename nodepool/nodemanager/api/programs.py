@@ -22,11 +22,11 @@ from collections.abc import Callable
 from nodepool.nodemanager.api.exchange import LINGER_TIME, xml_answer
 from nodepool.nodemanager.api.methods import INTERNAL, Program
 from nodepool.nodemanager.api.shares import ALL_SAVED, ALL_TIME
-from nodepool.nodemanager.backends.base import Spawned, Starting
 from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.client import frames, xml_rpc
 from nodepool.nodemanager.eventloop import IN, OUT, EventLoop, Waiter
 from nodepool.nodemanager.helper import relay
+from nodepool.nodemanager.helper.zygote import Pending, SpawnedProcess
 from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.outcomes import BackendError
 
@@ -72,8 +72,8 @@ class _Session:
         self._over = over
         #: None: the connection is closed.
         self._caller: _Watched | None = _Watched(stream.fileno(), self._heard, self._leave)
-        self._starting: Starting | None = None
-        self._process: Spawned | None = None
+        self._starting: Pending | None = None
+        self._process: SpawnedProcess | None = None
         #: The start of the program, and then its end.
         self._event: _Watched | None = None
         #: By type of frame. Of the outputs, the first is read next.

@@ -8,9 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import Logger, getLogger
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nodepool.nodemanager.client.privileges import PRIVILEGES
+from nodepool.nodemanager.helper.zygote import Pending, Zygote
+from nodepool.nodemanager.limits.cgroups import Cgroups
+from nodepool.nodemanager.limits.disks import Disks
+from nodepool.nodemanager.network.veth import Network
 from nodepool.nodemanager.outcomes import BackendError as BackendError
 from nodepool.nodemanager.outcomes import Exit as Exit
 from nodepool.nodemanager.outcomes import Problem as Problem
@@ -55,133 +59,16 @@ class SliverSpec:
     """Names, see :mod:`nodepool.nodemanager.client.privileges`."""
 
 
-class Spawned(Protocol):
-    """A process inside a sliver. Closing it drops the descriptors; the process keeps running."""
-
-    pid: int
-    """In the daemon's pid namespace."""
-    pidfd: int
-
-    def wait(self, timeout: float) -> Exit | None: ...
-
-    def signal(self, number: int) -> None: ...
-
-    def fileno(self) -> int: ...
-
-    def close(self) -> None: ...
-
-
-class Starting(Protocol):
-    """A process inside a sliver that is being started."""
-
-    deadline: float
-    """Of the monotonic clock: by then there is an answer."""
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when there is an answer."""
-        ...
-
-    def process(self) -> Spawned:
-        """Wait for the answer and return the process. Raises BackendError."""
-        ...
-
-    def go_on(self, more: Mapping[str, Any] | None = None, descriptor: int | None = None) -> None:
-        """Send the rest of the request that the worker waits for; closes the descriptor."""
-        ...
-
-    def answer(self) -> tuple[dict[str, Any], list[int], Any]:
-        """Return the worker's answer, descriptors, and the connection to it. Raises BackendError."""
-        ...
-
-    def close(self) -> None:
-        """Drop the request without waiting for the answer."""
-        ...
-
-
-class CgroupService(Protocol):
-    """The part of `Cgroups` that backends use."""
-
-    def create(self, name: str, rspec: Mapping[str, Any]) -> list[str]: ...
-
-    def apply(self, name: str, rspec: Mapping[str, Any]) -> None: ...
-
-    def procs_files(self, name: str) -> list[str]:
-        """Return files to which a new process writes "0" to join; last: controller cpu."""
-        ...
-
-    def expect_moves(self) -> None: ...
-
-    def freeze(self, name: str, frozen: bool) -> None: ...
-
-    def kill(self, name: str, deadline: float) -> None: ...
-
-    def empty(self, name: str) -> bool: ...
-
-    def remove(self, name: str) -> None: ...
-
-    def names(self) -> list[str]: ...
-
-    def usage(self, name: str) -> dict[str, int]: ...
-
-
-class DiskService(Protocol):
-    """The part of `Disks` that backends use."""
-
-    def create(self, name: str, kib: int) -> Any: ...
-
-    def mount(self, name: str, target: str) -> None: ...
-
-    def resize(self, name: str, kib: int) -> None: ...
-
-    def usage(self, name: str) -> int: ...
-
-    def destroy(self, name: str) -> None: ...
-
-    def discard(self, name: str) -> None: ...
-
-    def settle_in(self, name: str) -> None: ...
-
-    def found(self) -> list[str]: ...
-
-
-class NetworkService(Protocol):
-    """The part of `Network` for backends; `create` returns `veth`, `address` and `gateway`."""
-
-    def create(self, name: str, index: int, generation: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]) -> Any: ...
-
-    def apply(self, name: str, rspec: Mapping[str, Any]) -> None: ...
-
-    def usage(self, name: str) -> dict[str, int]: ...
-
-    def destroy(self, name: str, info: object) -> None: ...
-
-    def found(self) -> list[str]: ...
-
-    def resolv_conf(self, mode: str) -> bytes | None: ...
-
-
-class ZygoteService(Protocol):
-    """The part of `zygote.Zygote` that backends use."""
-
-    def call(
-        self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
-    ) -> tuple[dict[str, Any], list[int]]: ...
-
-    def begin(
-        self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
-    ) -> Starting: ...
-
-
 @dataclass
 class Services:
     """Services of the daemon for its backends."""
 
-    zygote: ZygoteService
-    cgroups: CgroupService | None = None
+    zygote: Zygote
+    cgroups: Cgroups | None = None
     """None: no limits by cgroup (ordinary user)."""
-    disks: DiskService | None = None
+    disks: Disks | None = None
     """None: a plain directory, without quota."""
-    net: NetworkService | None = None
+    net: Network | None = None
     """None: only network "none"."""
     log: Logger = field(default_factory=lambda: getLogger("nodepool.nodemanager.backend"))
     id_base: int = DEFAULT_ID_BASE
@@ -255,7 +142,7 @@ class Backend(ABC):
         stderr: int | None,
         env: Mapping[str, str] | None = None,
         user: str = "root",
-    ) -> Starting:
+    ) -> Pending:
         """Start a process inside all namespaces and the cgroup, as the leader of a session.
 
         Its streams are pipes, or None for the sliver's own /dev/null: nothing else of the host may be open inside.
@@ -263,7 +150,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Starting:
+    def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Pending:
         """Start a process as :meth:`spawn` does, with a connection as stdin and stdout (sshd -i).
 
         The connection itself must not be open inside, since root inside could reconnect it in the host's network: its

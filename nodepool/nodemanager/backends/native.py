@@ -22,9 +22,9 @@ from nodepool.nodemanager.backends.base import (
     Problem,
     Services,
     SliverSpec,
-    Starting,
     missing_ssh_server,
 )
+from nodepool.nodemanager.helper.zygote import Pending
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.kernel.removal import remove_tree
@@ -386,13 +386,13 @@ class NativeBackend(Backend):
         stderr: int | None,
         env: Mapping[str, str] | None = None,
         user: str = "root",
-    ) -> Starting:
+    ) -> Pending:
         pipes = list(dict.fromkeys(stream for stream in (stdin, stdout, stderr) if stream is not None))
         streams = [None if stream is None else pipes.index(stream) for stream in (stdin, stdout, stderr)]
         request = self._program(handle, argv, env, user) | {"streams": streams}
         return self.services.zygote.begin("spawn", request, pipes)
 
-    def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Starting:
+    def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Pending:
         return self.services.zygote.begin("serve", self._program(handle, argv), [connection])
 
     def _program(

@@ -19,8 +19,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nodepool.nodemanager.backends.base import Handle, Spawned, Starting
+from nodepool.nodemanager.backends.base import Handle
 from nodepool.nodemanager.bucket import Bucket
+from nodepool.nodemanager.helper.zygote import Pending, SpawnedProcess
 from nodepool.nodemanager.outcomes import BackendError
 
 log = logging.getLogger("nodepool.nodemanager.gate")
@@ -36,7 +37,7 @@ SHORTAGE_WAIT = 0.1
 #: Seconds between two log lines about refused connections to the same sliver.
 TELL_INTERVAL = 60.0
 
-Serve = Callable[[Handle, int], Starting]
+Serve = Callable[[Handle, int], Pending]
 
 
 @dataclass
@@ -47,9 +48,9 @@ class _Door:
     #: Accepted connections in the order of arrival; no server is being started for them yet.
     waiting: deque[socket.socket] = field(default_factory=deque)
     #: By descriptor.
-    starting: dict[int, Starting] = field(default_factory=dict)
+    starting: dict[int, Pending] = field(default_factory=dict)
     #: Servers that run, by their pidfd.
-    sessions: dict[int, Spawned] = field(default_factory=dict)
+    sessions: dict[int, SpawnedProcess] = field(default_factory=dict)
     told: float = -TELL_INTERVAL
     pace: Bucket = field(default_factory=lambda: Bucket(PACE, SAVED))
     #: Time by the monotonic clock until which no connection is accepted.

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec, Spawned
+from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec
 from nodepool.nodemanager.backends.native import NativeBackend
-from nodepool.nodemanager.helper.zygote import Zygote
+from nodepool.nodemanager.helper.zygote import SpawnedProcess, Zygote
 from nodepool.nodemanager.kernel import syscalls
 from tests.support.deadline import limit
 from tests.support.ports import ID_SPAN, id_base
@@ -183,7 +183,9 @@ class Sliver:
         self.spec = replace(self.spec, **changes)
         self.keep(self.handle)
 
-    def start_program(self, *argv: str, user: str = "root", stdin: int | None = None, output: int | None = None) -> Spawned:
+    def start_program(
+        self, *argv: str, user: str = "root", stdin: int | None = None, output: int | None = None
+    ) -> SpawnedProcess:
         return self.backend.spawn(self.handle, argv, stdin, output, output, user=user).process()
 
     def run(self, *argv: str, user: str = "root", timeout: float = 30.0, env: Mapping[str, str] | None = None) -> Output:
