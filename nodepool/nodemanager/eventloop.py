@@ -1,13 +1,15 @@
-"""One thread that waits for many descriptors and timers, and worker threads (C.5)."""
+"""One thread for many descriptors, timers and listeners; and worker threads (C.5)."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import itertools
 import logging
 import os
 import select
+import socket
 import threading
 import time
 from collections import deque
@@ -16,6 +18,21 @@ from collections.abc import Callable
 log = logging.getLogger("nodepool.nodemanager.server")
 
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
+#: Connections that are accepted from one listener before it is the turn of others.
+BATCH = 4
+#: Seconds to wait when the process has no descriptor left.
+DESCRIPTOR_WAIT = 0.1
+#: Seconds until a listener that has been shut is opened again.
+SHUT_WAIT = 1.0
+#: Connections that wait to be accepted; the kernel has its own limit.
+BACKLOG = 4096
+#: Errors of accept(2) that concern one connection only.
+_PASSING = frozenset(
+    (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP,
+     errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET)
+)  # fmt: skip
+#: Seconds between two log lines about the same problem.
+SILENCE = 60.0
 #: Threads that are started in advance.
 AHEAD = 4
 #: Seconds until the next attempt to start a thread after a failure.
@@ -147,7 +164,111 @@ class EventLoop:
         try:
             step()
         except Exception:
-            log.exception("Error in the connections of the API:")
+            log.exception("Error in %s:", threading.current_thread().name)
+
+
+class Watched(Waiter):
+    """A descriptor or timer with these handlers."""
+
+    def __init__(self, number: int, ready: Callable[[], None], late: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.number = number
+        self._steps = ready, late
+
+    def ready(self) -> None:
+        self._steps[0]()
+
+    def late(self) -> None:
+        self._steps[1]()
+
+
+class Acceptor(Waiter):
+    """Accepts the connections of a listening socket, in the loop's thread."""
+
+    #: When the lack of descriptors was last logged, for each class.
+    told = float("-inf")
+    _shut = False
+    #: Of the socket when it is opened again.
+    backlog = BACKLOG
+    #: What is accepted, for the log.
+    what = "Connections"
+
+    def __init__(self, stream: socket.socket) -> None:
+        super().__init__()
+        stream.setblocking(False)
+        self.socket = stream
+        self.number = stream.fileno()
+        self._loop: EventLoop | None = None
+
+    def accept_in(self, loop: EventLoop) -> None:
+        """Start accepting."""
+        self._loop = loop
+        loop.watch(self, IN)
+
+    def end(self) -> None:
+        """Accept no more, and close the socket."""
+        if self._loop is not None:
+            self._loop.watch(self, None)
+            self._loop.at(self, None)
+        self.socket.close()
+
+    def accepted(self, stream: socket.socket, address: tuple[str, int], begun: float) -> float:
+        """Handle a new connection; return the seconds to wait before the next one.
+
+        After an exception the connection is closed.
+
+        :param begun: processor time of the thread before it was accepted.
+        """
+        raise NotImplementedError
+
+    def ready(self) -> None:
+        for _ in range(BATCH):
+            begun = time.thread_time()
+            try:
+                stream, address = self.socket.accept()
+            except OSError as error:
+                self._cannot_accept(error)
+                return
+            wait = 0.0
+            try:
+                stream.setblocking(False)
+                wait = self.accepted(stream, address, begun)
+            except OSError:
+                stream.close()
+            except Exception:
+                log.exception("Accepting a new connection failed:")
+                stream.close()
+            if wait:
+                self._pause(wait)
+                return
+
+    def _cannot_accept(self, error: OSError) -> None:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+            if time.monotonic() - type(self).told > SILENCE:
+                type(self).told = time.monotonic()
+                log.error("%s are queued until descriptors are free: %s", self.what, error.strerror)
+            # It stays ready: without a pause this would be a busy loop.
+            self._pause(DESCRIPTOR_WAIT)
+        elif error.errno not in _PASSING:
+            # A sliver's root with network rights can destroy the socket, which is then always ready.
+            self._shut = True
+            self._pause(SHUT_WAIT)
+
+    def _pause(self, seconds: float) -> None:
+        assert self._loop is not None
+        self._loop.watch(self, None)
+        self._loop.at(self, time.monotonic() + seconds)
+
+    def late(self) -> None:
+        assert self._loop is not None
+        if self._shut:
+            try:
+                self.socket.listen(self.backlog)  # it is still bound
+            except OSError:
+                self._pause(SHUT_WAIT)
+                return
+            self._shut = False
+        self._loop.watch(self, IN)
 
 
 class Workers:
@@ -220,7 +341,7 @@ class Workers:
             try:
                 job()
             except BaseException:
-                log.exception("Error in the connections of the API:")
+                log.exception("Error in %s:", threading.current_thread().name)
             with self._work:
                 self._working -= 1
                 self._idle.notify_all()

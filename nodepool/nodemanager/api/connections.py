@@ -27,11 +27,11 @@ from nodepool.nodemanager.api.exchange import (
 )
 from nodepool.nodemanager.api.forward import FORWARD_HEADER
 from nodepool.nodemanager.api.handshakes import Handshakes
-from nodepool.nodemanager.api.listener import SILENCE, Listener, Peer
+from nodepool.nodemanager.api.listener import Listener, Peer
 from nodepool.nodemanager.api.methods import OTHER, SLIVER, Caller, Parked, Program
 from nodepool.nodemanager.api.shares import ALL_SAVED, ALL_TIME, CONCURRENCY, MAX_PER_CALLER, PLACES, Share
 from nodepool.nodemanager.bucket import Bucket
-from nodepool.nodemanager.eventloop import IN, OUT, EventLoop, Waiter, Workers
+from nodepool.nodemanager.eventloop import IN, OUT, SILENCE, EventLoop, Waiter, Workers
 
 log = logging.getLogger("nodepool.nodemanager.server")
 

@@ -24,7 +24,7 @@ from nodepool.nodemanager.api.methods import INTERNAL, Program
 from nodepool.nodemanager.api.shares import ALL_SAVED, ALL_TIME
 from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.client import frames, xml_rpc
-from nodepool.nodemanager.eventloop import IN, OUT, EventLoop, Waiter
+from nodepool.nodemanager.eventloop import IN, OUT, EventLoop, Watched
 from nodepool.nodemanager.helper import relay
 from nodepool.nodemanager.helper.zygote import Pending, SpawnedProcess
 from nodepool.nodemanager.kernel.descriptors import readable
@@ -41,24 +41,6 @@ _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class _Watched(Waiter):
-    """A descriptor of a session.
-
-    :param late: handles the end of the time limit.
-    """
-
-    def __init__(self, number: int, ready: Callable[[], None], late: Callable[[], None]) -> None:
-        super().__init__()
-        self.number = number
-        self._steps = ready, late
-
-    def ready(self) -> None:
-        self._steps[0]()
-
-    def late(self) -> None:
-        self._steps[1]()
-
-
 class _Session:
     """A program and the connection of its caller; used by the loop's thread only.
 
@@ -71,13 +53,13 @@ class _Session:
         self._stream = stream
         self._over = over
         #: None: the connection is closed.
-        self._caller: _Watched | None = _Watched(stream.fileno(), self._heard, self._leave)
+        self._caller: Watched | None = Watched(stream.fileno(), self._heard, self._leave)
         self._starting: Pending | None = None
         self._process: SpawnedProcess | None = None
         #: The start of the program, and then its end.
-        self._event: _Watched | None = None
+        self._event: Watched | None = None
         #: By type of frame. Of the outputs, the first is read next.
-        self._pipes: dict[int, _Watched] = {}
+        self._pipes: dict[int, Watched] = {}
         #: Type of frame -> bytes that its pipe still had at the end of the program. Its children may continue to write.
         self._left: dict[int, int] = {}
         #: From the caller: what is not a whole frame yet, and what the program has not read yet.
@@ -95,7 +77,7 @@ class _Session:
                 reading, writing = os.pipe2(os.O_CLOEXEC)
                 ours, theirs = (writing, reading) if kind == frames.STDIN else (reading, writing)
                 given.append(theirs)
-                self._pipes[kind] = _Watched(ours, self._move, self._move)
+                self._pipes[kind] = Watched(ours, self._move, self._move)
                 os.set_blocking(ours, False)
             self._starting = program.start(*given)
         except (BackendError, OSError) as error:
@@ -109,11 +91,11 @@ class _Session:
 
     def _expect(self, descriptor: int, ready: Callable[[], None], late: Callable[[], None], when: float | None = None) -> None:
         """Wait for the next event in the life of the program."""
-        self._event = _Watched(descriptor, ready, late)
+        self._event = Watched(descriptor, ready, late)
         self._loop.watch(self._event, IN)
         self._loop.at(self._event, when)
 
-    def _drop(self, watched: _Watched | None) -> None:
+    def _drop(self, watched: Watched | None) -> None:
         if watched is not None:
             self._loop.watch(watched, None)
             self._loop.at(watched, None)
@@ -274,7 +256,7 @@ class _Session:
                 if not data:
                     self._close(frames.STDIN)
 
-    def _move_outward(self, caller: _Watched) -> None:
+    def _move_outward(self, caller: Watched) -> None:
         """Move at most one piece to the caller. Raises OSError: it has disconnected."""
         if not self._outward:
             self._fill()

@@ -19,11 +19,12 @@ from nodepool.nodemanager.api import delegates
 from nodepool.nodemanager.api.connections import Connections
 from nodepool.nodemanager.api.exchange import Desk
 from nodepool.nodemanager.api.identity import Identity
-from nodepool.nodemanager.api.listener import BACKLOG, Listener, Peer
+from nodepool.nodemanager.api.listener import Listener, Peer
 from nodepool.nodemanager.api.methods import CONTROLLER, OTHER, SLIVER, Api, Caller
 from nodepool.nodemanager.api.programs import Programs
 from nodepool.nodemanager.backends.base import Backend
 from nodepool.nodemanager.config import API_SERVER_PORT, NodeManagerConfig
+from nodepool.nodemanager.eventloop import BACKLOG
 from nodepool.nodemanager.records import records
 from nodepool.nodemanager.records.database import Database
 from nodepool.nodemanager.rootfs.uploaded import Images

@@ -19,9 +19,10 @@ from typing import Any
 
 from nodepool.nodemanager.backends.base import Backend, Handle
 from nodepool.nodemanager.kernel.descriptors import readable
+from nodepool.nodemanager.kernel.syscalls import start_time
 from nodepool.nodemanager.outcomes import BackendError
 from nodepool.nodemanager.rootfs.ssh_files import CONFIG_PATH
-from nodepool.nodemanager.slivers.process_watch import ProcessWatch, start_time
+from nodepool.nodemanager.slivers.process_watch import ProcessWatch
 
 log = logging.getLogger("nodepool.nodemanager.sshd")
 

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager.api import connections, exchange, handshakes, listener, shares
+from nodepool.nodemanager import eventloop
+from nodepool.nodemanager.api import connections, exchange, handshakes, shares
 from nodepool.nodemanager.api.methods import OTHER
 from nodepool.nodemanager.client import xml_rpc
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault, Tls
@@ -359,7 +360,7 @@ def test_stop_without_descriptors(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The pause when the process has no descriptor left ends with the server."""
-    monkeypatch.setattr(listener, "SHORTAGE_WAIT", 60.0)
+    monkeypatch.setattr(eventloop, "DESCRIPTOR_WAIT", 60.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     with Running(folder) as running, socket.socket(socket.AF_UNIX) as connection:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from nodepool.nodemanager import eventloop
 from nodepool.nodemanager.api import listener
 from nodepool.nodemanager.eventloop import AHEAD, EventLoop, Workers
 from tests.conftest import wait_for
@@ -103,7 +104,7 @@ def test_stop_waits_for_what_is_done_and_drops_the_rest(workers: Workers) -> Non
 
 def test_listener_that_was_destroyed_is_watched_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a socket is always ready: watching it on would take a whole processor."""
-    monkeypatch.setattr(listener, "SHUT_WAIT", 0.05)
+    monkeypatch.setattr(eventloop, "SHUT_WAIT", 0.05)
     loop = EventLoop("test")
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = listener.Listener(server, lambda _connection: None)
