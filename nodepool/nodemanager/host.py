@@ -14,7 +14,7 @@ from nodepool.nodemanager.config import MEMORY_RESERVE, NodeManagerConfig, total
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.limits.cgroups import Cgroups
-from nodepool.nodemanager.limits.daily_bytes import Accounting, DailyLimits
+from nodepool.nodemanager.limits.daily_bytes import Accounting
 from nodepool.nodemanager.limits.disks import Disks
 from nodepool.nodemanager.limits.free_space import FreeSpace
 from nodepool.nodemanager.network.veth import Network
@@ -131,9 +131,7 @@ class Host:
                     limit >> 20,
                 ),
             )
-        allowed = self._config.network.daily_limit or UNLIMITED
-        limits = DailyLimits(allowed, allowed)
-        cut = self._accounts.update(net.counters(), effective, dict.fromkeys(effective, limits))
+        cut = self._accounts.update(net.counters(), effective, self._config.network.daily_limit or UNLIMITED)
         for name in sorted(cut.keys() | self._cut.keys()):
             if name in effective and cut.get(name) != self._cut.get(name):
                 net.apply(name, {**effective[name], **cut.get(name, {})})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC
@@ -18,22 +18,11 @@ PERIOD = 86_400.0
 THRESHOLD_PERCENT = 80
 #: The rest of a limit is spread over at least this many seconds.
 _LEAST_SECONDS = 1.0
-_KINDS = (("plain", "nm_net_min_rate", "nm_net_max_rate"), ("exempt", "nm_net_exempt_min_rate", "nm_net_exempt_max_rate"))
-
-
-@dataclass(frozen=True)
-class DailyLimits:
-    """Bytes per period, below the node's cap and exempt; defaults as in the original."""
-
-    plain: int = 10_546_875 * 1024
-    exempt: int = 31_640_625 * 1024
-    plain_threshold: int | None = None
-    exempt_threshold: int | None = None
-
-    def of(self, kind: str) -> tuple[int, int]:
-        """Limit and threshold."""
-        limit, threshold = (self.plain, self.plain_threshold) if kind == "plain" else (self.exempt, self.exempt_threshold)
-        return limit, limit * THRESHOLD_PERCENT // 100 if threshold is None else min(threshold, limit)
+#: Below the node's cap and exempt: names of the resources with minimum and maximum rate, and with limit and threshold in KiB.
+_KINDS = (
+    ("plain", "nm_net_min_rate", "nm_net_max_rate", "nm_net_max_kbyte", "nm_net_thresh_kbyte"),
+    ("exempt", "nm_net_exempt_min_rate", "nm_net_exempt_max_rate", "nm_net_exempt_max_kbyte", "nm_net_exempt_thresh_kbyte"),
+)
 
 
 @dataclass
@@ -43,9 +32,6 @@ class _Account:
     #: Last values of the device's counters.
     seen: dict[str, int]
     told: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return {"began": self.began, "used": self.used, "seen": self.seen, "told": self.told}
 
 
 class Accounting:
@@ -61,17 +47,16 @@ class Accounting:
         load: Callable[[], Mapping[str, Any] | None],
         save: Callable[[dict[str, Any]], None],
         clock: Callable[[], float] = time.time,
-        period: float = PERIOD,
         notify: Callable[[str, str, int, int], None] | None = None,
     ) -> None:
-        self._save, self._clock, self._period, self._notify = save, clock, period, notify
+        self._save, self._clock, self._notify = save, clock, notify
         self._accounts: dict[str, _Account] = {}
         for name, stored in (load() or {}).items():
             try:
                 self._accounts[name] = _Account(
                     float(stored["began"]),
-                    {kind: int(stored["used"][kind]) for kind, _, _ in _KINDS},
-                    {kind: int(stored["seen"][kind]) for kind, _, _ in _KINDS},
+                    {kind: int(stored["used"][kind]) for kind, *_ in _KINDS},
+                    {kind: int(stored["seen"][kind]) for kind, *_ in _KINDS},
                     bool(stored.get("told")),
                 )
             except (KeyError, TypeError, ValueError):
@@ -79,38 +64,33 @@ class Accounting:
                 continue
 
     def update(
-        self,
-        counters: Mapping[str, tuple[int, int]],
-        rspecs: Mapping[str, Mapping[str, Any]],
-        limits: Mapping[str, DailyLimits] | None = None,
+        self, counters: Mapping[str, tuple[int, int]], rspecs: Mapping[str, Mapping[str, Any]], limit: int
     ) -> dict[str, dict[str, int]]:
         """Count what was sent since the last call (bytes: below the cap, exempt).
 
         Returns, for each sliver past its threshold, the maximum rates to use instead of its own, in bit/s.
+
+        :param limit: bytes that each sliver may send of either kind; its RSpec may have a lower limit.
         """
         now = self._clock()
         result: dict[str, dict[str, int]] = {}
         # Deleted ones, too, until their period ends. A clock that was set back must not prolong a period.
         self._accounts = {
-            name: account
-            for name, account in self._accounts.items()
-            if name in counters or 0 <= now - account.began < self._period
+            name: account for name, account in self._accounts.items() if name in counters or 0 <= now - account.began < PERIOD
         }
         for name, values in counters.items():
             account = self._count(name, dict(zip(("plain", "exempt"), values, strict=True)), now)
-            cut = self._cut(
-                name, account, {**DEFAULT_RSPEC, **rspecs.get(name, {})}, (limits or {}).get(name, DailyLimits()), now
-            )
+            cut = self._cut(name, account, {**DEFAULT_RSPEC, **rspecs.get(name, {})}, limit, now)
             if cut:
                 result[name] = cut
-        self._save({name: account.to_json() for name, account in self._accounts.items()})
+        self._save({name: asdict(account) for name, account in self._accounts.items()})
         return result
 
     def _count(self, name: str, shown: dict[str, int], now: float) -> _Account:
         account = self._accounts.get(name)
         if account is None:
             account = self._accounts[name] = _Account(now, dict.fromkeys(shown, 0), dict.fromkeys(shown, 0))
-        elif not 0 <= now - account.began < self._period:
+        elif not 0 <= now - account.began < PERIOD:
             account.began, account.told, account.used = now, False, dict.fromkeys(shown, 0)
         for kind, value in shown.items():
             # Less than before: a new device, which started at 0.
@@ -118,13 +98,13 @@ class Accounting:
         account.seen = shown
         return account
 
-    def _cut(self, name: str, account: _Account, rspec: Mapping[str, Any], limits: DailyLimits, now: float) -> dict[str, int]:
-        left = max(_LEAST_SECONDS, account.began + self._period - now)
+    def _cut(self, name: str, account: _Account, rspec: Mapping[str, Any], most: int, now: float) -> dict[str, int]:
+        left = max(_LEAST_SECONDS, account.began + PERIOD - now)
         cut: dict[str, int] = {}
-        for kind, minimum, maximum in _KINDS:
-            limit, threshold = limits.of(kind)
+        for kind, minimum, maximum, limit_kib, threshold_kib in _KINDS:
+            limit = min(most, int(rspec[limit_kib]) * 1024 or most)
             used = account.used[kind]
-            if used < threshold:
+            if used < min(limit, int(rspec[threshold_kib]) * 1024 or limit * THRESHOLD_PERCENT // 100):
                 continue
             rate = max(int(rspec[minimum]), int(max(0, limit - used) * 8 / left))
             if rate < int(rspec[maximum]):
@@ -139,16 +119,9 @@ class Accounting:
         """Forget the sliver's deleted device: the counters of the next one start at 0."""
         account = self._accounts.get(name)
         if account is not None:
-            account.seen = {kind: 0 for kind, _, _ in _KINDS}
+            account.seen = {kind: 0 for kind, *_ in _KINDS}
 
     def used(self, name: str) -> tuple[int, int]:
         """Return the bytes in this period: below the cap, exempt."""
         account = self._accounts.get(name)
         return (account.used["plain"], account.used["exempt"]) if account is not None else (0, 0)
-
-    def reset(self, name: str) -> None:
-        """Start a new period for the sliver on behalf of an operator."""
-        account = self._accounts.get(name)
-        if account is not None:
-            account.began, account.told, account.used = self._clock(), False, {kind: 0 for kind, _, _ in _KINDS}
-            self._save({each: entry.to_json() for each, entry in self._accounts.items()})

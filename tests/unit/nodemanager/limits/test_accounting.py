@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.nodemanager.limits.daily_bytes import PERIOD, Accounting, DailyLimits
+from nodepool.nodemanager.limits.daily_bytes import PERIOD, Accounting
 
 
 class World:
@@ -30,7 +30,7 @@ class World:
         self.stored = json.dumps(content)
 
 
-LIMITS = {"alice": DailyLimits(plain=1_000_000, exempt=2_000_000)}
+LIMIT = 1_024_000
 RSPECS = {"alice": {"nm_net_min_rate": 8, "nm_net_max_rate": 10**9}}
 
 
@@ -38,11 +38,11 @@ RSPECS = {"alice": {"nm_net_min_rate": 8, "nm_net_max_rate": 10**9}}
 def test_ceiling_past_the_threshold() -> None:
     world = World()
     accounting = world.new()
-    assert accounting.update({"alice": (0, 0)}, RSPECS, LIMITS) == {}
+    assert accounting.update({"alice": (0, 0)}, RSPECS, LIMIT) == {}
     world.now += PERIOD / 2
-    assert accounting.update({"alice": (799_999, 0)}, RSPECS, LIMITS) == {}
-    assert accounting.update({"alice": (900_000, 0)}, RSPECS, LIMITS) == {
-        "alice": {"nm_net_max_rate": int(100_000 * 8 / (PERIOD / 2))}
+    assert accounting.update({"alice": (819_199, 0)}, RSPECS, LIMIT) == {}
+    assert accounting.update({"alice": (900_000, 0)}, RSPECS, LIMIT) == {
+        "alice": {"nm_net_max_rate": int(124_000 * 8 / (PERIOD / 2))}
     }
 
 
@@ -51,30 +51,30 @@ def test_never_below_the_minimum() -> None:
     world = World()
     accounting = world.new()
     rspecs = {"alice": {"nm_net_min_rate": 5000, "nm_net_max_rate": 10**9}}
-    accounting.update({"alice": (0, 0)}, rspecs, LIMITS)
-    assert accounting.update({"alice": (5_000_000, 0)}, rspecs, LIMITS) == {"alice": {"nm_net_max_rate": 5000}}
+    accounting.update({"alice": (0, 0)}, rspecs, LIMIT)
+    assert accounting.update({"alice": (5_000_000, 0)}, rspecs, LIMIT) == {"alice": {"nm_net_max_rate": 5000}}
 
 
 @pytest.mark.spec("NM-B.4: exempt destinations have a limit of their own")
 def test_exempt_bytes_are_counted_apart() -> None:
     world = World()
     accounting = world.new()
-    accounting.update({"alice": (0, 0)}, RSPECS, LIMITS)
-    assert set(accounting.update({"alice": (0, 1_900_000)}, RSPECS, LIMITS)["alice"]) == {"nm_net_exempt_max_rate"}
-    assert accounting.used("alice") == (0, 1_900_000)
+    accounting.update({"alice": (0, 0)}, RSPECS, LIMIT)
+    assert set(accounting.update({"alice": (0, 900_000)}, RSPECS, LIMIT)["alice"]) == {"nm_net_exempt_max_rate"}
+    assert accounting.used("alice") == (0, 900_000)
 
 
 @pytest.mark.spec("NM-B.4: the owner is told once per period; the end of the period restores")
 def test_told_once_and_restored_by_the_end_of_the_period() -> None:
     world = World()
     accounting = world.new()
-    accounting.update({"alice": (0, 0)}, RSPECS, LIMITS)
+    accounting.update({"alice": (0, 0)}, RSPECS, LIMIT)
     for sent in (850_000, 900_000, 950_000):
         world.now += 10
-        assert accounting.update({"alice": (sent, 0)}, RSPECS, LIMITS)
-    assert world.told == [("alice", "plain", 850_000, 1_000_000)]
+        assert accounting.update({"alice": (sent, 0)}, RSPECS, LIMIT)
+    assert world.told == [("alice", "plain", 850_000, 1_024_000)]
     world.now += PERIOD
-    assert accounting.update({"alice": (950_100, 0)}, RSPECS, LIMITS) == {}
+    assert accounting.update({"alice": (950_100, 0)}, RSPECS, LIMIT) == {}
     assert accounting.used("alice") == (100, 0)
 
 
@@ -82,36 +82,36 @@ def test_told_once_and_restored_by_the_end_of_the_period() -> None:
 def test_deleting_and_making_again_does_not_reset() -> None:
     world = World()
     accounting = world.new()
-    accounting.update({"alice": (0, 0)}, RSPECS, LIMITS)
-    accounting.update({"alice": (700_000, 0)}, RSPECS, LIMITS)
-    accounting.update({}, {}, LIMITS)
+    accounting.update({"alice": (0, 0)}, RSPECS, LIMIT)
+    accounting.update({"alice": (700_000, 0)}, RSPECS, LIMIT)
+    accounting.update({}, {}, LIMIT)
     world.now += 60
     # A restart of the daemon in between changes nothing.
     accounting = world.new()
     assert accounting.used("alice") == (700_000, 0)
-    assert accounting.update({"alice": (150_000, 0)}, RSPECS, LIMITS)
+    assert accounting.update({"alice": (150_000, 0)}, RSPECS, LIMIT)
     assert accounting.used("alice") == (850_000, 0)
-    accounting.update({}, {}, LIMITS)
+    accounting.update({}, {}, LIMIT)
     world.now += PERIOD + 1
-    accounting.update({}, {}, LIMITS)
+    accounting.update({}, {}, LIMIT)
     assert accounting.used("alice") == (0, 0)
 
 
 def test_a_new_device_that_already_shows_more_counts_from_nothing() -> None:
     world = World()
     accounting = world.new()
-    accounting.update({"alice": (1000, 0)}, RSPECS, LIMITS)
+    accounting.update({"alice": (1000, 0)}, RSPECS, LIMIT)
     accounting.forget_device("alice")
-    accounting.update({"alice": (3000, 0)}, RSPECS, LIMITS)
+    accounting.update({"alice": (3000, 0)}, RSPECS, LIMIT)
     assert accounting.used("alice") == (4000, 0)
 
 
 def test_a_clock_that_was_set_back_begins_a_new_period() -> None:
     world = World()
     accounting = world.new()
-    accounting.update({"alice": (900_000, 0)}, RSPECS, LIMITS)
+    accounting.update({"alice": (900_000, 0)}, RSPECS, LIMIT)
     world.now -= 500_000
-    assert accounting.update({"alice": (900_000, 0)}, RSPECS, LIMITS) == {}
+    assert accounting.update({"alice": (900_000, 0)}, RSPECS, LIMIT) == {}
 
 
 def test_a_damaged_account_costs_only_itself() -> None:
@@ -123,10 +123,17 @@ def test_a_damaged_account_costs_only_itself() -> None:
     assert accounting.used("bob") == accounting.used("carol") == (0, 0)
 
 
-def test_an_operator_can_pardon() -> None:
+@pytest.mark.spec("NM-B.2: net_max_kbyte and net_thresh_kbyte limit what a sliver sends in a day")
+def test_the_lower_limit_of_rspec_and_host_counts() -> None:
     world = World()
     accounting = world.new()
-    accounting.update({"alice": (0, 0)}, RSPECS, LIMITS)
-    assert accounting.update({"alice": (999_000, 0)}, RSPECS, LIMITS)
-    accounting.reset("alice")
-    assert accounting.update({"alice": (999_000, 0)}, RSPECS, LIMITS) == {}
+    rspecs = {
+        "alice": {"nm_net_min_rate": 0, "nm_net_max_kbyte": 100, "nm_net_exempt_max_kbyte": 10_000},
+        "bob": {**RSPECS["alice"], "nm_net_max_kbyte": 1000, "nm_net_thresh_kbyte": 10},
+    }
+    accounting.update({"alice": (0, 0), "bob": (0, 0)}, rspecs, LIMIT)
+    found = accounting.update({"alice": (82_000, 820_000), "bob": (10_240, 0)}, rspecs, LIMIT)
+    assert found == {
+        "alice": {"nm_net_max_rate": 1, "nm_net_exempt_max_rate": int((LIMIT - 820_000) * 8 / PERIOD)},
+        "bob": {"nm_net_max_rate": int((1_024_000 - 10_240) * 8 / PERIOD)},
+    }
