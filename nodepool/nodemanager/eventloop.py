@@ -182,6 +182,19 @@ class Watched(Waiter):
         self._steps[1]()
 
 
+def listen(address: str, port: int, backlog: int = BACKLOG) -> socket.socket:
+    """Return a listening TCP socket. Raises OSError."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 class Acceptor(Waiter):
     """Accepts the connections of a listening socket, in the loop's thread."""
 

@@ -24,7 +24,7 @@ from nodepool.nodemanager.api.methods import CONTROLLER, OTHER, SLIVER, Api, Cal
 from nodepool.nodemanager.api.programs import Programs
 from nodepool.nodemanager.backends.base import Backend
 from nodepool.nodemanager.config import API_SERVER_PORT, NodeManagerConfig
-from nodepool.nodemanager.eventloop import BACKLOG
+from nodepool.nodemanager.eventloop import listen
 from nodepool.nodemanager.records import records
 from nodepool.nodemanager.records.database import Database
 from nodepool.nodemanager.rootfs.uploaded import Images
@@ -191,20 +191,11 @@ class Servers:
 
     @staticmethod
     def _tcp(address: str, port: int, option: str) -> socket.socket:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, port))
-            listener.listen(BACKLOG)
+            return listen(address, port)
         except OSError as error:
-            listener.close()
-            raise ConfigurationError(
-                f"{option}: cannot listen on {address} port {port}: {error.strerror}; choose another port, or false for none"
-                if option == "api.tcp"
-                else f"{option}: cannot listen on {address} port {port}: {error.strerror}"
-            ) from error
-        return listener
+            advice = "; choose another port, or false for none" if option == "api.tcp" else ""
+            raise ConfigurationError(f"{option}: cannot listen on {address} port {port}: {error.strerror}{advice}") from error
 
     def _context(self) -> ssl.SSLContext:
         tls = self._config.api.tls

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from nodepool.nodemanager.backends.base import Handle
 from nodepool.nodemanager.bucket import Bucket
-from nodepool.nodemanager.eventloop import IN, SILENCE, Acceptor, EventLoop, Watched
+from nodepool.nodemanager.eventloop import IN, SILENCE, Acceptor, EventLoop, Watched, listen
 from nodepool.nodemanager.helper.zygote import Pending, SpawnedProcess
 from nodepool.nodemanager.outcomes import BackendError
 
@@ -167,27 +167,18 @@ class Gate:
             return
         port = self.port(index)
         try:
-            listener = self._listener(port)
+            listener = listen(self._address, port, BACKLOG)
         except OSError as error:
-            raise BackendError(f"cannot listen on {self._address} port {port} for {name}: {error.strerror}", True) from error
+            raise BackendError(
+                f"cannot listen on {self._address} port {port} for {name}: {error.strerror}", retry=True
+            ) from error
         door = self._doors[name] = _Door(name, listener, handle, self._serve, self._limit)
         self._loop.post(functools.partial(door.accept_in, self._loop))
-
-    def _listener(self, port: int) -> socket.socket:
-        listener = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._address, port))
-            listener.listen(BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-        return listener
 
     def free(self, index: int) -> bool:
         """Return whether the port of this number is available; another program may use it."""
         try:
-            self._listener(self.port(index)).close()
+            listen(self._address, self.port(index), BACKLOG).close()
         except OSError as error:
             log.warning(
                 "Sliver index %s is skipped: SSH port %s of %s is in use: %s",
