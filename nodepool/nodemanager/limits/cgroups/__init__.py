@@ -31,25 +31,20 @@ from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups import weights as cgroup_weights
 from nodepool.nodemanager.limits.cgroups.detect import CONTROLLERS, detect_places, keep_moves_quick, make_moves_quick, problems
-from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, format_list, parse_list, processes, read, walk, write
+from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, parse_list, processes, read, walk, write
 from nodepool.nodemanager.limits.cgroups.pace import FAVOUR, CpuPace
 from nodepool.nodemanager.limits.cgroups.weights import BESTEFFORT, DAEMON, REST, ROOT_NAME, SUFFIX
 from nodepool.nodemanager.limits.cores import Cores, topology
 from nodepool.nodemanager.outcomes import Problem
 from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC, check_name
 
-__all__ = ["CgroupError", "Cgroups", "admit"]
+__all__ = ["CgroupError", "Cgroups"]
 
 REMOVE_TIMEOUT = 10.0
 MOVE_TIMEOUT = 10.0
 HOST_RESERVE = 50
 
 _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
-
-
-def admit(existing: Iterable[int], new: int, reserve: int = HOST_RESERVE) -> bool:
-    """Return whether a guarantee fits with the existing ones (all in per mille of the CPU)."""
-    return new >= 0 and sum(existing) + new <= 1000 - reserve
 
 
 class Cgroups:
@@ -93,19 +88,6 @@ class Cgroups:
 
     def problems(self) -> list[Problem]:
         return problems(self.controllers)
-
-    def cpu_count(self) -> int:
-        return self._processors
-
-    def capacity(self) -> dict[str, int]:
-        """Return total and assigned CPU (per mille) and whole cores."""
-        with self._lock:
-            return {
-                "cpu": 1000,
-                "cpu_guaranteed": sum(self._guarantees.values()),
-                "cores": self._processors,
-                "cores_reserved": len(self._cores.taken()) if self._cores is not None else 0,
-            }
 
     # --- our tree ----------------------------------------------------------------------------------------------------
 
@@ -391,17 +373,6 @@ class Cgroups:
             with contextlib.suppress(RuntimeError):  # no thread available: the moves take longer
                 threading.Thread(target=make_moves_quick, args=(place,), name="Thread-nm-cgroups", daemon=True).start()
 
-    def attach(self, name: str, pid: int) -> None:
-        """Move a process in. Raises CgroupError."""
-        files = self.procs_files(name)
-        if not files:
-            raise CgroupError(f"sliver {name} has no cgroup")
-        try:
-            for file in files:
-                write(Path(file), pid)
-        except OSError as error:
-            raise CgroupError(f"process {pid} cannot join sliver {name}: {error.strerror}") from error
-
     def _freezer(self) -> Place | None:
         """Return the freezer, preferably version 2's: its frozen processes can be killed."""
         newer = next((place for place in self._places if place.kind == "v2"), None)
@@ -526,11 +497,6 @@ class Cgroups:
         if place is None:
             return 0
         return sum(_FILES[place.kind].oom_kills(group) or 0 for group in self._existing(place, name))
-
-    def describe(self, name: str) -> str:
-        """Return the CPUs of a sliver as a list for humans."""
-        with self._lock:
-            return format_list(self._cores.placement(name)[0]) if self._cores is not None else ""
 
 
 def _cores_of(given: Mapping[str, Any]) -> tuple[int, bool]:
