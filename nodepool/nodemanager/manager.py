@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 from nodepool.base.files import lock_file
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import backends
-from nodepool.nodemanager.api.methods import Api, NodeError, Program
+from nodepool.nodemanager.api.methods import Api, NodeError, Program, wait
 from nodepool.nodemanager.backends.base import Handle, Services
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.helper.zygote import Zygote
@@ -137,7 +138,31 @@ class NodeManager:
             api_socket=self._api_socket,
         )
         self.startup = Startup(self.database, self.slivers, self.start_sliver)
-        self.api = Api(self)
+        calls: dict[str, Callable[..., object]] = {
+            "DumpDatabase": self.database.dump,
+            "CreateSliver": self.create_sliver,
+            "DeleteSliver": self.delete_sliver,
+            "Start": self.start_sliver,
+            "Stop": self.stop_sliver,
+            "ReCreate": self.recreate_sliver,
+            "GetRSpec": self.granted,
+            "GetEffectiveRSpec": self.effective,
+            "GetLoans": self.loans_of,
+            "SetLoans": self.set_loans,
+            "GetRecord": self.describe,
+            "GetUsage": self.usage,
+            "GetConsole": self.console,
+            "WaitSliver": functools.partial(wait, self.reached),
+            "Exec": self.program,
+            "RenewSliver": self.renew,
+            "PutRecord": self.put_record,
+            "ListSlivers": self.describe_all,
+            "GetCapacity": self.capacity,
+            "GetXIDs": self.xids,
+            "GetSSHKeys": self.ssh_keys,
+            "Ticket": self.ticket,
+        }
+        self.api = Api(calls, self.sliver_record, self.is_delegate)
         self.servers: Any = None
         self._listening = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-listen")
         self._sources: list[Any] = []
@@ -370,8 +395,8 @@ class NodeManager:
             raise NodeError(f"there is no sliver {name}")
         return found
 
-    def loans_of(self, name: str) -> list[loans.Loan]:
-        return [(str(r), str(n), int(a)) for r, n, a in self.database.local(key_of(name)).get("loans", [])]
+    def loans_of(self, name: str) -> list[list[Any]]:
+        return list(self.database.local(key_of(name)).get("loans", []))
 
     def set_loans(self, name: str, given: list[loans.Loan]) -> None:
         with self._delivery:
@@ -572,6 +597,3 @@ class NodeManager:
 
     def ssh_keys(self) -> dict[str, str]:
         return {name: self._record(name).get("ssh_keys", "") for name in self.sliver_names()}
-
-    def dump(self) -> str:
-        return self.database.dump()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.client.texts import clean
@@ -83,36 +83,6 @@ class Program:
     start: Callable[[int, int, int], Pending]
 
 
-class Node(Protocol):
-    """Interface of the node manager for the API; methods raise NodeError for the caller."""
-
-    def sliver_record(self, name: str) -> dict[str, Any] | None: ...
-    def sliver_names(self) -> list[str]: ...
-    def granted(self, name: str) -> dict[str, int]: ...
-    def effective(self, name: str) -> dict[str, int]: ...
-    def loans_of(self, name: str) -> list[loans.Loan]: ...
-    def set_loans(self, name: str, given: list[loans.Loan]) -> None: ...
-    def create_sliver(self, name: str) -> None: ...
-    def delete_sliver(self, name: str) -> None: ...
-    def start_sliver(self, name: str) -> None: ...
-    def stop_sliver(self, name: str) -> None: ...
-    def recreate_sliver(self, name: str) -> None: ...
-    def put_record(self, caller: str, record: dict[str, Any]) -> dict[str, Any]: ...
-    def renew(self, name: str, expiry: float) -> None: ...
-    def ticket(self, signed: str) -> list[str]: ...
-    def is_delegate(self, name: str) -> bool: ...
-    def reached(self, name: str, state: str) -> dict[str, Any] | None: ...
-    def describe(self, name: str) -> dict[str, Any]: ...
-    def describe_all(self) -> list[dict[str, Any]]: ...
-    def capacity(self) -> dict[str, Any]: ...
-    def usage(self, name: str) -> dict[str, int]: ...
-    def console(self, name: str) -> str: ...
-    def program(self, name: str, argv: list[str], env: dict[str, str], user: str) -> Program: ...
-    def xids(self) -> dict[str, int]: ...
-    def ssh_keys(self) -> dict[str, str]: ...
-    def dump(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class Method:
     name: str
@@ -121,24 +91,24 @@ class Method:
     #: anyone, root, controller (or root), or target: the sliver that is the first argument, root, a controller, or
     #: whom the sliver's record names.
     who: str
-    call: Callable[[Node, Caller, Sequence[Any]], Any]
     #: The call is logged, and causes work on this host.
     changes: bool = False
+    #: Returns the checked arguments for the function that answers the call. Raises Fault.
+    check: Callable[[Caller, Sequence[Any]], Sequence[Any]] = lambda caller, arguments: arguments
 
     @property
     def signature(self) -> str:
         return f"{self.name}({', '.join(self.arguments)}): {self.purpose}"
 
 
-def _loans(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
+def _loans(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
     try:
-        given = loans.validate(arguments[1])
+        return arguments[0], loans.validate(arguments[1])
     except loans.LoanError as error:
         raise Fault(BAD_ARGUMENT, f"invalid loans: {error}") from None
-    node.set_loans(arguments[0], given)
 
 
-def _put(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any]:
+def _put(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
     try:
         given = arguments[0]
         # Created immediately for a launcher; others may still ask for one that only CreateSliver creates.
@@ -147,7 +117,7 @@ def _put(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any]
         raise Fault(BAD_ARGUMENT, str(error)) from None
     if record.get("account_type") != records.SLIVER:
         raise Fault(BAD_ARGUMENT, "only records of slivers can be put")
-    return node.put_record(str(caller), record)
+    return str(caller), record
 
 
 def _seconds(value: object, what: str) -> float:
@@ -156,23 +126,34 @@ def _seconds(value: object, what: str) -> float:
     return float(value)
 
 
-def _wait(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any] | Parked:
+def _wait(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
     name, state, timeout = arguments
     if state not in ("ready", "stopped", "gone"):
         raise Fault(BAD_ARGUMENT, f"state must be ready, stopped or gone, not {str(state)[:40]!r}")
-    seconds = min(MAX_WAIT, _seconds(timeout, "timeout"))
+    return name, state, min(MAX_WAIT, _seconds(timeout, "timeout"))
+
+
+def wait(reached: Callable[[str, str], dict[str, Any] | None], name: str, state: str, timeout: float) -> dict[str, Any] | Parked:
+    """Return the answer to WaitSliver.
+
+    :param reached: returns the sliver when it is in the state, or can no longer reach it.
+    """
     late = {"name": name, "state": "waiting"}
-    found = node.reached(name, state)
-    if found is None and seconds:
-        return Parked(name, seconds, lambda: node.reached(name, state), late)
+    found = reached(name, state)
+    if found is None and timeout:
+        return Parked(name, timeout, lambda: reached(name, state), late)
     return found or late
 
 
-def _renew(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
+def _renew(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
     expiry = _seconds(arguments[1], "expiry")
     if expiry <= time.time():
         raise Fault(BAD_ARGUMENT, "expiry must be a UNIX time in the future")
-    node.renew(arguments[0], expiry)
+    return arguments[0], expiry
+
+
+def _ticket(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
+    return (_text(arguments[0], "ticket"),)
 
 
 def _text(value: object, what: str) -> str:
@@ -189,7 +170,7 @@ def _word(value: object, what: str) -> str:
     return text
 
 
-def _exec(node: Node, caller: Caller, arguments: Sequence[Any]) -> Program:
+def _exec(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
     name, argv, options = arguments
     if not isinstance(argv, list) or not argv:
         raise Fault(BAD_ARGUMENT, "argv must be a list with the program and its arguments")
@@ -198,115 +179,55 @@ def _exec(node: Node, caller: Caller, arguments: Sequence[Any]) -> Program:
     env = {_word(key, "env"): _word(value, f"env: {str(key)[:40]}") for key, value in options.get("env", {}).items()}
     if any(not key or "=" in key for key in env):
         raise Fault(BAD_ARGUMENT, "env: a name must not be empty or contain '='")
-    return node.program(name, [_word(word, "argv") for word in argv], env, _word(options.get("user", ""), "user"))
+    return name, [_word(word, "argv") for word in argv], env, _word(options.get("user", ""), "user")
 
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("Help", (), "this text", "anyone", lambda node, caller, a: help_text()),
-        Method("DumpDatabase", (), "everything that is known, as JSON text", "root", lambda node, caller, a: node.dump()),
-        Method(
-            "CreateSliver",
-            ("sliver",),
-            "create a sliver that is not kept by its authority",
-            "target",
-            lambda node, caller, a: node.create_sliver(a[0]),
-            True,
-        ),
-        Method(
-            "DeleteSliver",
-            ("sliver",),
-            "remove a sliver that is not kept by its authority",
-            "target",
-            lambda node, caller, a: node.delete_sliver(a[0]),
-            True,
-        ),
-        Method(
-            "Start",
-            ("sliver",),
-            "run the start scripts of a sliver",
-            "target",
-            lambda node, caller, a: node.start_sliver(a[0]),
-            True,
-        ),
-        Method(
-            "Stop", ("sliver",), "end all processes of a sliver", "target", lambda node, caller, a: node.stop_sliver(a[0]), True
-        ),
-        Method(
-            "ReCreate",
-            ("sliver",),
-            "stop a sliver, make sure that it exists, start it",
-            "target",
-            lambda node, caller, a: node.recreate_sliver(a[0]),
-            True,
-        ),
-        Method(
-            "GetRSpec",
-            ("sliver",),
-            "resources granted to a sliver, without loans",
-            "target",
-            lambda node, caller, a: node.granted(a[0]),
-        ),
-        Method(
-            "GetEffectiveRSpec",
-            ("sliver",),
-            "resources of a sliver with loans",
-            "target",
-            lambda node, caller, a: node.effective(a[0]),
-        ),
-        Method(
-            "GetLoans",
-            ("sliver",),
-            "loans of a sliver: [recipient, resource, amount]",
-            "target",
-            lambda node, caller, a: [list(loan) for loan in node.loans_of(a[0])],
-        ),
+        Method("Help", (), "this text", "anyone"),
+        Method("DumpDatabase", (), "everything that is known, as JSON text", "root"),
+        Method("CreateSliver", ("sliver",), "create a sliver that is not kept by its authority", "target", changes=True),
+        Method("DeleteSliver", ("sliver",), "remove a sliver that is not kept by its authority", "target", changes=True),
+        Method("Start", ("sliver",), "run the start scripts of a sliver", "target", changes=True),
+        Method("Stop", ("sliver",), "end all processes of a sliver", "target", changes=True),
+        Method("ReCreate", ("sliver",), "stop a sliver, make sure that it exists, start it", "target", changes=True),
+        Method("GetRSpec", ("sliver",), "resources granted to a sliver, without loans", "target"),
+        Method("GetEffectiveRSpec", ("sliver",), "resources of a sliver with loans", "target"),
+        Method("GetLoans", ("sliver",), "loans of a sliver: [recipient, resource, amount]", "target"),
         Method(
             "SetLoans",
             ("sliver", "loans"),
-            "replace all loans of a sliver (the caller's, when the first argument is "
-            "omitted); one [recipient, resource, amount], or a list of them",
+            "replace all loans of a sliver (the caller's, when the first argument is omitted); "
+            "one [recipient, resource, amount], or a list of them",
             "target",
-            _loans,
-            True,
+            changes=True,
+            check=_loans,
         ),
-        Method("GetRecord", ("sliver",), "all data of a sliver", "target", lambda node, caller, a: node.describe(a[0])),
-        Method("GetUsage", ("sliver",), "current usage of a sliver", "target", lambda node, caller, a: node.usage(a[0])),
-        Method(
-            "GetConsole",
-            ("sliver",),
-            "the last output of its first process",
-            "target",
-            lambda node, caller, a: node.console(a[0]),
-        ),
+        Method("GetRecord", ("sliver",), "all data of a sliver", "target"),
+        Method("GetUsage", ("sliver",), "current usage of a sliver", "target"),
+        Method("GetConsole", ("sliver",), "the last output of its first process", "target"),
         Method(
             "WaitSliver",
             ("sliver", "state", "timeout"),
             "wait until a sliver is ready, stopped or gone, for at most `timeout` seconds",
             "target",
-            _wait,
+            check=_wait,
         ),
         Method(
             "Exec",
             ("sliver", "argv", "options"),
             "run a program in a sliver; the connection then carries its streams. Options: user (default: the login user), env",
             "controller",
-            _exec,
+            check=_exec,
         ),
-        Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller", _renew),
-        Method("PutRecord", ("record",), "add or change a sliver by its record", "controller", _put),
-        Method("ListSlivers", (), "all slivers of this node", "controller", lambda node, caller, a: node.describe_all()),
-        Method("GetCapacity", (), "what this node has, and what is assigned", "anyone", lambda node, caller, a: node.capacity()),
-        Method("GetXIDs", (), "first user id of each sliver", "anyone", lambda node, caller, a: node.xids()),
-        Method("GetSSHKeys", (), "keys of each sliver", "anyone", lambda node, caller, a: node.ssh_keys()),
-        Method(
-            "Ticket",
-            ("signed",),
-            "add the slivers of a signed ticket",
-            "anyone",
-            lambda node, caller, a: node.ticket(_text(a[0], "ticket")),
-        ),
+        Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller", check=_renew),
+        Method("PutRecord", ("record",), "add or change a sliver by its record", "controller", check=_put),
+        Method("ListSlivers", (), "all slivers of this node", "controller"),
+        Method("GetCapacity", (), "what this node has, and what is assigned", "anyone"),
+        Method("GetXIDs", (), "first user id of each sliver", "anyone"),
+        Method("GetSSHKeys", (), "keys of each sliver", "anyone"),
+        Method("Ticket", ("signed",), "add the slivers of a signed ticket", "anyone", check=_ticket),
     )
 }
 SYNONYMS = {"Create": "CreateSliver", "Destroy": "DeleteSliver", "Recreate": "ReCreate", "AdminTicket": "Ticket"}
@@ -323,10 +244,22 @@ def help_text() -> str:
 
 
 class Api:
-    """Checks and executes calls; raises faults only."""
+    """Checks and executes calls; raises faults only.
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    :param calls: name of each method -> the function that answers it; raises NodeError for the caller.
+    :param sliver_record: returns the record of a sliver, or None.
+    :param is_delegate: returns whether a delegate has this name.
+    """
+
+    def __init__(
+        self,
+        calls: Mapping[str, Callable[..., object]],
+        sliver_record: Callable[[str], dict[str, Any] | None],
+        is_delegate: Callable[[str], bool],
+    ) -> None:
+        self._calls = {"Help": help_text, **calls}
+        self._sliver_record = sliver_record
+        self._is_delegate = is_delegate
         self._lock = threading.Lock()
         self._changes: dict[tuple[str, str], Bucket] = {}
 
@@ -353,7 +286,7 @@ class Api:
         if method.changes:
             self._not_too_often(caller, method, str(arguments[0]))
         try:
-            result = method.call(self._node, caller, arguments)
+            result = self._calls[method.name](*method.check(caller, arguments))
         except Fault:
             raise
         except (NodeError, rspec.RSpecError, records.RecordError) as error:
@@ -385,7 +318,7 @@ class Api:
             name = rspec.check_name(arguments[0])
         except ValueError as error:
             raise Fault(BAD_ARGUMENT, f"Invalid argument: the first argument must be a sliver name: {error}") from None
-        record = self._node.sliver_record(name)
+        record = self._sliver_record(name)
         # A wait for a deleted sliver has succeeded already.
         if record is None and method.name != "WaitSliver":
             raise Fault(
@@ -422,6 +355,6 @@ class Api:
             return False
         if caller.kind == DELEGATE:
             return True
-        if caller.kind not in (SLIVER, CERTIFICATE) or self._node.is_delegate(caller.name):
+        if caller.kind not in (SLIVER, CERTIFICATE) or self._is_delegate(caller.name):
             return False
-        return caller.kind == SLIVER or self._node.sliver_record(caller.name) is None
+        return caller.kind == SLIVER or self._sliver_record(caller.name) is None

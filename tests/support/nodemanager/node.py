@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nodepool.nodemanager.api.methods import Api, NodeError, Program
+from nodepool.nodemanager.api.methods import Api, NodeError, Program, wait
 from nodepool.nodemanager.api.server import Servers
 from nodepool.nodemanager.config import NodeManagerConfig, parse
 from nodepool.nodemanager.records import loans, merge, records, rspec
@@ -35,14 +36,38 @@ def with_network(config: NodeManagerConfig, state_dir: str | None = None, **netw
 
 
 class MemoryNode:
-    """What api.Node asks for; commands are noted in ``commands``."""
+    """What answers the calls of an Api; commands are noted in ``commands``."""
 
     def __init__(self, config: NodeManagerConfig) -> None:
         self.config = config
         self.database = Database(str(pathlib.Path(config.state_dir, "nodemanager.sqlite")))
         self.database.open()
         self.images = Images(str(pathlib.Path(config.state_dir, "images")))
-        self.api = Api(self)
+        calls = {
+            "DumpDatabase": self.database.dump,
+            "CreateSliver": self.create_sliver,
+            "DeleteSliver": lambda name: self.commands.append(("delete", name)),
+            "Start": lambda name: self.commands.append(("start", name)),
+            "Stop": lambda name: self.commands.append(("stop", name)),
+            "ReCreate": lambda name: self.commands.append(("recreate", name)),
+            "GetRSpec": self.granted,
+            "GetEffectiveRSpec": self.effective,
+            "GetLoans": self.loans_of,
+            "SetLoans": self.set_loans,
+            "GetRecord": self.describe,
+            "GetUsage": lambda name: {"memory_bytes": 2**40},
+            "GetConsole": self.console,
+            "WaitSliver": functools.partial(wait, self.reached),
+            "Exec": self.program,
+            "RenewSliver": lambda name, expiry: self.commands.append(("renew", name)),
+            "PutRecord": self.put_record,
+            "ListSlivers": lambda: [self.describe(name) for name in self.sliver_names()],
+            "GetCapacity": self.capacity,
+            "GetXIDs": dict,
+            "GetSSHKeys": lambda: {n: (self.sliver_record(n) or {}).get("ssh_keys", "") for n in self.sliver_names()},
+            "Ticket": self.ticket,
+        }
+        self.api = Api(calls, self.sliver_record, self.is_delegate)
         self.backend: Any = None
         self.commands: list[tuple[str, str]] = []
         self.uids: dict[int, str] = {}
@@ -73,8 +98,8 @@ class MemoryNode:
     def effective(self, name: str) -> dict[str, int]:
         return loans.effective({n: (self.granted(n), self.loans_of(n)) for n in self.sliver_names()})[name]
 
-    def loans_of(self, name: str) -> list[loans.Loan]:
-        return [(r, n, a) for r, n, a in self.database.local(f"sliver_{name}").get("loans", [])]
+    def loans_of(self, name: str) -> list[Any]:
+        return list(self.database.local(f"sliver_{name}").get("loans", []))
 
     def set_loans(self, name: str, given: list[loans.Loan]) -> None:
         self.database.update_local(f"sliver_{name}", loans=[list(loan) for loan in given])
@@ -84,26 +109,11 @@ class MemoryNode:
             raise NodeError(f"sliver {name} is kept by its authority")
         self.commands.append(("create", name))
 
-    def delete_sliver(self, name: str) -> None:
-        self.commands.append(("delete", name))
-
-    def start_sliver(self, name: str) -> None:
-        self.commands.append(("start", name))
-
-    def stop_sliver(self, name: str) -> None:
-        self.commands.append(("stop", name))
-
-    def recreate_sliver(self, name: str) -> None:
-        self.commands.append(("recreate", name))
-
     def put_record(self, caller: str, record: dict[str, Any]) -> dict[str, Any]:
         changes = self.deliver("driver", None, [record], False)
         if changes.refused:
             raise NodeError("; ".join(changes.refused.values()))
         return self.describe(record["name"])
-
-    def renew(self, name: str, expiry: float) -> None:
-        self.commands.append(("renew", name))
 
     def ticket(self, signed: str) -> list[str]:
         try:
@@ -122,14 +132,8 @@ class MemoryNode:
     def describe(self, name: str) -> dict[str, Any]:
         return {"name": name, "metadata": (self.sliver_record(name) or {}).get("metadata") or {}}
 
-    def describe_all(self) -> list[dict[str, Any]]:
-        return [self.describe(name) for name in self.sliver_names()]
-
     def capacity(self) -> dict[str, Any]:
         return {"cores": 2, "allocated": {"slivers": len(self.sliver_names())}, "images": [], "backend": "none"}
-
-    def usage(self, name: str) -> dict[str, int]:
-        return {"memory_bytes": 2**40}
 
     def console(self, name: str) -> str:
         if name == "broken":
@@ -138,15 +142,6 @@ class MemoryNode:
 
     def program(self, name: str, argv: list[str], env: dict[str, str], user: str) -> Program:
         return Program(name, lambda *_streams: self.backend.spawn(name, argv, env, user))
-
-    def xids(self) -> dict[str, int]:
-        return {}
-
-    def ssh_keys(self) -> dict[str, str]:
-        return {n: (self.sliver_record(n) or {}).get("ssh_keys", "") for n in self.sliver_names()}
-
-    def dump(self) -> str:
-        return self.database.dump()
 
 
 class Running:
