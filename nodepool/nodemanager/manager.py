@@ -198,7 +198,7 @@ class NodeManager:
         self.watch.start()
         if self.sshd is not None:
             self.sshd.start()
-        self.servers = server.Servers(self.api, self.config, self)
+        self.servers = server.Servers(self.api, self.config, self.backend, self.database, self.images, self.sliver_of_uid)
         self.slivers.recover()
         self.host.rebalance(self.slivers.effective())
         threading.Thread(target=self.trees.prepare_host, name="Thread-nm-prepare", daemon=True).start()
@@ -206,7 +206,7 @@ class NodeManager:
         self._expiry.start()
         self.servers.start()
         self.slivers.look_at_all()
-        self._sources = sources.make(self.config, self)
+        self._sources = sources.make(self.config, self.database, self.deliver, self.capacity)
         if self._start_stopped:
             self.startup.begin(source.name for source in self._sources)
         for source in self._sources:

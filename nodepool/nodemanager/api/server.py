@@ -10,8 +10,8 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Collection
-from typing import Any, Protocol
+from collections.abc import Callable, Collection
+from typing import Any
 
 from nodepool.base import unix_socket
 from nodepool.exceptions import ConfigurationError
@@ -35,30 +35,32 @@ STOP_TIMEOUT = 5.0
 SOCKET_NAME = "nodemanager.api"
 
 
-class Served(Protocol):
-    """Interface of the node manager for its API server."""
-
-    backend: Backend
-    database: Database
-    images: Images
-
-    def sliver_of_uid(self, uid: int) -> str | None: ...
-
-
 class Servers:
-    """Listening sockets, and the owners of their connections."""
+    """Listening sockets, and the owners of their connections.
 
-    def __init__(self, api: Api, config: NodeManagerConfig, manager: Served) -> None:
+    :param sliver_of_uid: returns the sliver that a user id of the host belongs to.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        config: NodeManagerConfig,
+        backend: Backend,
+        database: Database,
+        images: Images,
+        sliver_of_uid: Callable[[int], str | None],
+    ) -> None:
         self._config = config
-        self._manager = manager
+        self._backend = backend
+        self._database = database
         self.identity = Identity(
-            manager.sliver_of_uid,
+            sliver_of_uid,
             self._delegate_methods,
             controllers=config.api.controller_uids,
             delegate_shell=delegates.forward_program() if config.delegate_accounts == "unix" else None,
         )
         self.programs = Programs(config.ssh.connections)
-        desk = Desk(api, manager.images, self.identity)
+        desk = Desk(api, images, self.identity)
         self.connections = Connections(desk, self._of_certificate, self.programs.begin)
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
@@ -72,7 +74,7 @@ class Servers:
         self.tcp_port = 0
 
     def _delegate_methods(self, name: str) -> Collection[str] | None:
-        record = self._manager.database.get(records.record_key(records.DELEGATE, name))
+        record = self._database.get(records.record_key(records.DELEGATE, name))
         return None if record is None else record.content.get("methods") or ()
 
     # -- life
@@ -269,7 +271,7 @@ class Servers:
         found = os.listdir(root)  # before reading the used ones: a new sliver has its number first
         with self._lock:
             used = {os.path.basename(directory) for _, directory in self._own.values()}
-        used |= {str(local.get("index")) for local in self._manager.database.locals().values()}
+        used |= {str(local.get("index")) for local in self._database.locals().values()}
         for name in found:
             if name not in used:
                 self._remove_directory(os.path.join(root, name))
@@ -284,7 +286,7 @@ class Servers:
             self._slivers.pop(name, None)
         if known is not None:
             self.connections.remove(known[0])  # its network is deleted, or will be
-        listen = getattr(self._manager.backend, "listen", None)
+        listen = getattr(self._backend, "listen", None)
         if handle is None or listen is None or self._config.api.tcp < 0:
             return
         try:
@@ -302,5 +304,5 @@ class Servers:
 
     def cut_off(self, name: str) -> None:
         """Cancel the requests of an ended sliver: its name and ids may be given to another."""
-        index = self._manager.database.local(records.record_key(records.SLIVER, name)).get("index", name)
+        index = self._database.local(records.record_key(records.SLIVER, name)).get("index", name)
         self.connections.cut_off((SLIVER, index))

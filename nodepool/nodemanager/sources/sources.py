@@ -15,14 +15,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from http.client import HTTPMessage
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.records.database import Database
-from nodepool.nodemanager.records.merge import Changes
 from nodepool.nodemanager.sources import slices_xml
 from nodepool.nodemanager.sources.zookeeper import RESYNC, Deliver, ZooKeeperSource
 
@@ -41,17 +40,9 @@ CONFIGURATION = "configuration"
 OTHER_SOURCES = ("driver", "ticket")
 
 
-class Receiver(Protocol):
-    """Interface of the node manager for sources."""
-
-    database: Database
-
-    def deliver(self, source: str, serial: float | None, given: Iterable[Any], complete: bool) -> Changes: ...
-
-    def capacity(self) -> dict[str, Any]: ...
-
-
-def make(config: NodeManagerConfig, manager: Receiver) -> list[SlicesXmlSource | ZooKeeperSource]:
+def make(
+    config: NodeManagerConfig, database: Database, deliver: Deliver, capacity: Callable[[], dict[str, Any]]
+) -> list[SlicesXmlSource | ZooKeeperSource]:
     """Create the configured sources, not started, and store the configured delegates."""
     found: list[SlicesXmlSource | ZooKeeperSource] = []
     names = {CONFIGURATION, *OTHER_SOURCES}
@@ -59,19 +50,19 @@ def make(config: NodeManagerConfig, manager: Receiver) -> list[SlicesXmlSource |
         source: SlicesXmlSource | ZooKeeperSource
         if "slices-xml" in options:
             name = f"slices-xml-{number}"
-            source = SlicesXmlSource(name, options["slices-xml"], config, manager.deliver, new=manager.database.serial(name) == 0)
+            source = SlicesXmlSource(name, options["slices-xml"], config, deliver, new=database.serial(name) == 0)
         else:
-            source = ZooKeeperSource(options["zookeeper"], config, manager.deliver, manager.capacity)
+            source = ZooKeeperSource(options["zookeeper"], config, deliver, capacity)
         names.add(source.name)
         found.append(source)
-    left = manager.database.abandon(names)
+    left = database.abandon(names)
     if left:
         log.warning(
             "No source of the configuration has these records any more, they stay until one delivers them or they expire: %s",
             ", ".join(left),
         )
     # Also when there are none: delegates of a previous configuration must be deleted.
-    manager.deliver(
+    deliver(
         CONFIGURATION,
         None,
         [

@@ -154,7 +154,9 @@ class Running:
             {"state-dir": str(folder), "run-dir": str(folder), "host-name": "here", "api": api, **options}, "test"
         )
         self.node = MemoryNode(self.config)
-        self.servers = Servers(self.node.api, self.config, self.node)
+        self.servers = Servers(
+            self.node.api, self.config, self.node.backend, self.node.database, self.node.images, self.node.sliver_of_uid
+        )
         self.node.changed = self.servers.connections.look_again
 
     def __enter__(self) -> Running:

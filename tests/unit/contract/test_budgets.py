@@ -18,7 +18,7 @@ BUDGETS = {
     "driver aws": 1_700,
     "driver kubernetes": 1_290,
     "driver nodemanager": 2_000,
-    "node manager": 11_050,
+    "node manager": 10_950,
     "pages": 2_870,
     "leases": 2_720,
     "adapters": 2_050,

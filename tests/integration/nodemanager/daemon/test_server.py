@@ -433,7 +433,7 @@ class Backend:
 
 @pytest.mark.spec("NM-C.5: inside each sliver's own network: the namespace is the identity")
 def test_listener_of_a_sliver(running: Running) -> None:
-    backend = running.node.backend = Backend()
+    backend = running.node.backend = running.servers._backend = Backend()
     for pid in (5, 5, 6):
         running.servers.sliver_changed("b", {"pid": pid, "start_time": 1, "index": 7})
     assert len(backend.ports) == 2, "a new one only for a new life"
@@ -652,7 +652,7 @@ def test_waiting_calls_take_no_place_that_others_need(running: Running, monkeypa
     running.add(*[sliver(f"s{number}") for number in range(3)])
     for number in range(3):
         running.node.uids[running.config.id_base + (number + 1) * 65536] = f"s{number}"
-    backend = running.node.backend = Backend()
+    backend = running.node.backend = running.servers._backend = Backend()
     waiting: list[socket.socket] = []
     counts = running.servers.connections.counts
 

@@ -244,7 +244,7 @@ def test_incomplete_update_deletes_nothing(node: MemoryNode, web: Web, authority
 def test_delegates_of_the_configuration(node: MemoryNode) -> None:
     def made(*entries: dict[str, Any]) -> list[str]:
         config = parse({"state-dir": node.config.state_dir, "run-dir": node.config.run_dir, "delegates": list(entries)}, "test")
-        assert sources.make(config, node) == []
+        assert sources.make(config, node.database, node.deliver, node.capacity) == []
         return sorted(r.key for r in node.database.records() if r.content.get("account_type") == "delegate")
 
     snoop = {"name": "del_snoop", "ssh-keys": [KEY, KEY.replace("someone", "else")], "methods": ["GetRSpec"]}
