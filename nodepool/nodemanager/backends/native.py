@@ -441,8 +441,7 @@ class NativeBackend(Backend):
             if not cgroups.empty(name):
                 cgroups.kill(name, max(0.1, deadline - time.monotonic()))
             return
-        ids = (self.base(index), self.ids)
-        self._kill_all(lambda: [pid for pid in self._members(index) if syscalls.uid_range(pid) == ids], name)
+        self._kill_all(lambda: self._members(index), name)
 
     @staticmethod
     def _kill_all(members: Callable[[], list[int]], name: str) -> None:

@@ -22,6 +22,7 @@ from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Se
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
 from nodepool.nodemanager.client.privileges import PRIVILEGES
 from nodepool.nodemanager.kernel import commands, syscalls
+from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.rootfs.templates import RootTree
 
 COMMAND_TIMEOUT = 30.0
@@ -192,16 +193,4 @@ class NspawnBackend(MountedTreeBackend):
         self._kill_all(lambda: self._members(index), name)
 
     def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
-        numbers = super().usage(spec, handle)
-        for key, file in (("memory_bytes", "memory.current"), ("memory_peak", "memory.peak"), ("pids", "pids.current")):
-            try:
-                numbers[key] = int((self._cgroup(spec.name) / file).read_text())
-            except (OSError, ValueError):
-                continue
-        try:
-            for line in (self._cgroup(spec.name) / "cpu.stat").read_text().splitlines():
-                if line.startswith("usage_usec "):
-                    numbers["cpu_usec"] = int(line.split()[1])
-        except OSError:
-            pass
-        return numbers
+        return {**super().usage(spec, handle), **cgroup_v2.usage(self._cgroup(spec.name))}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -17,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodepool.nodemanager.helper.frames import receive_frame, send_frame
+from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.outcomes import BackendError, Exit
 
 log = logging.getLogger("nodepool.nodemanager.zygote")
@@ -39,7 +38,7 @@ class SpawnedProcess:
         """Return the exit status; None while it still runs after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while self._exit is None:
-            if not _readable(self._events.fileno(), deadline):
+            if not readable([self._events.fileno()], deadline - time.monotonic()):
                 return None
             self._events.settimeout(5.0)
             try:
@@ -48,7 +47,7 @@ class SpawnedProcess:
                 frame = None
             if frame is not None:
                 self._exit = Exit(int(frame[0]["exit"]))
-            elif _readable(self.pidfd, deadline):
+            elif readable([self.pidfd], deadline - time.monotonic()):
                 self._exit = Exit(None)
             else:
                 return None
@@ -73,12 +72,6 @@ class SpawnedProcess:
         self.close()
 
 
-def _readable(descriptor: int, deadline: float) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))))
-
-
 class Pending:
     """A process inside a sliver that is being started."""
 
@@ -96,7 +89,7 @@ class Pending:
     def answer(self) -> tuple[dict[str, Any], list[int], socket.socket]:
         """Wait for the answer; the caller owns its descriptors and the connection. BackendError."""
         try:
-            if not _readable(self.fileno(), self.deadline):
+            if not readable([self.fileno()], self.deadline - time.monotonic()):
                 raise BackendError(f"{self._operation}: the helper gave no answer within {self._timeout:g} s", retry=True)
             self._connection.settimeout(5.0)
             frame = None

@@ -73,11 +73,7 @@ def machine() -> str:
 
 def _call(name: str, number: int, *arguments: object) -> int:
     converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    result = int(_libc.syscall(ctypes.c_long(number), *converted))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{name}: {os.strerror(code)}")
-    return result
+    return _checked(name, int(_libc.syscall(ctypes.c_long(number), *converted)))
 
 
 def _checked(name: str, result: int) -> int:
@@ -196,10 +192,7 @@ def clone(flags: int) -> tuple[int, int]:
     pidfd = ctypes.c_int(-1)
     arguments: list[object] = [ctypes.c_long(flags | CLONE_PIDFD | 17), ctypes.c_long(0), ctypes.byref(pidfd)]
     arguments += [ctypes.c_long(0), ctypes.c_long(0)]
-    result = int(_libc_locked.syscall(ctypes.c_long(_CLONE[machine()]), *arguments))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"clone: {os.strerror(code)}")
+    result = _checked("clone", int(_libc_locked.syscall(ctypes.c_long(_CLONE[machine()]), *arguments)))
     return (0, -1) if result == 0 else (result, pidfd.value)
 
 
