@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import json
 import math
 import os
 import re
@@ -20,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nodepool.nodemanager.kernel.removal import remove_tree
 from nodepool.nodemanager.outcomes import BackendError
@@ -92,11 +90,14 @@ class RootStore:
         if not path.is_absolute():
             raise BackendError(f"image tar:{path}: the path must be absolute")
         try:
-            key = f"tar-{self._checksum(path)[:32]}"
+            found = path.stat()
         except FileNotFoundError:
             raise BackendError(f"image {path}: no such file; upload it or correct the configuration") from None
         except OSError as error:
             raise BackendError(f"image {path}: {error.strerror}", retry=True) from error
+        # Not the device, whose number may differ after a reboot.
+        identity = f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        key = f"tar-{hashlib.sha256(os.fsencode(identity)).hexdigest()[:32]}"
 
         def build(target: Path) -> None:
             tree = target / "root"
@@ -108,44 +109,6 @@ class RootStore:
 
         template = self._template(key, build, sliver, f"image {path}")
         return RootTree(key, {"root": [str(template / "root")]})
-
-    def _checksum(self, path: Path) -> str:
-        """Return the SHA-256 of a file, cached while inode, size and time stay the same."""
-        mark, known = self._remembered(path)
-        if known is not None:
-            return known
-        # Only requests for the same file wait for each other.
-        with self._locked(f"sum-{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"):
-            mark, known = self._remembered(path)
-            if known is not None:
-                return known
-            with path.open("rb") as file:
-                checksum = hashlib.file_digest(file, "sha256").hexdigest()
-            with self._locked("checksums"):
-                entries = {name: value for name, value in self._checksums().items() if os.path.exists(name)}
-                entries[str(path)] = [mark, checksum]
-                new = self._memory.with_suffix(".new")
-                new.write_text(json.dumps(entries))
-                new.replace(self._memory)
-            return checksum
-
-    def _remembered(self, path: Path) -> tuple[str, str | None]:
-        """Return the identity of a file, and its checksum if it is cached."""
-        found = os.stat(path)
-        mark = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
-        entry = self._checksums().get(str(path))
-        return mark, str(entry[1]) if isinstance(entry, list) and entry[0] == mark else None
-
-    @property
-    def _memory(self) -> Path:
-        return self.directory / "checksums.json"
-
-    def _checksums(self) -> dict[str, Any]:
-        try:
-            known = json.loads(self._memory.read_text())
-        except (OSError, ValueError):
-            return {}
-        return known if isinstance(known, dict) else {}
 
     @contextlib.contextmanager
     def _locked(self, key: str, shared: bool = False, wait: bool = True) -> Iterator[None]:

@@ -83,7 +83,7 @@ def connects(text: str) -> bool:
                 "nodemanager/limits/disks.py": "images and directories of disks",
                 "nodemanager/helper/inside.py": "in the tree of a sliver, by descriptors",
                 "nodemanager/kernel/removal.py": "directories of a tree that is removed",
-                "nodemanager/rootfs/templates.py": "root trees; and a file under a lock, whose fixed name no crash multiplies",
+                "nodemanager/rootfs/templates.py": "root trees",
                 "nodemanager/api/server.py": "a symbolic link",
                 "nodemanager/sources/sources.py": "one writer; a fixed name, which no crash multiplies",
             },
