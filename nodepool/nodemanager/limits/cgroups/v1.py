@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -164,17 +163,3 @@ def wait_empty(group: Path, timeout: float) -> None:
 
 def delegate(group: Path, controllers: Iterable[str]) -> None:
     """Do nothing: all controllers of a hierarchy are in every group."""
-
-
-def available(group: Path) -> frozenset[str]:
-    """Return the controllers by the files that the group has."""
-    files = {
-        "cpu": "cpu.shares",
-        "cpuacct": "cpuacct.usage",
-        "cpuset": "cpuset.cpus",
-        "memory": "memory.limit_in_bytes",
-        "pids": "pids.max",
-        "io": "blkio.throttle.read_bps_device",
-        "freezer": "freezer.state",
-    }
-    return frozenset(name for name, file in files.items() if os.path.exists(group / file))
