@@ -22,7 +22,7 @@ from nodepool.nodemanager.rootfs.ssh_files import SSHD_ARGV
 
 Handle = dict[str, Any]
 """JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth (dict: veth, address, gateway),
-address, generation, template, host_key, privileges. Without pid it is stopped."""
+address, template, host_key, privileges. Without pid it is stopped."""
 
 DEFAULT_ID_BASE = 2_000_000
 IDS_PER_SLIVER = 65536

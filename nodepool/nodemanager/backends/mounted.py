@@ -74,7 +74,7 @@ class MountedTreeBackend(NativeBackend):
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         self.directory(name)  # refuses invalid names
         self._kill(name, self.number(name) or index, handle)
-        self._drop_network(name, handle)
+        self._drop_network(name)
         self._forget(name)
         tree = self.trees / name
         if os.path.ismount(tree):

@@ -148,7 +148,6 @@ class NativeBackend(Backend):
             "backend": self.name,
             "name": spec.name,
             "index": spec.index,
-            "generation": 0,
             "template": tree.key,
             "privileges": list(spec.privileges),
         }
@@ -231,14 +230,7 @@ class NativeBackend(Backend):
         connection.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        handle = {
-            **handle,
-            "pid": answer["pid"],
-            "start_time": answer["start_time"],
-            "boot_id": boot_id(),
-            "host_key": public,
-            "generation": int(handle["generation"]) + 1,
-        }
+        handle = {**handle, "pid": answer["pid"], "start_time": answer["start_time"], "boot_id": boot_id(), "host_key": public}
         try:
             self._begin_work(spec, handle)
         except BaseException:
@@ -291,7 +283,7 @@ class NativeBackend(Backend):
             return
         if self.services.net is None:
             raise BackendError(f"network {spec.network!r}: this host offers only network none")
-        info = self.services.net.create(spec.name, spec.index, handle["generation"], handle["pid"], spec.network, spec.rspec)
+        info = self.services.net.create(spec.name, spec.index, handle["pid"], spec.network, spec.rspec)
         handle["veth"] = {"veth": info.veth, "address": info.address, "gateway": info.gateway}
         handle["address"] = info.address
 
@@ -338,7 +330,7 @@ class NativeBackend(Backend):
 
     def stop(self, spec: SliverSpec, handle: Handle) -> Handle:
         self._kill(spec.name, spec.index, handle)
-        self._drop_network(spec.name, handle)
+        self._drop_network(spec.name)
         return {key: value for key, value in handle.items() if key not in ("pid", "start_time", "boot_id", "veth", "address")}
 
     def start(self, spec: SliverSpec, handle: Handle) -> Handle:
@@ -475,15 +467,15 @@ class NativeBackend(Backend):
             finally:
                 os.close(pidfd)
 
-    def _drop_network(self, name: str, handle: Handle | None) -> None:
+    def _drop_network(self, name: str) -> None:
         if self.services.net is not None:
-            self.services.net.destroy(name, (handle or {}).get("veth"))
+            self.services.net.destroy(name)
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         directory = self.directory(name)
         # The number stored at the creation is right; the caller may have had to assign one for the deletion.
         self._kill(name, self.number(name) or index, handle)
-        self._drop_network(name, handle)
+        self._drop_network(name)
         if self.services.cgroups is not None:
             self.services.cgroups.remove(name)
         if self.services.disks is not None:

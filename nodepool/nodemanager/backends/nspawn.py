@@ -158,7 +158,6 @@ class NspawnBackend(MountedTreeBackend):
             "boot_id": boot_id(),
             "host_key": public,
             "machine": machine,
-            "generation": int(handle["generation"]) + 1,
         }
         return self._furnish(spec, handle, private, public)
 

@@ -166,15 +166,7 @@ class PodmanBackend(MountedTreeBackend):
         started = syscalls.start_time(pid) if pid > 0 else None
         if started is None:
             raise BackendError(f"the first process of container {container} ended immediately; no /bin/sh in {spec.image}?")
-        handle = {
-            **handle,
-            "pid": pid,
-            "start_time": started,
-            "boot_id": boot_id(),
-            "host_key": public,
-            "container": container,
-            "generation": int(handle["generation"]) + 1,
-        }
+        handle = {**handle, "pid": pid, "start_time": started, "boot_id": boot_id(), "host_key": public, "container": container}
         return self._furnish(spec, handle, private, public)
 
     def _confine(self, spec: SliverSpec, handle: Handle) -> None:

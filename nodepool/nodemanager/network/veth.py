@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -222,8 +222,8 @@ class Network:
             self._stamp = max(self._stamp + 1, time.time_ns() // 1_000_000)
             return f"nm{index}-{_base36(self._stamp % 36**7)}"
 
-    def create(self, name: str, index: int, generation: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]) -> NetInfo:
-        """Connect a process's network namespace. `generation` is unused: names are unique.
+    def create(self, name: str, index: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]) -> NetInfo:
+        """Connect a process's network namespace.
 
         :raises NetworkError: unknown mode, missing bridge, or the kernel refuses.
         """
@@ -358,12 +358,12 @@ class Network:
         with self._lock:
             return {name: found[index] for name, (_, index) in self._known.items() if index in found}
 
-    def destroy(self, name: str, info: Any = None) -> None:
+    def destroy(self, name: str) -> None:
         """Start to remove the device if it exists; the kernel finishes in the background."""
         place = self._place(check_name(name))
         with self._lock:
             known = self._known.pop(name, None)
-            place = place or known or self._told(info)
+            place = place or known
             if place is None:
                 return
             self._begin_removal(name, *place)
@@ -386,13 +386,6 @@ class Network:
         with self._lock:
             for index, (name, veth) in list(self._left.items()):
                 self._begin_removal(name, veth, index)
-
-    @staticmethod
-    def _told(info: dict[str, Any]) -> tuple[str, int] | None:
-        """Return veth and index from the result of `create`, or from a dict of it."""
-        veth = (asdict(info) if isinstance(info, NetInfo) else info or {}).get("veth", "")
-        match = _VETH.match(veth)
-        return (veth, int(match[1])) if match is not None else None
 
     def _remove(self, veth: str, index: int) -> None:
         batch("ip", [f"link del {veth}"], force=True)

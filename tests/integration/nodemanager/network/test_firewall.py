@@ -189,11 +189,11 @@ class TestRouting:
 
     @pytest.mark.spec("issue 10, F15: a host that routes for slivers does not for its neighbours, and stops with the last one")
     def test_host_becomes_no_router(self, bench: Bench, neighbour: str) -> None:
-        alice = bench.sliver("alice", 1)
+        bench.sliver("alice", 1)
         assert FORWARD.read_text() == "1\n"
         assert bench.run("alice", TRY, OUTSIDE, 5001) == "open"
         assert bench.run(neighbour, TRY, OUTSIDE, 5001) == "closed"
-        bench.network.destroy("alice", alice)
+        bench.network.destroy("alice")
         wait_for(lambda: bench.network.tag not in run("nft", ["list", "tables"]), 20, "rules gone")
         assert FORWARD.read_text() == "0\n"
         bench.sliver("alice", 1)
@@ -222,19 +222,19 @@ class TestRouting:
 
     @pytest.mark.spec("issue 10, F15: two daemons on one host")
     def test_two_daemons_on_one_host_keep_their_rules_apart(self, bench: Bench, neighbour: str, tmp_path: pathlib.Path) -> None:
-        alice = bench.sliver("alice", 1)
+        bench.sliver("alice", 1)
         first, bench.network = (
             bench.network,
             Network(with_network(bench.config, str(tmp_path / "other"), subnet="10.225.0.0/16")),
         )
         try:
-            bob = bench.sliver("bob", 1)
-            first.destroy("alice", alice)
+            bench.sliver("bob", 1)
+            first.destroy("alice")
             wait_for(lambda: first.tag not in run("nft", ["list", "tables"]), 20, "rules gone")
             assert FORWARD.read_text() == "1\n"
             assert bench.run("bob", TRY, OUTSIDE, 5001) == "open"
             assert bench.run(neighbour, TRY, OUTSIDE, 5001) == "closed"
-            bench.network.destroy("bob", bob)
+            bench.network.destroy("bob")
             wait_for(lambda: FORWARD.read_text() == "0\n", 20, "routing is off again")
             bench.network.remove_shared()
         finally:
@@ -243,9 +243,9 @@ class TestRouting:
     @pytest.mark.spec("issue 10, F15: a host that was a router stays one")
     def test_a_router_stays_one(self, bench: Bench, neighbour: str) -> None:
         FORWARD.write_text("1")
-        alice = bench.sliver("alice", 1)
+        bench.sliver("alice", 1)
         assert bench.run(neighbour, TRY, OUTSIDE, 5001) == "open"
-        bench.network.destroy("alice", alice)
+        bench.network.destroy("alice")
         wait_for(lambda: bench.network.tag not in run("nft", ["list", "tables"]), 20, "rules gone")
         assert FORWARD.read_text() == "1\n"
 

@@ -112,7 +112,7 @@ class Bench:
     def sliver(self, name: str, index: int, rspec: dict[str, Any] | None = None, mode: str = "nat") -> Any:
         process = self.namespace()
         self.names[name] = process.pid
-        return self.network.create(name, index, 1, process.pid, mode, rspec or {})
+        return self.network.create(name, index, process.pid, mode, rspec or {})
 
     def outside(self) -> None:
         process = self.namespace()
@@ -397,7 +397,7 @@ def test_none_needs_nothing(bench: Bench) -> None:
     assert bench.sliver("alice", 1, mode="none").veth == ""
     assert bench.network.usage("alice") == {}
     bench.network.apply("alice", {"nm_net_max_rate": 1000})
-    bench.network.destroy("alice", None)
+    bench.network.destroy("alice")
     assert not pathlib.Path("/sys/class/net", bench.network.shaper.device).exists()
 
 
@@ -418,13 +418,13 @@ def test_another_daemon_finds_and_removes(bench: Bench) -> None:
     assert other.usage("alice")["net_tx_bytes"] > 10_000
     assert other.counters()["alice"][0] > 10_000
     bench.sliver("bob", 8)
-    other.destroy("alice", {"veth": info.veth})
+    other.destroy("alice")
     assert other.found() == ["bob"]
     other.stop()
     assert info.veth not in os.listdir("/sys/class/net")
     assert set(other.shaper.counters()) == {8}
     assert "nm7-" not in run("tc", ["filter", "show", "dev", other.shaper.device])
-    other.destroy("alice", {"veth": info.veth})
+    other.destroy("alice")
     other.stop()
 
 
@@ -442,7 +442,7 @@ def test_the_same_place_is_used_again_at_once(bench: Bench) -> None:
     bench.outside()
     first = bench.sliver("alice", 5)
     begin = time.perf_counter()
-    bench.network.destroy("alice", first)
+    bench.network.destroy("alice")
     assert time.perf_counter() - begin < limit(0.05)
     second = bench.sliver("bob", 5, {"nm_net_max_rate": 20_000_000})
     assert second.veth != first.veth
@@ -466,14 +466,14 @@ def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
         patch.setattr(subprocess, "run", full)
-        bench.network.destroy("alice", first)
-        bench.network.destroy("bob", second)
+        bench.network.destroy("alice")
+        bench.network.destroy("bob")
         removed()
         bench.network.tidy()
         removed()
         assert bench.network.found() == []
         with pytest.raises(NetworkError, match="temporarily unavailable") as caught:
-            bench.network.create("carol", 5, 1, os.getpid(), "nat", {})
+            bench.network.create("carol", 5, os.getpid(), "nat", {})
         assert caught.value.retry
         removed()
     assert set(bench.network.shaper.counters()) == {5, 6}
@@ -497,7 +497,7 @@ def test_creation_with_network_takes_at_most_60_ms(bench: Bench) -> None:
         process = bench.namespace()
         bench.names[f"s{index}"] = process.pid
         begin = time.perf_counter()
-        bench.network.create(f"s{index}", index, 1, process.pid, "nat", {})
+        bench.network.create(f"s{index}", index, process.pid, "nat", {})
         times.append((time.perf_counter() - begin) * 1000)
     print(f"network nat: {[round(each, 1) for each in times]} ms")
     assert min(times) <= limit(35)
@@ -508,6 +508,6 @@ def test_a_failure_leaves_nothing(bench: Bench) -> None:
     process.kill()
     process.wait(10)
     with pytest.raises(NetworkError):
-        bench.network.create("alice", 1, 1, process.pid, "nat", {})
+        bench.network.create("alice", 1, process.pid, "nat", {})
     assert bench.network.found() == []
     assert bench.network.shaper.counters() == {}
