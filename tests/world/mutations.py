@@ -928,15 +928,12 @@ MUTATIONS: dict[str, Mutation] = {
         "tests/integration/nodemanager/daemon/test_hosts.py::test_launcher_renews_leases",
     ),
     "deletion-of-slivers-is-not-awaited": Mutation(
-        _SLIVERS,
-        'answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + MARGIN)',
-        "return True",
-        4,
+        _HOSTS, 'answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + MARGIN)', "return True", 4
     ),
     "failed-hosts-are-not-probed-again": Mutation(
         _HOSTS,
-        "                first = self._asked < 0\n                self._probing = False\n",
-        "                first = self._asked < 0\n",
+        "idle = self._probe is None or self._probe.done()",
+        "idle = self._probe is None",
         "tests/integration/nodemanager/daemon/test_hosts.py::test_deletion_on_a_host_that_is_away",
     ),
     "stop-keeps-threads-of-hosts": Mutation(

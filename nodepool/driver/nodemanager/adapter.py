@@ -6,30 +6,19 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
+from typing import Any, TypeVar
 
-from nodepool import exceptions
 from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.answers import metadata_of
 from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.discovery import HostTree
-from nodepool.driver.nodemanager.hosts import CALL_TIMEOUT, HostError, Hosts, ManagedHost
+from nodepool.driver.nodemanager.hosts import BAD_ARGUMENT, CALL_TIMEOUT, MARGIN, HostError, Hosts, ManagedHost
 from nodepool.driver.nodemanager.image_copies import ImageSpreader
-from nodepool.driver.nodemanager.machines import (
-    BAD_ARGUMENT,
-    MARGIN,
-    WAIT,
-    CreateMachine,
-    DeleteMachine,
-    NodeManagerInstance,
-    NodeManagerResource,
-    needed_by,
-    rspec_of,
-    too_large,
-)
+from nodepool.driver.nodemanager.machines import CreateMachine, DeleteMachine, NodeManagerInstance, NodeManagerResource
+from nodepool.driver.nodemanager.sizes import quota_for
 from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
@@ -53,6 +42,8 @@ UPLOAD_STALL, UPLOAD_TIMEOUT = 600.0, 7200.0
 #: Remaining fraction of a lease at which it is renewed.
 RENEW_AT = 0.75
 
+T = TypeVar("T")
+
 
 class NodeManagerAdapter(statemachine.Adapter):
     def __init__(self, provider_config: Any) -> None:
@@ -60,11 +51,10 @@ class NodeManagerAdapter(statemachine.Adapter):
         self.provider = provider_config
         self.log = logging.getLogger(f"nodepool.NodeManagerAdapter.{provider_config.name}")
         self._lock = threading.Lock()
-        self._waiting: set[CreateMachine] = set()
         self._restarted: set[str] = set()
         self._zk: ZooKeeper | None = None
         self._tree: HostTree | None = None
-        self.hosts = Hosts(provider_config, self.log, self._wake_waiting)
+        self.hosts = Hosts(provider_config, self.log)
         self._spreader = ImageSpreader(provider_config, self.log)
 
     def start(self, zk_conn: ZooKeeper | None) -> None:
@@ -88,135 +78,44 @@ class NodeManagerAdapter(statemachine.Adapter):
         az: str | None, log: Log,
     ) -> CreateMachine:  # fmt: skip
         image = f"image:{image_external_id}" if image_external_id else str(label.cloud_image.root)
-        return CreateMachine(self, hostname, label, image, metadata, az, log)
+        return CreateMachine(self.hosts, hostname, label, image, metadata, az, log)
 
     def getDeleteStateMachine(self, external_id: dict[str, Any], log: Log) -> DeleteMachine:
-        return DeleteMachine(self, external_id, log)
-
-    def choose(self, label: NodeManagerLabel, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None:
-        """Return the best host that answers, by its last known state."""
-        found = self.hosts.candidates(az, self.provider.placement, lambda capacity: needed_by(label, capacity), image, without)
-        return found[0] if found else None
-
-    def never_fits(self, label: NodeManagerLabel, az: str | None) -> str | None:
-        """Return why no host could ever run a sliver of this label; None when one could."""
-        reasons = []
-        for host in self.hosts.all():
-            capacity = host.capacity
-            if capacity is None:
-                return None
-            if az is not None and host.group != az:
-                continue
-            reason = too_large(label, f"{host.name} has", capacity)
-            if reason is None:
-                return None
-            reasons.append(reason)
-        return f"label {label.name} is too large for every host: {'; '.join(reasons)}"
-
-    def record(
-        self, name: str, label: NodeManagerLabel, image: str, metadata: dict[str, str], host: ManagedHost
-    ) -> dict[str, Any]:
-        source = label.cloud_image or self.provider.diskimages[label.diskimage.name]
-        return {
-            "account_type": "sliver",
-            "name": name,
-            "image": image,
-            "rspec": rspec_of(label, host.cores),
-            "ssh_keys": self.provider.keys_of(name, label.ssh_keys),
-            "metadata": dict(metadata),
-            "username": source.username or "root",
-            "expiry": int(time.time()) + self.provider.lease_time,
-            "plc_instantiated": True,
-            "hostname": name,
-            **({"network": label.network} if label.network else {}),
-            **({"privileges": list(label.privileges)} if label.privileges else {}),
-        }
-
-    def wait_for_hosts(self, machine: CreateMachine) -> None:
-        """Have this machine woken when a host can be used."""
-        with self._lock:
-            self._waiting.add(machine)
-
-    def hosts_changed(self, machine: CreateMachine) -> bool:
-        """Return whether hosts have changed for a machine that waits for them."""
-        with self._lock:
-            return machine not in self._waiting
-
-    def _wake_waiting(self) -> None:
-        with self._lock:
-            waiting, self._waiting = self._waiting, set()
-        for machine in waiting:
-            if machine.wake is not None:
-                machine.wake()
-
-    # -- deleting
-
-    def delete(self, host_name: str, sliver: str) -> Future[bool]:
-        """Delete a sliver; the result is True when it is deleted.
-
-        :raises NotFound: the host is not ours any more.
-        :raises RpcError: the host is not available at present.
-        """
-        host = self.hosts.get(host_name)
-        if host is None and not self.provider.discover:
-            self.log.warning(
-                "Host %s is not in provider %s any more; sliver %s ends with its lease", host_name, self.provider.name, sliver
-            )
-            raise exceptions.NotFound
-        if host is None or host.gone:
-            raise RpcError(f"host {host_name} is not announced")
-
-        def run() -> bool:
-            if not host.usable:
-                host.look()
-                raise RpcError(host.problem)
-            try:
-                self._delete_now(host, sliver)
-                answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + MARGIN)
-            except RpcError as error:
-                host.failed(error)
-                raise
-            finally:
-                host.forget()
-            return answer.get("state") == "absent"
-
-        return host.submit(run, wait=True)
-
-    @staticmethod
-    def _delete_now(host: ManagedHost, sliver: str) -> None:
-        try:
-            host.call("DeleteSliver", sliver)
-        except RpcFault as fault:
-            if fault.code != BAD_ARGUMENT:  # no such sliver, as far as records go
-                raise
+        return DeleteMachine(self.hosts.delete, external_id, log)
 
     # -- looking
 
     def describeHosts(self) -> list[dict[str, Any]]:
         return [host.describe() for host in self.hosts.all()]
 
-    def _lists(self, timeout: float) -> list[tuple[ManagedHost, list[dict[str, Any]] | None]]:
-        """Return the slivers of all hosts, queried in parallel; None: no answer in time."""
+    @staticmethod
+    def _results(calls: Iterable[tuple[ManagedHost, Future[T]]], timeout: float) -> Iterator[tuple[ManagedHost, T | None, str]]:
+        """Yield the results of calls to all hosts; of one without a result in time None, and why."""
         deadline = time.monotonic() + timeout
-        asked = [(host, host.list_slivers() if host.usable else None) for host in self.hosts.all()]
-        found: list[tuple[ManagedHost, list[dict[str, Any]] | None]] = []
-        for host, future in asked:
-            slivers = None
-            if future is None:
-                host.look()
-            else:
-                try:
-                    slivers = future.result(max(0.0, deadline - time.monotonic()))
-                except (RpcError, RpcFault, FutureTimeout) as error:
-                    self.log.warning("Listing slivers of host %s failed: %s", host.name, str(error) or "no answer in time")
-            found.append((host, slivers))
+        for host, future in calls:
+            try:
+                yield host, future.result(max(0.0, deadline - time.monotonic())), ""
+            except (RpcError, RpcFault, FutureTimeout) as error:
+                yield host, None, str(error) or "no answer in time"
+
+    def _lists(self, timeout: float) -> dict[ManagedHost, list[dict[str, Any]] | None]:
+        """Return the slivers of all hosts, queried in parallel; None: no answer in time."""
+        hosts = self.hosts.all()
+        found: dict[ManagedHost, list[dict[str, Any]] | None] = dict.fromkeys(hosts)
+        asked = [(host, host.list_slivers()) for host in hosts if host.usable]
+        for host, slivers, problem in self._results(asked, timeout):
+            found[host] = slivers
+            if problem:
+                self.log.warning("Listing slivers of host %s failed: %s", host.name, problem)
+        for host in hosts:
+            host.look()
         return found
 
     def listInstances(self) -> Iterable[NodeManagerInstance]:
         """Return the slivers of all hosts; of a host that does not answer, the last known ones."""
         return [
             NodeManagerInstance(host, sliver, self.provider)
-            for host, slivers in self._lists(QUOTA_TIMEOUT)
+            for host, slivers in self._lists(QUOTA_TIMEOUT).items()
             for sliver in (slivers if slivers is not None else host.slivers)
         ]
 
@@ -224,7 +123,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         """Return missing slivers of answering hosts; one that does not run counts as missing."""
         running = {
             host.name: {s["name"] for s in slivers if s.get("state") not in NOT_RUNNING}
-            for host, slivers in self._lists(PASS_TIMEOUT)
+            for host, slivers in self._lists(PASS_TIMEOUT).items()
             if slivers is not None
         }
         return [
@@ -235,15 +134,16 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     def listResources(self) -> Iterable[NodeManagerResource]:
         """Return the slivers of hosts that answer: missing ones do not count as deleted."""
-        return [NodeManagerResource(host.name, sliver) for host, slivers in self._lists(PASS_TIMEOUT) for sliver in slivers or ()]
+        lists = self._lists(PASS_TIMEOUT).items()
+        return [NodeManagerResource(host.name, sliver) for host, slivers in lists for sliver in slivers or ()]
 
     def periodic(self) -> None:
         """Copy images to hosts, renew leases, delete strays."""
-        lists = [(host, slivers) for host, slivers in self._lists(PASS_TIMEOUT) if slivers is not None]
+        lists = self._lists(PASS_TIMEOUT)
         if self._zk is not None:
             self._spreader.run(self.hosts.all(), self._spreader.wanted(self._zk))
-        for host, slivers in lists:
-            ours = [s for s in slivers if metadata_of(s).get("nodepool_provider_name") == self.provider.name]
+        for host, slivers in lists.items():
+            ours = [s for s in slivers or () if metadata_of(s).get("nodepool_provider_name") == self.provider.name]
             strays = [s["name"] for s in ours if self._is_stray(host, s)]
             due = [
                 s["name"]
@@ -251,7 +151,7 @@ class NodeManagerAdapter(statemachine.Adapter):
                 if (s.get("expiry") or 0) - time.time() < self.provider.lease_time * RENEW_AT and s["name"] not in strays
             ]
             if strays or due:
-                host.submit(lambda host=host, strays=strays, due=due: self._tend(host, strays, due))  # type: ignore[misc]
+                host.run(lambda host=host, strays=strays, due=due: self._tend(host, strays, due))  # type: ignore[misc]
 
     def _is_stray(self, host: ManagedHost, sliver: dict[str, Any]) -> bool:
         """Return whether its node is on another host, as this one did not answer at the launch.
@@ -276,15 +176,13 @@ class NodeManagerAdapter(statemachine.Adapter):
         try:
             for name in strays:
                 self.log.warning("Deleting sliver %s on %s: its node is on another host", name, host.name)
-                self._delete_now(host, name)
+                host.delete(name)
             for name in due:
                 try:
                     host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)
                 except RpcFault as fault:
                     if fault.code != BAD_ARGUMENT:  # deleted meanwhile
                         self.log.warning("Renewing the lease of %s on %s failed: %s", name, host.name, fault.text)
-        except RpcError as error:
-            host.failed(error)
         except RpcFault as fault:
             self.log.warning("Slivers without a node on host %s cannot be deleted: %s", host.name, fault.text)
 
@@ -292,14 +190,13 @@ class NodeManagerAdapter(statemachine.Adapter):
         """Delete a leaked sliver. Raises RpcError, RpcFault: retry later."""
         host = self.hosts.get(resource.host)
         if host is not None:
-            host.submit(lambda: self._delete_now(host, resource.id)).result(CALL_TIMEOUT + MARGIN)
-            host.forget()
+            host.run(lambda: host.delete(resource.id)).result(CALL_TIMEOUT + MARGIN)
 
     # -- quota
 
     def getQuotaLimits(self) -> QuotaInformation:
         """Return the sums of the hosts' last known limits, including briefly silent hosts."""
-        capacities = [c for host in self.hosts.all() if (c := host.capacity) is not None]
+        capacities = self.hosts.capacities()
         if not capacities:
             return QuotaInformation(default=math.inf)
         return QuotaInformation(
@@ -312,9 +209,7 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     def getQuotaForLabel(self, label: NodeManagerLabel) -> QuotaInformation:
         # Limits of any suitable host: they differ in cores at most.
-        capacity = next((c for host in self.hosts.all() if (c := host.capacity) is not None), None)
-        needs = needed_by(label, capacity if capacity is not None else {"cores": 1})
-        return QuotaInformation(cores=label.cpus, instances=1, ram=needs.memory, disk=needs.disk / (1 << 20))
+        return quota_for(label, next(iter(self.hosts.capacities()), None))
 
     def getAZs(self) -> list[str | None]:
         """Return the groups of the hosts that answer, or of all if none does."""
@@ -370,10 +265,10 @@ class NodeManagerAdapter(statemachine.Adapter):
             try:
                 host.call("Stop", name)
                 host.call("Start", name)
-            except (RpcError, RpcFault) as error:
-                self.log.info("Restart of sliver %s on %s failed: %s", name, host.name, error)
+            except RpcFault as fault:
+                self.log.info("Restart of sliver %s on %s failed: %s", name, host.name, fault)
 
-        host.submit(restart)
+        host.run(restart)
 
     # -- images
 
@@ -415,17 +310,10 @@ class NodeManagerAdapter(statemachine.Adapter):
         if failures:
             raise HostError(f"image {external_id} was not deleted on {'; '.join(failures)}")
 
-    def _everywhere(self, function: Callable[..., Any], timeout: float) -> list[str]:
-        """Run on all hosts at the same time; the texts of failures."""
-        deadline = time.monotonic() + timeout
-        futures = [
-            (host, host.submit(lambda host=host: function(host), wait=True))  # type: ignore[misc]
+    def _everywhere(self, function: Callable[[ManagedHost], object], timeout: float) -> list[str]:
+        """Run on all hosts at the same time, also on silent ones; the texts of failures."""
+        calls = [
+            (host, host.run(lambda host=host: function(host), wait=True, patient=True))  # type: ignore[misc]
             for host in self.hosts.all()
         ]
-        failures = []
-        for host, future in futures:
-            try:
-                future.result(max(0.0, deadline - time.monotonic()))
-            except (RpcError, RpcFault, FutureTimeout) as error:
-                failures.append(f"{host.name}: {str(error) or 'no answer in time'}")
-        return failures
+        return [f"{host.name}: {problem}" for host, _, problem in self._results(calls, timeout) if problem]

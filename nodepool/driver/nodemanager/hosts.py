@@ -6,14 +6,17 @@ Decisions never wait for a host: its state is queried in the background, by sepa
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, BinaryIO, TypeVar
 
+from nodepool import exceptions
 from nodepool.driver.nodemanager import answers
-from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerProviderConfig
+from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerLabel, NodeManagerProviderConfig
+from nodepool.driver.nodemanager.sizes import Amounts, amounts_of, needed_by, too_large
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault, Tls
 
@@ -25,33 +28,18 @@ LOOK_AGAIN, PROBE_AGAIN = 0.2, 2.0
 CALL_TIMEOUT, PROBE_TIMEOUT = 10.0, 5.0
 #: Threads for each host: for short calls, and for those that wait for slivers.
 CALLERS, WAITERS = 8, 16
+#: Seconds of one wait for a sliver, and additional ones until the host counts as silent.
+WAIT, MARGIN = 10.0, 5.0
 #: Seconds for which a host with a failed launch is used only after the others.
 AVOID = 30.0
+#: Faults of the API (NM-A.8).
+BAD_ARGUMENT, INTERNAL = 102, 104
+
+T = TypeVar("T")
 
 
 class HostError(Exception):
     """A host cannot be used now; the text has its name."""
-
-
-class Needs(NamedTuple):
-    """Per mille of guaranteed CPU, memory in MiB, disk in KiB."""
-
-    cpu: float
-    memory: float
-    disk: float
-
-
-class Free(NamedTuple):
-    """The free resources of a host."""
-
-    amounts: Needs
-    places: float
-
-    def fits(self, needs: Needs) -> bool:
-        return self.places >= 1 and all(has >= wanted for has, wanted in zip(self.amounts, needs, strict=True))
-
-    def without(self, needs: Needs) -> Free:
-        return Free(Needs(*(has - wanted for has, wanted in zip(self.amounts, needs, strict=True))), self.places - 1)
 
 
 class ManagedHost:
@@ -60,8 +48,8 @@ class ManagedHost:
     :param changed: called when it can be used (again), from any thread.
     """
 
-    def __init__(self, options: Any, limiter: RateLimiter, log: logging.Logger, changed: Callable[[], Any]) -> None:
-        self.name: str = options.name
+    def __init__(self, options: NodeManagerHost, limiter: RateLimiter, log: logging.Logger, changed: Callable[[], Any]) -> None:
+        self.name = options.name
         self.options = options
         self._log = log
         self._limiter = limiter
@@ -77,9 +65,9 @@ class ManagedHost:
         #: The last received list.
         self.slivers: list[dict[str, Any]] = []
         self._capacity: dict[str, Any] | None = None
-        self._asked = -CAPACITY_TTL
+        self._asked = -math.inf
         self._stale = False
-        self._probing = False
+        self._probe: Future[None] | None = None
         self._answers = False
         self._avoid_until = 0.0
         #: Why it cannot be used; empty when it can.
@@ -96,7 +84,8 @@ class ManagedHost:
             if self._client is None:
                 o = self.options
                 try:
-                    self._client = Client(o.url, Tls(o.ca_cert, o.client_cert, o.client_key) if o.ca_cert else None)
+                    tls = Tls(o.ca_cert, o.client_cert, o.client_key) if o.ca_cert and o.client_cert and o.client_key else None
+                    self._client = Client(o.url, tls)
                 except ValueError as error:
                     raise RpcError(str(error)) from None
                 if self._stopped:
@@ -110,40 +99,49 @@ class ManagedHost:
         :raises RpcError: no answer, or a bad one.
         """
         with self._limiter(self._log.debug, f"{self.name}: {method}"):
-            pass
-        answer = self.client.call(method, *arguments, timeout=timeout)
+            answer = self.client.call(method, *arguments, timeout=timeout)
         answers.check(method, arguments, answer)
         return answer
 
     def ask(
         self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT, wait: bool = False, patient: bool = False
     ) -> Future[Any]:
-        """Make a call on a thread of this host; fails immediately while it is known not to answer.
+        """Make a call on a thread of this host; the rest as in :meth:`run`."""
+        return self.run(lambda: self.call(method, *arguments, timeout=timeout), wait, patient)
 
-        :param wait: the call waits for something on the host.
-        :param patient: call whatever is known about the host.
+    def run(self, function: Callable[[], T], wait: bool = False, patient: bool = False) -> Future[T]:
+        """Run something on a thread of this host. Fails immediately while it is not usable.
+
+        :param wait: it waits for something on the host.
+        :param patient: run it whatever is known about the host.
         """
 
-        def run() -> Any:
+        def run() -> T:
             if not patient and not self.usable:
                 self.look()
                 raise RpcError(self.problem)
             try:
-                return self.call(method, *arguments, timeout=timeout)
+                return function()
             except RpcError as error:
                 self.failed(error)
                 raise
 
-        return self.submit(run, wait)
-
-    def submit(self, function: Callable[[], Any], wait: bool = False) -> Future[Any]:
-        """Run something on a thread of this host; fails with RpcError when the provider stops."""
         try:
-            return (self._waits if wait else self._calls).submit(function)
+            return (self._waits if wait else self._calls).submit(run)
         except RuntimeError:
-            failed: Future[Any] = Future()
+            failed: Future[T] = Future()
             failed.set_exception(RpcError(f"{self.name}: the provider is stopped"))
             return failed
+
+    def delete(self, sliver: str) -> None:
+        """Delete a sliver on the caller's thread; raises as :meth:`call`."""
+        try:
+            self.call("DeleteSliver", sliver)
+        except RpcFault as fault:
+            if fault.code != BAD_ARGUMENT:  # no such sliver, as far as records go
+                raise
+        finally:
+            self.forget()
 
     def upload(self, image: str, stream: BinaryIO, sha256: str | None, timeout: float) -> None:
         self.client.put_image(image, stream, sha256, timeout)
@@ -163,15 +161,13 @@ class ManagedHost:
 
     def update(self, options: NodeManagerHost) -> None:
         """Apply a new or changed announcement."""
-        came_back = self.gone
         with self._lock:
             if options != self.options:
                 self.options = options
                 self._client = None
-            self.gone = False
-        if came_back:
-            self._answers = False
-            self._asked = -CAPACITY_TTL
+            if self.gone:
+                self.gone = self._answers = False
+                self._asked = -math.inf
         self.forget()
         self.look()
 
@@ -182,15 +178,10 @@ class ManagedHost:
         """Whether it has answered the last query."""
         return self._answers and not self.gone
 
-    @property
-    def asked(self) -> bool:
-        """Return whether the first query has been answered or has failed."""
-        return self._answers or (self._asked >= 0 and not self._probing)
-
     def failed(self, error: Exception) -> None:
         """Record that the host did not answer; it is skipped until it does."""
-        if self._answers and not self._stopped:
-            self._log.warning("Host %s does not answer, skipping it for now: %s", self.name, error)
+        if (self._answers or self._asked == -math.inf) and not self._stopped:
+            self._log.warning("Host %s cannot be used, skipping it for now: %s", self.name, error)
         self.problem = f"{self.name}: {error}"
         self._answers = False
         self._asked = time.monotonic()
@@ -211,20 +202,17 @@ class ManagedHost:
         with self._lock:
             self._list = None
 
-    def look(self) -> None:
-        """Ask for the capacity in the background if that is due."""
+    def look(self) -> Future[None] | None:
+        """Ask for the capacity in the background if that is due; return the last query."""
         with self._lock:
             ttl = PROBE_AGAIN if not self._answers else LOOK_AGAIN if self._stale else CAPACITY_TTL
-            if self._probing or self._stopped or self.gone or time.monotonic() - self._asked < ttl:
-                return
-            self._probing = True
-            self._stale = False
-        try:
-            self._probes.submit(self._probe)
-        except RuntimeError:
-            self._probing = False
+            idle = self._probe is None or self._probe.done()
+            if idle and not self._stopped and not self.gone and time.monotonic() - self._asked >= ttl:
+                self._stale = False
+                self._probe = self._probes.submit(self._ask_capacity)
+            return self._probe
 
-    def _probe(self) -> None:
+    def _ask_capacity(self) -> None:
         try:
             found: dict[str, Any] = self.call("GetCapacity", timeout=PROBE_TIMEOUT)
             expected = self.options.expected_name
@@ -232,16 +220,9 @@ class ManagedHost:
                 # A Unix socket of this machine is not that of the announced host.
                 raise RpcError(f"{self.options.url} is host {found.get('host')}, not {expected}")
         except (RpcError, RpcFault) as error:
-            with self._lock:
-                first = self._asked < 0
-                self._probing = False
-            if first and not self._stopped:
-                self._log.warning("Host %s cannot be used: %s", self.name, error)
             self.failed(error)
         except Exception as error:
             self._log.exception("Error asking host %s:", self.name)
-            with self._lock:
-                self._probing = False
             self.failed(error)
         else:
             with self._lock:
@@ -249,7 +230,6 @@ class ManagedHost:
                 self._capacity = found
                 self._asked = time.monotonic()
                 self._answers = True
-                self._probing = False
                 self.problem = ""
             if came:
                 self._log.info("Host %s can be used: %s cores, %s MiB", self.name, found.get("cores"), found.get("memory"))
@@ -272,30 +252,18 @@ class ManagedHost:
             return str(self.options.group)
         return (self._capacity or {}).get("group") or None
 
-    @property
-    def ssh_address(self) -> str | None:
-        address: str | None = self.options.ssh_address
-        return address
-
-    def reserve(self, needed: Callable[[Mapping[str, Any]], Needs]) -> None:
+    def reserve(self, label: NodeManagerLabel) -> None:
         """Count a sliver that is going to be created, until the next poll."""
         with self._lock:
             if self._capacity is not None:
-                given, needs = dict(self._capacity["allocated"]), needed(self._capacity)
-                for name, amount in (("cpu", needs.cpu), ("memory", needs.memory), ("disk", needs.disk), ("slivers", 1)):
-                    given[name] += int(amount)
-                self._capacity = {**self._capacity, "allocated": given}
+                needs, given = needed_by(label, self._capacity)._asdict(), self._capacity["allocated"]
+                allocated = {**given, **{name: given[name] + int(amount) for name, amount in needs.items()}}
+                self._capacity = {**self._capacity, "allocated": allocated}
 
-    def free(self) -> Free:
+    def free(self) -> Amounts:
         """Return the unassigned resources."""
         found = self._capacity
-        if found is None:
-            return Free(Needs(0.0, 0.0, 0.0), 0.0)
-        given = found["allocated"]
-        return Free(
-            Needs(found["cpu"] - given["cpu"], found["memory"] - given["memory"], found["disk"] - given["disk"]),
-            found["slivers"] - given["slivers"],
-        )
+        return Amounts(0, 0, 0, 0) if found is None else amounts_of(found).minus(amounts_of(found["allocated"]))
 
     def describe(self) -> dict[str, Any]:
         """Return the last known state for status pages; also polls hosts of an idle provider."""
@@ -316,8 +284,7 @@ class ManagedHost:
                 asked, future = self._list
                 if not future.done() or (time.monotonic() - asked < LIST_TTL and future.exception() is None):
                     return future
-        future = self.ask("ListSlivers")
-        with self._lock:
+            future = self.ask("ListSlivers")
             self._list = time.monotonic(), future
         future.add_done_callback(self._listed)
         return future
@@ -328,30 +295,22 @@ class ManagedHost:
 
 
 class Hosts:
-    """All hosts of a provider, configured or announced."""
+    """All hosts of a provider, configured or announced, and the launches that wait for one."""
 
-    def __init__(self, config: NodeManagerProviderConfig, log: logging.Logger, changed: Callable[[], Any]) -> None:
+    def __init__(self, provider: NodeManagerProviderConfig, log: logging.Logger) -> None:
+        self.provider = provider
         self._log = log
-        self._changed = changed
-        self._limiter = RateLimiter(config.name, config.rate)
-        self._condition = threading.Condition()
-        self._configured = set(config.hosts)
-        self._hosts = {name: self._make(options) for name, options in config.hosts.items()}
+        self._limiter = RateLimiter(provider.name, provider.rate)
+        self._lock = threading.Lock()
+        self._waiting: set[Callable[[], None]] = set()
+        self._hosts = {name: self._make(options) for name, options in provider.hosts.items()}
 
     def _make(self, options: NodeManagerHost) -> ManagedHost:
-        return ManagedHost(options, self._limiter, self._log, self._host_changed)
-
-    def _host_changed(self) -> None:
-        with self._condition:
-            self._condition.notify_all()
-        self._changed()
+        return ManagedHost(options, self._limiter, self._log, self.wake_waiting)
 
     def start(self, timeout: float) -> None:
         """Poll all hosts; wait until each has answered or failed, for at most `timeout` seconds."""
-        for host in self.all():
-            host.look()
-        with self._condition:
-            self._condition.wait_for(lambda: all(host.asked for host in self.all()), timeout)
+        wait([query for host in self.all() if (query := host.look()) is not None], timeout)
 
     def stop(self) -> None:
         for host in list(self._hosts.values()):
@@ -368,10 +327,14 @@ class Hosts:
     def any_known(self) -> bool:
         return bool(self._hosts)
 
+    def capacities(self) -> list[dict[str, Any]]:
+        """Return the last known capacities, including those of briefly silent hosts."""
+        return [capacity for host in self.all() if (capacity := host.capacity) is not None]
+
     # -- announcements; on the connection thread
 
-    def announced(self, options: Any) -> None:
-        if options.name in self._configured:
+    def announced(self, options: NodeManagerHost) -> None:
+        if options.name in self.provider.hosts:
             return
         host = self._hosts.get(options.name)
         if host is None:
@@ -390,21 +353,19 @@ class Hosts:
 
     def vanished(self, name: str) -> None:
         host = self._hosts.get(name)
-        if host is None or name in self._configured or host.gone:
+        if host is None or name in self.provider.hosts or host.gone:
             return
         self._log.warning("Host %s is not announced any more; it gets no new slivers, the others end with their leases", name)
         host.problem = f"{name}: it is not announced any more"
         host.gone = True
-        self._host_changed()
+        self.wake_waiting()
 
-    # -- placement
+    # -- launches
 
-    def candidates(
-        self, az: str | None, placement: str, needed: Callable[[Mapping[str, Any]], Needs], image: str, without: Collection[str]
-    ) -> list[ManagedHost]:
-        """Return the hosts that answer: most free first (spread) or last (pack), unfit last.
+    def choose(self, label: NodeManagerLabel, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None:
+        """Return the best host that answers, by its last known state.
 
-        :param needed: returns the needs of a sliver on a host of that capacity.
+        A host without enough capacity, or without the image, is the last choice.
         """
         found = []
         kind, _, what = image.partition(":")
@@ -413,10 +374,61 @@ class Hosts:
             if capacity is None or not host.usable or host.name in without or (az is not None and host.group != az):
                 continue
             free = host.free()
-            fits = free.fits(needed(capacity)) and (kind != "image" or what in capacity.get("images", ()))
-            room = free.amounts.cpu + free.places / 1e6
-            found.append((not fits, host.avoided, -room if placement == "spread" else room, host.name, host))
-        return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:-1])]
+            fits = needed_by(label, capacity).fits_in(free) and (kind != "image" or what in capacity.get("images", ()))
+            room = free.cpu + free.slivers / 1e6
+            found.append((not fits, host.avoided, -room if self.provider.placement == "spread" else room, host.name, host))
+        return min(found, key=lambda entry: entry[:-1])[-1] if found else None
+
+    def never_fits(self, label: NodeManagerLabel, az: str | None) -> str | None:
+        """Return why no host could ever run a sliver of this label; None when one could."""
+        reasons = []
+        for host in self.all():
+            capacity = host.capacity
+            if capacity is None:
+                return None
+            if az is not None and host.group != az:
+                continue
+            reason = too_large(label, f"{host.name} has", capacity)
+            if reason is None:
+                return None
+            reasons.append(reason)
+        return f"label {label.name} is too large for every host: {'; '.join(reasons)}"
+
+    def wake_on_change(self, wake: Callable[[], None]) -> None:
+        """Call this once, from any thread, when a host can be used or has failed."""
+        with self._lock:
+            self._waiting.add(wake)
+
+    def wake_waiting(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, set()
+        for wake in waiting:
+            wake()
 
     def problems(self) -> str:
         return "; ".join(host.problem for host in list(self._hosts.values()) if host.problem)
+
+    def delete(self, host_name: str, sliver: str) -> Future[bool]:
+        """Delete a sliver; the result is True when it is deleted.
+
+        :raises NotFound: the host is not ours any more.
+        :raises RpcError: the host is not available at present.
+        """
+        host = self.get(host_name)
+        if host is None and not self.provider.discover:
+            self._log.warning(
+                "Host %s is not in provider %s any more; sliver %s ends with its lease", host_name, self.provider.name, sliver
+            )
+            raise exceptions.NotFound
+        if host is None or host.gone:
+            raise RpcError(f"host {host_name} is not announced")
+
+        def delete() -> bool:
+            host.delete(sliver)
+            try:
+                answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + MARGIN)
+            finally:
+                host.forget()
+            return answer.get("state") == "absent"
+
+        return host.run(delete, wait=True)

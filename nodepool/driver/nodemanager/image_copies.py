@@ -44,7 +44,7 @@ class ImageSpreader:
             for image in sorted(wanted - has):
                 source = next((other for other, there in answering if image in there), None)
                 if source is not None and self._claim(host):
-                    host.submit(
+                    host.run(
                         lambda host=host, source=source, image=image: self._copy(source, host, image),  # type: ignore[misc]
                         wait=True,
                     ).add_done_callback(lambda _done, host=host: self._release(host))  # type: ignore[misc]

@@ -3,84 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from nodepool import exceptions
 from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.answers import metadata_of
 from nodepool.driver.nodemanager.config import NodeManagerLabel
-from nodepool.driver.nodemanager.hosts import Hosts, ManagedHost, Needs
+from nodepool.driver.nodemanager.hosts import INTERNAL, MARGIN, WAIT, Hosts, ManagedHost
+from nodepool.driver.nodemanager.sizes import quota_for, quota_of, rspec_of
 from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.nodemanager.client.texts import clean
 
-#: Seconds of one wait for a sliver; repeated until the launch timeout.
-WAIT = 10.0
-#: Additional seconds until the host counts as silent.
-MARGIN = 5.0
 #: Seconds that a launch waits for a host that has stopped answering, before it uses another one.
 LOST = 5.0
 #: Seconds after which the deletion leaves a sliver of a silent host to the leak cleanup, and to its lease.
 GIVE_UP = 30.0
 #: Seconds between two attempts.
 RETRY = 1.0
-#: Faults of the API (NM-A.8).
-BAD_ARGUMENT, INTERNAL = 102, 104
-
-
-def rspec_of(label: NodeManagerLabel, cores: int) -> dict[str, int]:
-    """Return the resources that the label specifies, for a host with `cores` cores."""
-    wanted: dict[str, int] = {}
-    if label.cpus:
-        # Rounded down: slivers for all cores of a host must fit on it.
-        wanted["nm_cpu_guaranteed_share"] = max(1, int(1000 * label.cpus / cores))
-    if label.cpu_limit:
-        wanted["nm_cpu_limit"] = min(1000, max(1, round(1000 * label.cpu_limit / cores)))
-    for name, value, factor in (
-        ("nm_mem_limit", label.ram, 1), ("nm_disk_quota", label.disk, 1 << 20), ("nm_pids_max", label.pids, 1),
-        ("nm_net_max_rate", label.net_max, 1), ("nm_net_min_rate", label.net_min, 1),
-    ):  # fmt: skip
-        if value:
-            wanted[name] = int(value) * factor
-    return {**wanted, **label.rspec}
-
-
-def needed_by(label: NodeManagerLabel, capacity: Mapping[str, Any]) -> Needs:
-    """Return a sliver's usage on a host of that capacity; unlimited memory is all memory."""
-    default = capacity.get("default")
-    rspec = rspec_of(label, int(capacity["cores"]))
-    if default is None:  # an older node manager, which counts only specified resources
-        return Needs(rspec.get("nm_cpu_guaranteed_share", 0), rspec.get("nm_mem_limit", 0), rspec.get("nm_disk_quota", 0))
-    memory = rspec.get("nm_mem_limit", default["memory"])
-    if not memory and default["memory"]:
-        memory = capacity["memory"]
-    return Needs(rspec.get("nm_cpu_guaranteed_share", 0), memory, rspec.get("nm_disk_quota", default["disk"]))
-
-
-def too_large(label: NodeManagerLabel, name: str, capacity: Mapping[str, Any]) -> str | None:
-    """Return that host's resources if it could never run a sliver of the label, else None."""
-    needs = needed_by(label, capacity)
-    if needs.cpu <= capacity["cpu"] and needs.memory <= capacity["memory"] and needs.disk <= capacity["disk"]:
-        return None
-    return (
-        f"{name} {capacity['cpu'] * capacity['cores'] / 1000:g} cores, {capacity['memory']} MiB, and disks of "
-        f"{capacity['disk'] / (1 << 20):.1f} GiB; it needs {needs.cpu * capacity['cores'] / 1000:g}, {needs.memory:g} and "
-        f"{needs.disk / (1 << 20):.1f}"
-    )
-
-
-def quota_of(rspec: dict[str, Any], cores: int) -> QuotaInformation:
-    return QuotaInformation(
-        cores=rspec.get("nm_cpu_guaranteed_share", 0) * cores / 1000,
-        instances=1,
-        ram=rspec.get("nm_mem_limit", 0),
-        disk=rspec.get("nm_disk_quota", 0) / (1 << 20),
-    )
 
 
 class NodeManagerInstance(statemachine.Instance):
@@ -99,7 +44,7 @@ class NodeManagerInstance(statemachine.Instance):
         self.metadata = metadata_of(sliver)
         self.ready = sliver.get("state") == "ready"
         # The host's other address is useless for a server that the sliver runs itself.
-        self.interface_ip = (None if sliver.get("own_ssh") else host.ssh_address) or sliver.get("ssh_address")
+        self.interface_ip = (None if sliver.get("own_ssh") else host.options.ssh_address) or sliver.get("ssh_address")
         self.public_ipv4 = self.private_ipv4 = self.interface_ip
         self.connection_port = sliver.get("ssh_port") or 22
         self.host_keys = list(sliver.get("host_keys") or [])
@@ -122,29 +67,6 @@ class NodeManagerResource(statemachine.Resource):
         self.id = sliver["name"]
 
 
-class Hosting(Protocol):
-    """Interface of the adapter for machines: the hosts of slivers."""
-
-    provider: ProviderConfig
-    hosts: Hosts
-
-    def choose(self, label: NodeManagerLabel, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None: ...
-
-    def never_fits(self, label: NodeManagerLabel, az: str | None) -> str | None: ...
-
-    def record(
-        self, name: str, label: NodeManagerLabel, image: str, metadata: dict[str, str], host: ManagedHost
-    ) -> dict[str, Any]: ...
-
-    def wait_for_hosts(self, machine: CreateMachine) -> None: ...
-
-    def hosts_changed(self, machine: CreateMachine) -> bool: ...
-
-    def getQuotaForLabel(self, label: NodeManagerLabel) -> QuotaInformation: ...
-
-    def delete(self, host_name: str, sliver: str) -> Future[bool]: ...
-
-
 class CreateMachine(SteppedMachine):
     """Creates a sliver on the best host; uses another one when it does not answer."""
 
@@ -152,10 +74,10 @@ class CreateMachine(SteppedMachine):
     _patience = LOST
 
     def __init__(
-        self, adapter: Hosting, name: str, label: NodeManagerLabel, image: str, metadata: dict[str, str], az: str | None, log: Log
+        self, hosts: Hosts, name: str, label: NodeManagerLabel, image: str, metadata: dict[str, str], az: str | None, log: Log
     ) -> None:
         super().__init__()
-        self._adapter = adapter
+        self._hosts = hosts
         self._name = name
         self._label = label
         self._image = image
@@ -179,18 +101,16 @@ class CreateMachine(SteppedMachine):
                 return self._instance(host, sliver)
 
     def _find_host(self) -> Steps[ManagedHost]:
-        adapter = self._adapter
-        while (host := adapter.choose(self._label, self._image, self._az, self._refusals.keys() | self._silent)) is None:
+        hosts = self._hosts
+        while (host := hosts.choose(self._label, self._image, self._az, self._refusals.keys() | self._silent)) is None:
             if self._refusals:
                 raise self._refused_by_all()
             # No host answers. The launch timeout ends this.
             zone = f" in zone {self._az}" if self._az else ""
-            self.trouble = f"no host{zone} can be used: {adapter.hosts.problems() or 'none is known'}"
+            self.trouble = f"no host{zone} can be used: {hosts.problems() or 'none is known'}"
             self._silent.clear()
-            adapter.wait_for_hosts(self)
-            until = time.monotonic() + RETRY
-            while time.monotonic() < until and not adapter.hosts_changed(self):
-                yield Wait(until=until)
+            hosts.wake_on_change(self._wake)
+            yield Wait(until=time.monotonic() + RETRY)
         self.trouble = None
         return host
 
@@ -199,7 +119,7 @@ class CreateMachine(SteppedMachine):
         if not self._silent:
             self.external_id = None
         if any(fault.code == INTERNAL and fault.text.startswith("quota:") for fault in self._refusals.values()):
-            reason = self._adapter.never_fits(self._label, self._az)
+            reason = self._hosts.never_fits(self._label, self._az)
             if reason is None:
                 return exceptions.QuotaException(texts)
             texts = reason
@@ -210,9 +130,8 @@ class CreateMachine(SteppedMachine):
         # Before the record is sent: whatever happens, the deletion knows the host.
         self.external_id = {"host": host.name, "sliver": self._name}
         self._reserve(host)
-        record = self._adapter.record(self._name, self._label, self._image, self._metadata, host)
         try:
-            sliver: dict[str, Any] = yield from self.call(host.ask("PutRecord", record))
+            sliver: dict[str, Any] = yield from self.call(host.ask("PutRecord", self._record(host)))
             return sliver
         except RpcFault as fault:
             self._refused(host, fault)
@@ -220,8 +139,26 @@ class CreateMachine(SteppedMachine):
             self._leave(host, error)
         return None
 
+    def _record(self, host: ManagedHost) -> dict[str, Any]:
+        label, provider = self._label, self._hosts.provider
+        source = label.cloud_image or provider.diskimages[label.diskimage.name]
+        return {
+            "account_type": "sliver",
+            "name": self._name,
+            "image": self._image,
+            "rspec": rspec_of(label, host.cores),
+            "ssh_keys": provider.keys_of(self._name, label.ssh_keys),
+            "metadata": dict(self._metadata),
+            "username": source.username or "root",
+            "expiry": int(time.time()) + provider.lease_time,
+            "plc_instantiated": True,
+            "hostname": self._name,
+            **({"network": label.network} if label.network else {}),
+            **({"privileges": list(label.privileges)} if label.privileges else {}),
+        }
+
     def _reserve(self, host: ManagedHost) -> None:
-        host.reserve(lambda capacity: needed_by(self._label, capacity))
+        host.reserve(self._label)
 
     def _refused(self, host: ManagedHost, fault: RpcFault) -> None:
         self._refusals[host.name] = fault
@@ -259,15 +196,18 @@ class CreateMachine(SteppedMachine):
         return state == "ready"
 
     def _instance(self, host: ManagedHost, sliver: dict[str, Any]) -> NodeManagerInstance:
-        return NodeManagerInstance(host, sliver, self._adapter.provider, self._adapter.getQuotaForLabel(self._label))
+        return NodeManagerInstance(host, sliver, self._hosts.provider, quota_for(self._label, host.capacity))
 
 
 class DeleteMachine(SteppedMachine):
-    """Deletes the sliver and waits until nothing of it exists."""
+    """Deletes the sliver and waits until nothing of it exists.
 
-    def __init__(self, adapter: Hosting, external_id: object, log: Log) -> None:
+    :param delete: as :meth:`.Hosts.delete`.
+    """
+
+    def __init__(self, delete: Callable[[str, str], Future[bool]], external_id: object, log: Log) -> None:
         super().__init__()
-        self._adapter = adapter
+        self._delete = delete
         self.external_id = external_id
         self._log = log
 
@@ -278,7 +218,7 @@ class DeleteMachine(SteppedMachine):
         silent_since: float | None = None
         while True:
             try:
-                if (yield from self.call(self._adapter.delete(str(host), str(sliver)))):
+                if (yield from self.call(self._delete(str(host), str(sliver)))):
                     return
                 silent_since = None
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodepool.driver.nodemanager.config import NodeManagerLabel
-from nodepool.driver.nodemanager.machines import rspec_of
+from nodepool.driver.nodemanager.sizes import rspec_of
 
 
 @pytest.mark.parametrize("cpus", [0.5, 1, 1.5, 7])

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from nodepool.driver.backing.records import BackingNodeRecord
-from nodepool.driver.nodemanager.machines import INTERNAL
+from nodepool.driver.nodemanager.config import NodeManagerCloudImage, NodeManagerLabel
+from nodepool.driver.nodemanager.hosts import INTERNAL
 from nodepool.driver.nodemanager.pushed.machines import BackedCreateMachine
-from nodepool.driver.utils import QuotaInformation
 from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
 
@@ -21,7 +21,7 @@ READY = {"name": "np1", "state": "ready"}
 class Host:
     """A node manager that answers each record with the same error or sliver."""
 
-    cores, group, ssh_address = 4, None, "192.0.2.1"
+    cores, group, capacity, options = 4, None, None, SimpleNamespace(ssh_address="192.0.2.1")
 
     def __init__(self, name: str, answer: Exception | dict[str, Any]) -> None:
         self.name = name
@@ -39,22 +39,22 @@ class Host:
             call.set_result(self.answer)
         return call
 
-    def reserve(self, _needs: object) -> None: ...
+    def reserve(self, _label: object) -> None: ...
 
     def forget(self) -> None: ...
 
     def look(self) -> None: ...
 
 
-class Adapter:
+class Slots:
     """Has one backing node per host and gives them out in this order. Each is shared with another node."""
 
-    provider = SimpleNamespace(name="slivers")
+    provider = SimpleNamespace(name="slivers", lease_time=60, keys_of=lambda _name, keys: keys)
 
     def __init__(self, *hosts: Host) -> None:
-        self.hosts = {host.name: host for host in hosts}
-        self.slots = self
-        self._free = list(self.hosts)
+        self.hosts = self
+        self.get = {host.name: host for host in hosts}.get
+        self._free = [host.name for host in hosts]
 
     def allocate(self, machine: Any) -> None:
         machine.record = BackingNodeRecord("big", 40)
@@ -65,21 +65,17 @@ class Adapter:
     def poll(self, machine: Any) -> zk.Node:
         return zk.Node(machine.record.node_id)
 
-    def record(self, *_arguments: object) -> dict[str, Any]:
-        return {}
-
-    def getQuotaForLabel(self, _label: object) -> QuotaInformation:
-        return QuotaInformation(instances=1)
-
     def __getattr__(self, name: str) -> Any:
         return lambda *_arguments: None
 
 
 def machine_on(*hosts: Host) -> BackedCreateMachine:
-    adapter: Any = Adapter(*hosts)
+    slots: Any = Slots(*hosts)
     unused: Any = None
     log: Any = logging.getLogger("test")
-    return BackedCreateMachine(adapter, "np1", unused, "image", {"nodepool_node_id": "1"}, unused, log)
+    label = NodeManagerLabel()
+    label.cloud_image = NodeManagerCloudImage()
+    return BackedCreateMachine(slots, "np1", label, "image", {"nodepool_node_id": "1"}, unused, log)
 
 
 def test_sliver_that_a_shared_backing_node_refuses_for_quota_goes_to_another() -> None:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from nodepool.driver.nodemanager.pushed import zipapp
-from nodepool.driver.nodemanager.pushed.adapter import PrivateDirectory
+from nodepool.driver.nodemanager.pushed.private_directory import PrivateDirectory
 from nodepool.driver.nodemanager.pushed.ssh_link import remote_command
 from nodepool.nodemanager.api.identity import Identity
 from nodepool.nodemanager.pushed import program as pushed_program

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from nodepool import exceptions
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.nodemanager.config import NodeManagerLabel
-from nodepool.driver.nodemanager.hosts import ManagedHost
-from nodepool.driver.nodemanager.machines import INTERNAL, CreateMachine, DeleteMachine, Hosting, NodeManagerInstance
+from nodepool.driver.nodemanager.hosts import INTERNAL, ManagedHost
+from nodepool.driver.nodemanager.machines import CreateMachine, DeleteMachine, NodeManagerInstance
 from nodepool.driver.nodemanager.pushed.slots import BackingNodes
 from nodepool.driver.statemachine.steps import Steps, Wait
 from nodepool.logconfig import Log
@@ -22,25 +22,14 @@ MAX_MOVES = 3
 LOOK_AGAIN = 1.0
 
 
-class BackedHosting(Hosting, Protocol):
-    """Interface of the adapter for machines on backing nodes."""
-
-    slots: BackingNodes
-
-    def connect(self, record: BackingNodeRecord) -> None: ...
-
-    def problem(self, node_id: str) -> str: ...
-
-
 class BackedCreateMachine(CreateMachine):
     """Creates a sliver: gets a backing node, waits for its node manager, stores the record."""
 
-    _adapter: BackedHosting
     _patience = 0.0
 
     def __init__(
         self,
-        adapter: BackedHosting,
+        slots: BackingNodes,
         name: str,
         label: NodeManagerLabel,
         image: str,
@@ -48,7 +37,8 @@ class BackedCreateMachine(CreateMachine):
         request: NodeRequest,
         log: Log,
     ) -> None:
-        super().__init__(adapter, name, label, image, metadata, None, log)
+        super().__init__(slots.hosts, name, label, image, metadata, None, log)
+        self._slots = slots
         self.label = label
         self.request = request
         self.node_id = metadata["nodepool_node_id"]
@@ -64,7 +54,7 @@ class BackedCreateMachine(CreateMachine):
         self._backing_node: Any = None
 
     def _find_host(self) -> Steps[ManagedHost]:
-        adapter = self._adapter
+        slots = self._slots
         if self._backing_node is not None:
             # Its node manager has just failed to answer.
             yield Wait(until=time.monotonic() + LOOK_AGAIN)
@@ -73,21 +63,21 @@ class BackedCreateMachine(CreateMachine):
                 yield from self._get()
             record, node_id = self.record, self._backing_node.id
             assert record is not None
-            host = adapter.hosts.get(node_id)
+            host = self._hosts.get(node_id)
             if host is not None and host.usable and not record.lost:
                 return host
             if record.lost or record.failed:
-                self._move("it no longer exists" if record.lost else adapter.problem(node_id))
+                self._move("it no longer exists" if record.lost else slots.problem(node_id))
                 continue
-            adapter.connect(record)
-            adapter.wait_for_hosts(self)
+            slots.connect(record)
+            self._hosts.wake_on_change(self._wake)
             if host is not None:
                 host.look()
             yield Wait(until=time.monotonic() + LOOK_AGAIN)
 
     def _get(self) -> Steps[None]:
         """Wait for capacity on a backing node."""
-        slots = self._adapter.slots
+        slots = self._slots
         slots.allocate(self)
         while True:
             slots.move_to_room(self)
@@ -109,7 +99,7 @@ class BackedCreateMachine(CreateMachine):
 
     def _reserve(self, host: ManagedHost) -> None:
         super()._reserve(host)
-        self._adapter.slots.sent(self)
+        self._slots.sent(self)
 
     def _refused(self, host: ManagedHost, fault: RpcFault) -> None:
         assert self.record is not None
@@ -152,8 +142,10 @@ class BackedCreateMachine(CreateMachine):
 class BackedDeleteMachine(DeleteMachine):
     """Deletes a sliver and then frees its slot."""
 
-    _adapter: BackedHosting
+    def __init__(self, slots: BackingNodes, external_id: object, log: Log) -> None:
+        super().__init__(slots.delete, external_id, log)
+        self._slots = slots
 
     def steps(self) -> Steps[None]:
         yield from super().steps()
-        self._adapter.slots.free(str(self.external_id.get("sliver")).removeprefix("np"))
+        self._slots.free(str(self.external_id.get("sliver")).removeprefix("np"))

@@ -2,7 +2,6 @@
 
 It uses OpenSSH's client: its multiplexing forwards the Unix socket of the API to a directory that only we can read, so
 that the API of the other machine is accessible only to users who may log in there.
-that the API of the other machine is open to those who may log in there, and to no others.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nodepool.base.backoff import Backoff
 from nodepool.driver.nodemanager.pushed import zipapp
+from nodepool.driver.nodemanager.pushed.target import Target
 
 MARK = "nodepool:"
 #: Seconds for the login, the push, and the start of the daemon (or, before, the removal of the last user's remains).
@@ -42,42 +41,6 @@ class LinkError(Exception):
 
 class LinkBusy(Exception):
     """The machine still has slivers; the text has their names."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Target of a push.
-
-    :param owner: the backing node's id.
-    :param since: creation time of that (seconds since 1970): of two that claim the machine the younger one has it.
-    :param place: identifies the machine, also for its next user, who finds the remains of the last one by it.
-    """
-
-    owner: str
-    place: str
-    address: str
-    port: int
-    username: str
-    host_keys: tuple[str, ...]
-    python: str
-    key_file: str
-    since: float = 0.0
-    config: dict[str, Any] = field(default_factory=dict, compare=False)
-    base: str | None = None
-    idle: int = 86400
-    #: Why it can never be used; empty if it can.
-    unfit: str = ""
-
-    def job(self, action: str) -> dict[str, Any]:
-        return {
-            "action": action,
-            "owner": self.owner,
-            "since": self.since,
-            "place": self.place,
-            "address": self.address,
-            "config": self.config,
-            "idle": self.idle,
-        }
 
 
 def remote_command(python: str) -> str:
