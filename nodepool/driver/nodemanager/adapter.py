@@ -141,7 +141,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         """Copy images to hosts, renew leases, delete strays."""
         lists = self._lists(PASS_TIMEOUT)
         if self._zk is not None:
-            self._spreader.run(self.hosts.all(), self._spreader.wanted(self._zk))
+            self._spreader.run(self.hosts.all(), self._zk)
         for host, slivers in lists.items():
             ours = [s for s in slivers or () if metadata_of(s).get("nodepool_provider_name") == self.provider.name]
             strays = [s["name"] for s in ours if self._is_stray(host, s)]

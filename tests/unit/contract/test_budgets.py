@@ -17,7 +17,7 @@ BUDGETS = {
     "driver openstack": 1_840,
     "driver aws": 1_700,
     "driver kubernetes": 1_290,
-    "driver nodemanager": 2_000,
+    "driver nodemanager": 1_900,
     "node manager": 10_950,
     "pages": 2_870,
     "leases": 2_720,
