@@ -6,9 +6,10 @@ invalid answer counts as no answer, so that it affects only its own host.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import voluptuous as v
 
 from nodepool.nodemanager.client.rpc import RpcError
 from nodepool.nodemanager.client.texts import clean
@@ -16,90 +17,72 @@ from nodepool.nodemanager.client.texts import clean
 #: Largest plausible amount of anything; sums of such amounts stay exact.
 MAX_AMOUNT = 1 << 50
 MAX_TEXT = 4096
-_GRANTED = ("nm_cpu_guaranteed_share", "nm_mem_limit", "nm_disk_quota")
 
 
-def _bad(what: str, wanted: str, value: object) -> RpcError:
-    return RpcError(f"invalid answer: {what} must be {wanted}, not {clean(repr(value)[:80])}; check the host's node manager")
+def _bad(wanted: str, value: object) -> v.Invalid:
+    return v.Invalid(f"must be {wanted}, not {clean(repr(value)[:80])}")
 
 
-def _dictionary(value: object, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _bad(what, "a dictionary", value)
+def _amount(value: Any) -> Any:
+    # This order: comparing with NaN is always false.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_AMOUNT:
+        raise _bad("a finite number of at least 0", value)
     return value
 
 
-def _amounts(content: Mapping[str, Any], what: str, names: Sequence[str]) -> None:
-    for name in names:
-        value = content.get(name)
-        # This order: comparing with NaN is always false.
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_AMOUNT:
-            raise _bad(f"{what}.{name}", "a finite number of at least 0", value)
+def _count(value: Any) -> Any:
+    if _amount(value) < 1 or value % 1:
+        raise _bad("a whole number of at least 1", value)
+    return value
 
 
-def _text(value: object, what: str) -> None:
+def _port(value: object) -> object:
+    if type(value) is not int or not 0 <= value <= 65535:
+        raise _bad("a port", value)
+    return value
+
+
+def _text(value: object) -> object:
     """Check for a text without control characters, which could forge lines of a file."""
     if not isinstance(value, str) or len(value) > MAX_TEXT or clean(value) != value:
-        raise _bad(what, f"a text of at most {MAX_TEXT} characters without control characters", value)
+        raise _bad(f"a text of at most {MAX_TEXT} characters without control characters", value)
+    return value
 
 
-def _optional_texts(content: Mapping[str, Any], what: str, names: Sequence[str]) -> None:
-    for name in names:
-        if content.get(name) is not None:
-            _text(content[name], f"{what}.{name}")
+def _amounts(*names: str) -> dict[Any, Any]:
+    return {v.Required(name): _amount for name in names}
 
 
-def _texts(value: object, what: str) -> None:
-    if not isinstance(value, list):
-        raise _bad(what, "a list of texts", value)
-    for item in value:
-        _text(item, f"an item of {what}")
-
-
-def _capacity(answer: object, _arguments: Sequence[object]) -> None:
-    found = _dictionary(answer, "GetCapacity")
-    _amounts(found, "GetCapacity", ("cores", "memory", "disk", "slivers", "cpu"))
-    if found["cores"] < 1 or math.floor(found["cores"]) != found["cores"]:
-        raise _bad("GetCapacity.cores", "a whole number of at least 1", found["cores"])
-    allocated = _dictionary(found.get("allocated"), "GetCapacity.allocated")
-    _amounts(allocated, "GetCapacity.allocated", ("slivers", "cpu", "memory", "disk"))
-    if found.get("default") is not None:  # older node managers have none
-        _amounts(_dictionary(found["default"], "GetCapacity.default"), "GetCapacity.default", ("memory", "disk"))
-    if "images" in found:
-        _texts(found["images"], "GetCapacity.images")
-    _optional_texts(found, "GetCapacity", ("host", "group"))
-
-
-def _sliver(answer: object, what: str, name: object = None) -> None:
-    found = _dictionary(answer, what)
-    _text(found.get("name"), f"{what}.name")
-    if name is not None and found["name"] != name:
-        raise _bad(f"{what}.name", repr(name), found["name"])
-    _optional_texts(found, what, ("state", "username", "ssh_address"))
-    # Users of the host choose the content of the metadata; see metadata_of().
-    for title in ("metadata", "effective"):
-        if found.get(title) is not None:
-            _dictionary(found[title], f"{what}.{title}")
-    effective = found.get("effective") or {}
-    _amounts(effective, f"{what}.effective", [key for key in _GRANTED if key in effective])
-    _amounts(found, what, [key for key in ("ssh_port", "index", "expiry") if found.get(key) is not None])
-    port = found.get("ssh_port") or 0
-    if not isinstance(port, int) or port > 65535:
-        raise _bad(f"{what}.ssh_port", "a port", port)
-    if found.get("host_keys") is not None:
-        _texts(found["host_keys"], f"{what}.host_keys")
-
-
-def _slivers(answer: object, _arguments: Sequence[object]) -> None:
-    if not isinstance(answer, list):
-        raise _bad("ListSlivers", "a list", answer)
-    for item in answer:
-        _sliver(item, "a sliver of ListSlivers")
-
-
-def _put(answer: object, arguments: Sequence[object]) -> None:
-    record = arguments[0]
-    _sliver(answer, "PutRecord", record.get("name") if isinstance(record, dict) else None)
+_CAPACITY = v.Schema(
+    {
+        v.Required("cores"): _count,
+        **_amounts("memory", "disk", "slivers", "cpu"),
+        v.Required("allocated"): _amounts("slivers", "cpu", "memory", "disk"),
+        # Older node managers have none.
+        "default": v.Any(_amounts("memory", "disk"), None),
+        "images": [_text],
+        "host": v.Any(_text, None),
+        "group": v.Any(_text, None),
+    },
+    extra=v.ALLOW_EXTRA,
+)
+_SLIVER = v.Schema(
+    {
+        v.Required("name"): _text,
+        "state": v.Any(_text, None),
+        "username": v.Any(_text, None),
+        "ssh_address": v.Any(_text, None),
+        "ssh_port": v.Any(_port, None),
+        "host_keys": v.Any([_text], None),
+        "index": v.Any(_amount, None),
+        "expiry": v.Any(_amount, None),
+        # Users of the host choose its content; see metadata_of().
+        "metadata": v.Any(dict, None),
+        "effective": v.Any({"nm_cpu_guaranteed_share": _amount, "nm_mem_limit": _amount, "nm_disk_quota": _amount}, None),
+    },
+    extra=v.ALLOW_EXTRA,
+)
+_ANSWERS = {"GetCapacity": _CAPACITY, "ListSlivers": v.Schema([_SLIVER]), "PutRecord": _SLIVER, "WaitSliver": _SLIVER}
 
 
 def metadata_of(sliver: Mapping[str, Any]) -> dict[str, str]:
@@ -107,18 +90,19 @@ def metadata_of(sliver: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in (sliver.get("metadata") or {}).items()}
 
 
-_CHECKS: dict[str, Callable[[object, Sequence[object]], None]] = {
-    "GetCapacity": _capacity,
-    "ListSlivers": _slivers,
-    "PutRecord": _put,
-    "WaitSliver": lambda answer, arguments: _sliver(answer, "WaitSliver", arguments[0]),
-}
-
-
-def check(method: str, arguments: Sequence[object], answer: object) -> None:
+def check(method: str, arguments: Sequence[Any], answer: Any) -> None:
     """Check the answer to a call.
 
     :raises RpcError: a part that we use has an invalid type or value.
     """
-    if method in _CHECKS:
-        _CHECKS[method](answer, arguments)
+    if method not in _ANSWERS:
+        return
+    try:
+        _ANSWERS[method](answer)
+        if _ANSWERS[method] is _SLIVER:
+            name = arguments[0]["name"] if method == "PutRecord" else arguments[0]
+            if answer["name"] != name:
+                raise _bad(repr(name), answer["name"])
+    except v.Invalid as error:
+        what = ".".join(map(str, (method, *error.path)))
+        raise RpcError(f"invalid answer: {what} {error.msg}; check the host's node manager") from None
