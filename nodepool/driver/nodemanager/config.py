@@ -8,7 +8,7 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.base.option import REQUIRED, derived, load, option, rows
+from nodepool.base.option import REQUIRED, at, derived, entries, load, option, rows
 from nodepool.config.model import Config
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
 from nodepool.driver.common.options import NUMBER
@@ -34,14 +34,18 @@ _URL = re.compile(r"unix:/|https?://[^/]")
 def bits(value: object) -> int | None:
     """Return ``100m`` as 100,000,000 bit/s; None is kept.
 
-    :raises v.Invalid: it is not a rate.
+    :raises ValueError: it is not a rate.
     """
     if value is None:
         return None
     match = _RATE.match(str(value))
     if match is None:
-        raise v.Invalid(f"{value!r} is not a rate; use bit/s with k, m or g, such as 100m")
+        raise ValueError(f"{value!r} is not a rate; use bit/s with k, m or g, such as 100m")
     return int(match[1]) * _FACTORS[match[2].lower()]
+
+
+def _joined(keys: str | list[str]) -> str:
+    return "\n".join(keys) if isinstance(keys, list) else keys
 
 
 class NodeManagerImage(ConfigValue):
@@ -85,9 +89,9 @@ class NodeManagerLabel(ConfigValue):
     )
     net_min: int | None = option(v.Any(int, str), None, "guaranteed rate in bit/s, with k, m or g", convert=bits)
     network: str | None = option(str, None, "``none``, ``nat`` or ``bridge:INTERFACE``", shown="the node manager's")
-    privileges: list[str] = option([str], [], "privileges of the sliver")
+    privileges: list[str] = option([str], [], "privileges of the sliver", convert=privileges.check)
     host_key_checking: bool = option(bool, False, "read the host keys again; they come from the node manager")
-    ssh_keys: str = option(_KEYS, "", "public keys that can log in", shown="the provider's")
+    ssh_keys: str = option(_KEYS, "", "public keys that can log in", shown="the provider's", convert=_joined)
     rspec: dict[str, Any] = option(dict, {}, "any resource by name")
     backing_label: str | None = option(str, None, "label of the backing nodes", shown="the provider's")
 
@@ -106,48 +110,34 @@ class NodeManagerPool(ConfigPool):
     def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
         full_config, self.provider = args
         super().load(pool_config)
-        for number, options in enumerate(pool_config.get("labels") or []):
-            label = self._label(options, self.provider, full_config, ("labels", number))
+        for where, options in entries(pool_config.get("labels"), "labels"):
+            with at(where, f"label {options['name']}"):
+                label = self._label(options, full_config)
             self.labels[label.name] = label
             full_config.labels[label.name].pools.append(self)
 
-    def _label(
-        self, options: dict[str, Any], provider: NodeManagerProviderConfig, full_config: Config, where: tuple[Any, ...]
-    ) -> NodeManagerLabel:
-        label = NodeManagerLabel()
-        try:
-            load(label, options)
-        except v.Invalid as error:
-            raise ConfigError(f"label {options['name']}: {error}", where=where) from None
+    def _label(self, options: dict[str, Any], full_config: Config) -> NodeManagerLabel:
+        provider, label = self.provider, NodeManagerLabel()
+        load(label, options)
         label.pool = self
-        cloud_image, diskimage = options.get("cloud-image"), options.get("diskimage")
-        if (cloud_image is None) == (diskimage is None):
-            raise ConfigError(f"label {label.name} needs either cloud-image or diskimage", where=where)
-        if cloud_image is not None:
-            label.cloud_image = provider.cloud_images.get(cloud_image)
-            if label.cloud_image is None:
-                raise ConfigError(
-                    f"cloud-image {cloud_image} does not exist in provider {provider.name} but is referenced in "
-                    f"label {label.name}",
-                    where=(*where, "cloud-image"),
-                )
+        given = [key for key in ("cloud-image", "diskimage") if options.get(key) is not None]
+        if len(given) != 1:
+            raise ConfigError(f"label {label.name} needs either cloud-image or diskimage")
+        (key,) = given
+        name = options[key]
+        if name not in (provider.cloud_images if key == "cloud-image" else provider.diskimages):
+            raise ConfigError(
+                f"{key} {name} does not exist in provider {provider.name} but is referenced in label {label.name}", where=(key,)
+            )
+        if key == "cloud-image":
+            label.cloud_image = provider.cloud_images[name]
         else:
-            if diskimage not in provider.diskimages:
-                raise ConfigError(
-                    f"diskimage {diskimage} does not exist in provider {provider.name} but is referenced in label {label.name}",
-                    where=(*where, "diskimage"),
-                )
-            label.diskimage = full_config.diskimages[diskimage]
-        try:
-            label.privileges = privileges.check(label.privileges)
-        except ValueError as error:
-            raise ConfigError(f"label {label.name}: privileges: {error}", where=(*where, "privileges")) from None
+            label.diskimage = full_config.diskimages[name]
         if provider.backing is None and label.backing_label:
-            raise ConfigError(f"label {label.name}: backing-label needs backing-label of the provider", where=where)
+            raise ConfigError(f"label {label.name}: backing-label needs backing-label of the provider")
         if provider.backing is not None:
             label.backing_label = label.backing_label or provider.backing.label
-        keys: str | list[str] = label.ssh_keys or provider.ssh_keys
-        label.ssh_keys = "\n".join(keys) if isinstance(keys, list) else keys
+        label.ssh_keys = label.ssh_keys or provider.ssh_keys
         return label
 
 
@@ -165,7 +155,16 @@ class NodeManagerHost(ConfigValue):
     group: str | None = option(str, None, "availability zone")
 
     def __init__(self, options: dict[str, Any]) -> None:
+        """:raises ConfigError: the address cannot be used."""
         load(self, options)
+        if not _URL.match(self.url):
+            raise ConfigError(
+                f"host {self.name}: {self.url!r} is not an address of a node manager; use unix:/path, "
+                "https://host:port or http://127.0.0.1:port",
+                where=("url",),
+            )
+        if self.url.startswith("https:") and not (self.ca_cert and self.client_cert and self.client_key):
+            raise ConfigError(f"host {self.name}: https needs ca-cert, client-cert and client-key")
 
 
 def _unless_backed(own: object, backed: object) -> Any:
@@ -207,7 +206,7 @@ class NodeManagerProviderConfig(ProviderConfig):
         "``spread``: the host with the most free guaranteed CPU; ``pack``: the least",
     )
     post_upload_hook: str | None = option(str, None, "program to run after an upload")
-    ssh_keys: str = option(_KEYS, "", "public keys that can log in")
+    ssh_keys: str = option(_KEYS, "", "public keys that can log in", convert=_joined)
     cloud_images: dict[str, NodeManagerImage] = option([NodeManagerCloudImage], {}, "images on the hosts", stored=False)
     diskimages: dict[str, NodeManagerImage] = option([NodeManagerImage], {}, "images uploaded to all hosts", stored=False)
     _pools: dict[str, ConfigPool] = option([NodeManagerPool], {}, "groups of labels", name="pools", key=v.Required, stored=False)
@@ -241,18 +240,11 @@ class NodeManagerProviderConfig(ProviderConfig):
         tls = {key: options[key] for key in TLS_KEYS if key in options}
         if tls and len(tls) < len(TLS_KEYS):
             raise ConfigError("ca-cert, client-cert and client-key are needed together", where=(next(iter(tls)),))
-        for number, entry in enumerate(options.get("hosts") or []):
-            host = NodeManagerHost({**tls, **entry})
-            if host.name in self.hosts:
-                raise ConfigError(f"host {host.name} is listed twice", where=("hosts", number))
-            if not _URL.match(host.url):
-                raise ConfigError(
-                    f"host {host.name}: {host.url!r} is not an address of a node manager; use unix:/path, "
-                    "https://host:port or http://127.0.0.1:port",
-                    where=("hosts", number, "url"),
-                )
-            if host.url.startswith("https:") and not (host.ca_cert and host.client_cert and host.client_key):
-                raise ConfigError(f"host {host.name}: https needs ca-cert, client-cert and client-key", where=("hosts", number))
+        for where, entry in entries(options.get("hosts"), "hosts"):
+            with at(where):
+                host = NodeManagerHost({**tls, **entry})
+                if host.name in self.hosts:
+                    raise ConfigError(f"host {host.name} is listed twice")
             self.hosts[host.name] = host
         if not self.hosts and not self.discover and self.backing is None:
             raise ConfigError("either hosts (at least one) or discover: true is needed, or backing-label", where=("hosts",))
@@ -260,37 +252,39 @@ class NodeManagerProviderConfig(ProviderConfig):
             raise ConfigError(
                 f"lease-time must be at least {MIN_LEASE} s: launchers renew leases about once a minute", where=("lease-time",)
             )
-        for entry in options.get("cloud-images") or []:
-            cloud_image = NodeManagerCloudImage()
-            load(cloud_image, entry)
-            if cloud_image.name == "host" and "root" not in entry:
-                cloud_image.root = "host"
-            if cloud_image.root is None:
-                raise ConfigError(f"cloud-image {cloud_image.name} needs a root: host, dir:/path, tar:/path or oci:reference")
-            self.cloud_images[cloud_image.name] = cloud_image
-        for entry in options.get("diskimages") or []:
-            top = newconfig.diskimages[entry["name"]]
-            image = NodeManagerImage()
-            load(image, {"username": top.username, "python-path": top.python_path, "shell-type": top.shell_type, **entry})
+        for where, entry in entries(options.get("cloud-images"), "cloud-images"):
+            with at(where):
+                self._add_cloud_image(entry)
+        for where, entry in entries(options.get("diskimages"), "diskimages"):
+            top, image = newconfig.diskimages[entry["name"]], NodeManagerImage()
+            with at(where):
+                load(image, {"username": top.username, "python-path": top.python_path, "shell-type": top.shell_type, **entry})
             top.image_types.add(self.image_type)
             self.diskimages[image.name] = image
-        for number, entry in enumerate(options.get("pools") or []):
+        for where, entry in entries(options.get("pools"), "pools"):
             pool = NodeManagerPool()
-            try:
+            with at(where):
                 pool.load(entry, newconfig, self)
-            except ConfigError as error:
-                error.where = ("pools", number, *error.where)
-                raise
             self._pools[pool.name] = pool
-        for each in self._pools.values():
-            for label in each.labels.values():
-                if label.backing_label in self.getSupportedLabels():
-                    raise ConfigError(
-                        f"label {label.name}: backing-label {label.backing_label} is a label of this provider itself",
-                        where=("backing-label",),
-                    )
+        for label in self._labels():
+            if label.backing_label in self.getSupportedLabels():
+                raise ConfigError(
+                    f"label {label.name}: backing-label {label.backing_label} is a label of this provider itself",
+                    where=("backing-label",),
+                )
+
+    def _add_cloud_image(self, options: dict[str, Any]) -> None:
+        image = NodeManagerCloudImage()
+        load(image, options)
+        if image.name == "host" and "root" not in options:
+            image.root = "host"
+        if image.root is None:
+            raise ConfigError(f"cloud-image {image.name} needs a root: host, dir:/path, tar:/path or oci:reference")
+        self.cloud_images[image.name] = image
+
+    def _labels(self) -> list[NodeManagerLabel]:
+        return [label for pool in self._pools.values() for label in pool.labels.values()]
 
     def _getLabel(self, backing_label: str) -> BackingOptions | None:
         """Return the settings for backing nodes of this label; None when they are not used."""
-        used = any(label.backing_label == backing_label for pool in self._pools.values() for label in pool.labels.values())
-        return self.backing if used else None
+        return self.backing if any(label.backing_label == backing_label for label in self._labels()) else None
