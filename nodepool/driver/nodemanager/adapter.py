@@ -291,7 +291,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             # Detects a host that hangs before a large file is sent.
             host.call("GetCapacity")
             with open(filename, "rb") as stream:
-                host.upload(image_name, stream, sha256, UPLOAD_STALL)
+                host.client.put_image(image_name, stream, sha256, UPLOAD_STALL)
             host.forget()
 
         failures = self._everywhere(send, UPLOAD_TIMEOUT)
@@ -306,7 +306,7 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     def deleteImage(self, external_id: str) -> None:
         """Delete the image from all hosts. HostError: a host failed; retry later."""
-        failures = self._everywhere(lambda host: host.delete_image(str(external_id)), CALL_TIMEOUT + MARGIN)
+        failures = self._everywhere(lambda host: host.client.delete_image(str(external_id), CALL_TIMEOUT), CALL_TIMEOUT + MARGIN)
         if failures:
             raise HostError(f"image {external_id} was not deleted on {'; '.join(failures)}")
 

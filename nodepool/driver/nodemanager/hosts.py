@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from nodepool import exceptions
 from nodepool.driver.nodemanager import answers
@@ -143,12 +143,6 @@ class ManagedHost:
         finally:
             self.forget()
 
-    def upload(self, image: str, stream: BinaryIO, sha256: str | None, timeout: float) -> None:
-        self.client.put_image(image, stream, sha256, timeout)
-
-    def delete_image(self, image: str) -> None:
-        self.client.delete_image(image, CALL_TIMEOUT)
-
     def stop(self) -> None:
         """Abort running calls."""
         with self._lock:
@@ -279,19 +273,19 @@ class ManagedHost:
 
     def list_slivers(self) -> Future[list[dict[str, Any]]]:
         """Return all slivers of the host, at most 1 s old; concurrent callers share a query."""
+
+        def query() -> list[dict[str, Any]]:
+            self.slivers = self.call("ListSlivers")
+            return self.slivers
+
         with self._lock:
             if self._list is not None:
                 asked, future = self._list
                 if not future.done() or (time.monotonic() - asked < LIST_TTL and future.exception() is None):
                     return future
-            future = self.ask("ListSlivers")
+            future = self.run(query)
             self._list = time.monotonic(), future
-        future.add_done_callback(self._listed)
-        return future
-
-    def _listed(self, future: Future[list[dict[str, Any]]]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            self.slivers = future.result()
+            return future
 
 
 class Hosts:

@@ -52,7 +52,7 @@ class ImageSpreader:
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 file.seek(0)
-                host.upload(image, file, digest, STALL)
+                host.client.put_image(image, file, digest, STALL)
         except (RpcError, RpcFault, OSError) as error:
             self._log.warning(
                 "Image %s cannot be copied from %s to %s: %s; retrying with the next pass", image, source.name, host.name, error
