@@ -15,9 +15,9 @@ class KubernetesDriver(statemachine.StateMachineDriver):
         return KubernetesProviderConfig(self, provider)
 
     def getAdapter(self, provider_config: KubernetesProviderConfig) -> Any:
-        from nodepool.driver.kubernetes import provider
+        from nodepool.driver.kubernetes.adapter import KubernetesAdapter
 
-        return provider.make_adapter(provider_config)
+        return KubernetesAdapter(provider_config)
 
     def getProvider(self, provider_config: KubernetesProviderConfig) -> Any:
         from nodepool.driver.kubernetes.provider import KubernetesProvider

@@ -10,7 +10,8 @@ from nodepool import exceptions
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallsStopped, CallTimeout, CloudCalls
 from nodepool.driver.kubernetes import bodies, trouble
-from nodepool.driver.kubernetes.api.client import Cluster, Object
+from nodepool.driver.kubernetes.api.access import KubeconfigAccess
+from nodepool.driver.kubernetes.api.client import Client, Object
 from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess, classify, retry_after
 from nodepool.driver.kubernetes.api.kinds import (
     DAEMON_SET,
@@ -42,8 +43,6 @@ ACCOUNT_BACKOFF = Backoff(0.02, 1.0)
 ACCOUNT_TRIES = 12
 _NO_ACCOUNT = "error looking up service account"
 
-Connect = Callable[[], Cluster]
-
 
 class ContainerInstance(Instance):
     """A namespace or pod."""
@@ -73,18 +72,14 @@ class Leftover(Resource):
 
 
 class KubernetesAdapter(Adapter):
-    """Adapter for Kubernetes.
+    """Adapter for Kubernetes."""
 
-    :param connect: creates the client; raises NoAccess when the kubeconfig cannot be used, and is retried every minute.
-    """
-
-    def __init__(self, provider_config: KubernetesProviderConfig, connect: Connect) -> None:
+    def __init__(self, provider_config: KubernetesProviderConfig) -> None:
         super().__init__(provider_config)
         self.provider = provider_config
         self.log = logging.getLogger(f"nodepool.{type(self).__name__}.{provider_config.name}")
         self.calls = CloudCalls(provider_config.name, classify, {}, threads=THREADS, log=self.log, retry_after=retry_after)
-        self._connect = connect
-        self._cluster: Cluster | None = None
+        self._cluster: Client | None = None
         self._watchers: dict[tuple[Kind, str | None], Watcher] = {}
         #: Why there is no client, for operators.
         self.problem: str | None = None
@@ -100,15 +95,22 @@ class KubernetesAdapter(Adapter):
         return None if self.cluster.access.in_cluster else self.provider.context
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> Client:
         """Client of the cluster. Raises NoAccess: the kubeconfig cannot be used."""
         if self._cluster is None:
             raise NoAccess(self.problem or "not connected to the cluster")
         return self._cluster
 
+    def connect(self) -> Client:
+        """Return a client for the context of the kubeconfig, without calling the cluster.
+
+        :raises NoAccess: the kubeconfig cannot be used; this is retried every minute.
+        """
+        return Client(KubeconfigAccess(self.provider.context), self.log)
+
     def _open(self) -> None:
         try:
-            self._cluster = self._connect()
+            self._cluster = self.connect()
         except NoAccess as error:
             if self.problem != str(error):
                 self.log.error("Provider %s cannot be used: %s", self.provider.name, error)

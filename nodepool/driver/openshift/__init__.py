@@ -15,11 +15,11 @@ class OpenshiftDriver(statemachine.StateMachineDriver):
         return OpenshiftProviderConfig(self, provider)
 
     def getAdapter(self, provider_config: OpenshiftProviderConfig) -> Any:
-        from nodepool.driver.openshift import provider
+        from nodepool.driver.openshift.adapter import OpenshiftAdapter
 
-        return provider.make_adapter(provider_config)
+        return OpenshiftAdapter(provider_config)
 
     def getProvider(self, provider_config: OpenshiftProviderConfig) -> Any:
-        from nodepool.driver.openshift.provider import OpenshiftProvider
+        from nodepool.driver.kubernetes.provider import KubernetesProvider
 
-        return OpenshiftProvider(self.getAdapter(provider_config), provider_config)
+        return KubernetesProvider(self.getAdapter(provider_config), provider_config)

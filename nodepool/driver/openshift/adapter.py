@@ -7,7 +7,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from nodepool.driver.kubernetes import bodies, trouble
-from nodepool.driver.kubernetes.adapter import Connect, KubernetesAdapter, Leftover
+from nodepool.driver.kubernetes.adapter import KubernetesAdapter, Leftover
 from nodepool.driver.kubernetes.api.client import Object
 from nodepool.driver.kubernetes.api.errors import ApiError
 from nodepool.driver.kubernetes.api.kinds import (
@@ -29,10 +29,10 @@ MARKS = 20_000
 
 
 class OpenshiftAdapter(KubernetesAdapter):
-    def __init__(self, provider_config: OpenshiftProviderConfig, connect: Connect) -> None:
+    def __init__(self, provider_config: OpenshiftProviderConfig) -> None:
         #: Uid of a project -> labels of our account in it.
         self._marks: LRUCache[str, dict[str, str]] = LRUCache(MARKS)
-        super().__init__(provider_config, connect)
+        super().__init__(provider_config)
 
     def make(self, job: Job) -> None:
         pod = self._pod_body(job)

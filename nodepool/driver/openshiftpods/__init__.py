@@ -15,9 +15,9 @@ class OpenshiftPodsDriver(statemachine.StateMachineDriver):
         return OpenshiftPodsProviderConfig(self, provider)
 
     def getAdapter(self, provider_config: OpenshiftPodsProviderConfig) -> Any:
-        from nodepool.driver.openshiftpods import provider
+        from nodepool.driver.openshiftpods.adapter import OpenshiftPodsAdapter
 
-        return provider.make_adapter(provider_config)
+        return OpenshiftPodsAdapter(provider_config)
 
     def getProvider(self, provider_config: OpenshiftPodsProviderConfig) -> Any:
         from nodepool.driver.openshiftpods.provider import OpenshiftPodsProvider

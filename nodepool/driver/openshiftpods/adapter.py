@@ -7,9 +7,9 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.driver.kubernetes import bodies, trouble
-from nodepool.driver.kubernetes.adapter import Connect, ContainerInstance, KubernetesAdapter, Leftover
-from nodepool.driver.kubernetes.api.client import Object
-from nodepool.driver.kubernetes.api.errors import ApiError
+from nodepool.driver.kubernetes.adapter import ContainerInstance, KubernetesAdapter, Leftover
+from nodepool.driver.kubernetes.api.client import Client, Object
+from nodepool.driver.kubernetes.api.errors import ApiError, NoAccess
 from nodepool.driver.kubernetes.api.kinds import POD, Kind
 from nodepool.driver.kubernetes.config import KubernetesLabel
 from nodepool.driver.kubernetes.machines import Job, Target
@@ -20,10 +20,19 @@ from nodepool.zk.records import NodeRequest
 
 
 class OpenshiftPodsAdapter(KubernetesAdapter):
-    def __init__(self, provider_config: OpenshiftPodsProviderConfig, connect: Connect) -> None:
+    def __init__(self, provider_config: OpenshiftPodsProviderConfig) -> None:
         #: Node's external id -> the pool in its record.
         self.pool_of: dict[str, str] = {}
-        super().__init__(provider_config, connect)
+        super().__init__(provider_config)
+
+    def connect(self) -> Client:
+        client = super().connect()
+        if client.access.token() is None:
+            raise NoAccess(
+                f"context {self.provider.context} of the kubeconfig has no token, and Zuul could not use its nodes; "
+                "use a service account's token instead of client certificates"
+            )
+        return client
 
     def plannedExternalId(self, label: KubernetesLabel, node_id: str) -> str:
         return f"{label.pool.name}-{label.name}-{node_id}"

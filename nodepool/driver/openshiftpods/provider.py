@@ -1,17 +1,14 @@
-"""The provider of pods and the token for Zuul."""
+"""The provider of pods."""
 
 from __future__ import annotations
 
-from nodepool.driver.kubernetes import provider as kubernetes
-from nodepool.driver.kubernetes.api.client import Client
-from nodepool.driver.kubernetes.api.errors import NoAccess
+from nodepool.driver.kubernetes.provider import KubernetesProvider
 from nodepool.driver.openshiftpods.adapter import OpenshiftPodsAdapter
-from nodepool.driver.openshiftpods.config import OpenshiftPodsProviderConfig
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.zk.records import Node
 
 
-class OpenshiftPodsProvider(kubernetes.KubernetesProvider):
+class OpenshiftPodsProvider(KubernetesProvider):
     adapter: OpenshiftPodsAdapter
 
     def startNodeCleanup(self, node: Node) -> StateMachineNodeDeleter:
@@ -23,16 +20,3 @@ class OpenshiftPodsProvider(kubernetes.KubernetesProvider):
     def nodeDeletedNotification(self, node: Node) -> None:
         super().nodeDeletedNotification(node)
         self.adapter.pool_of.pop(str(node.external_id), None)
-
-
-def make_adapter(provider_config: OpenshiftPodsProviderConfig) -> OpenshiftPodsAdapter:
-    def connect() -> Client:
-        client = kubernetes.connect(provider_config)
-        if client.access.token() is None:
-            raise NoAccess(
-                f"context {provider_config.context} of the kubeconfig has no token, and Zuul could not use its nodes; "
-                "use a service account's token instead of client certificates"
-            )
-        return client
-
-    return OpenshiftPodsAdapter(provider_config, connect)

@@ -6,37 +6,10 @@ import base64
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from nodepool.base import optional
 from nodepool.driver.kubernetes.api.errors import NoAccess
-
-
-class Access(Protocol):
-    """Address of the server and credentials of each call."""
-
-    host: str
-    verify_ssl: bool
-    proxy: str | None
-
-    @property
-    def in_cluster(self) -> bool:
-        """Whether it is the account of the pod that the launcher runs in."""
-
-    def token(self) -> str | None:
-        """Return the current token; None with client certificates. Raises NoAccess."""
-
-    def ca(self) -> str | None:
-        """Return the certificate authority, base64."""
-
-    def authorization(self) -> str | None:
-        """Return the current header value; None with client certificates. Raises NoAccess."""
-
-    def renew(self) -> None:
-        """Read refused credentials again. Raises NoAccess."""
-
-    def tls(self) -> dict[str, Any]:
-        """Return the options of urllib3 for the connection."""
 
 
 def _files() -> str:
@@ -62,15 +35,12 @@ class KubeconfigAccess:
     def __init__(self, context: str | None) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._in_cluster = False
+        #: Whether it is the account of the pod that the launcher runs in.
+        self.in_cluster = False
         self._configuration = self._read()
         self.host: str = str(self._configuration.host).rstrip("/")
         self.verify_ssl = bool(self._configuration.verify_ssl)
         self.proxy: str | None = self._configuration.proxy
-
-    @property
-    def in_cluster(self) -> bool:
-        return self._in_cluster
 
     def _read(self) -> Any:
         try:
@@ -104,10 +74,11 @@ class KubeconfigAccess:
                 f"the kubeconfig file does not exist ({_Paths(self._context)}), and this is not a pod of a cluster ({error}); "
                 "write one, or set KUBECONFIG for the launcher"
             ) from error
-        self._in_cluster = True
+        self.in_cluster = True
         return configuration
 
     def authorization(self) -> str | None:
+        """Return the current header value; None with client certificates. Raises NoAccess."""
         with self._lock:
             try:
                 found = self._configuration.auth_settings().get("BearerToken")
@@ -116,10 +87,12 @@ class KubeconfigAccess:
         return str(found["value"]) if found and found.get("value") else None
 
     def renew(self) -> None:
+        """Read refused credentials again. Raises NoAccess."""
         with self._lock:
             self._configuration = self._read()
 
     def tls(self) -> dict[str, Any]:
+        """Return the options of urllib3 for the connection."""
         configuration = self._configuration
         options: dict[str, Any] = {
             "cert_reqs": "CERT_REQUIRED" if self.verify_ssl else "CERT_NONE",

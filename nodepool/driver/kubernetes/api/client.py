@@ -7,12 +7,12 @@ import logging
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import urllib3
 from urllib3.exceptions import HTTPError, InsecureRequestWarning, SSLError
 
-from nodepool.driver.kubernetes.api.access import Access
+from nodepool.driver.kubernetes.api.access import KubeconfigAccess
 from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess, from_answer
 from nodepool.driver.kubernetes.api.kinds import Kind
 from nodepool.version import get_version_string
@@ -26,24 +26,6 @@ PAGE = 2000
 
 Object = dict[str, Any]
 Objects = list[Object]
-
-
-class Cluster(Protocol):
-    """Interface of a cluster for the drivers. Raises ApiError and ConnectionFailed."""
-
-    host: str
-    skip_tls: bool
-    access: Access
-
-    def create(self, kind: Kind, body: Object, namespace: str | None = None) -> Object: ...
-
-    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object: ...
-
-    def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None: ...
-
-    def list(self, kind: Kind, selector: str = "", namespace: str | None = None) -> Objects: ...
-
-    def close(self) -> None: ...
 
 
 class Stream:
@@ -79,9 +61,9 @@ class Stream:
 
 
 class Client:
-    """A real API server. Thread-safe."""
+    """An API server. Thread-safe; calls raise ApiError, ConnectionFailed and NoAccess."""
 
-    def __init__(self, access: Access, log: logging.Logger) -> None:
+    def __init__(self, access: KubeconfigAccess, log: logging.Logger) -> None:
         self.access = access
         self.host = access.host
         self.skip_tls = not access.verify_ssl

@@ -13,7 +13,7 @@ from typing import Any
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CloudCalls
 from nodepool.cloud.errors import CallsStopped
-from nodepool.driver.kubernetes.api.client import Client, Cluster, Object, Stream, is_gone
+from nodepool.driver.kubernetes.api.client import Client, Object, Stream, is_gone
 from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess
 from nodepool.driver.kubernetes.api.kinds import Kind
 
@@ -77,7 +77,7 @@ class Watcher:
     """
 
     def __init__(
-        self, cluster: Cluster, calls: CloudCalls, kind: Kind, selector: str, key: KeyOf, log: logging.Logger,
+        self, cluster: Client, calls: CloudCalls, kind: Kind, selector: str, key: KeyOf, log: logging.Logger,
         namespace: str | None = None, allowed: bool = True,
     ) -> None:  # fmt: skip
         self._cluster = cluster
@@ -178,10 +178,8 @@ class Watcher:
 
     def _list(self) -> str:
         """Report the state of all objects; return the version after which changes are reported."""
-        cluster = self._cluster
-        assert isinstance(cluster, Client)
         before = self._all()
-        found, version = cluster.list_versioned(self._kind, self._selector, self._namespace)
+        found, version = self._cluster.list_versioned(self._kind, self._selector, self._namespace)
         objects = {self._key(each): each for each in found}
         for waiting in before:
             self._tell(waiting, objects.get(waiting.key))
@@ -189,9 +187,7 @@ class Watcher:
 
     def _follow(self) -> bool:
         """Report events until the server ends the watch; return whether there were any."""
-        cluster = self._cluster
-        assert isinstance(cluster, Client)
-        stream = cluster.watch(self._kind, self._selector, self._version, SECONDS, self._namespace)
+        stream = self._cluster.watch(self._kind, self._selector, self._version, SECONDS, self._namespace)
         with self._lock:
             self._stream = stream
             if self._stopped:
