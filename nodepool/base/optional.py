@@ -33,7 +33,7 @@ DISTRIBUTIONS = {
 }
 
 _OPENSTACK = ("openstack", "keystoneauth1")
-_KUBERNETES = ("kubernetes", "urllib3")
+_KUBERNETES = ("kubernetes", "requests", "urllib3")
 #: Built-in driver -> modules that it requires.
 OF_DRIVER = {
     "aws": ("boto3", "botocore"),

@@ -9,10 +9,11 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallsStopped, CallTimeout, CloudCalls
+from nodepool.cloud.http import NoAccess, NoAnswer, retry_after
 from nodepool.driver.kubernetes import bodies, trouble
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
 from nodepool.driver.kubernetes.api.client import Client, Object
-from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess, classify, retry_after
+from nodepool.driver.kubernetes.api.errors import ApiError, classify
 from nodepool.driver.kubernetes.api.kinds import (
     DAEMON_SET,
     LIMIT_RANGE,
@@ -126,7 +127,7 @@ class KubernetesAdapter(Adapter):
         if self._cluster is not None and self.provider.pull:
             try:
                 self._pull_images(self.provider.pull["namespace"])
-            except (ApiError, ConnectionFailed, NoAccess, CallTimeout) as error:
+            except (ApiError, NoAnswer, NoAccess, CallTimeout) as error:
                 self.log.warning("Provider %s: images cannot be pulled beforehand: %s", self.provider.name, error)
 
     def _pull_images(self, namespace: str) -> None:

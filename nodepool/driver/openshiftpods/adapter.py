@@ -6,10 +6,11 @@ import contextlib
 from typing import Any
 
 from nodepool import exceptions
+from nodepool.cloud.http import NoAccess
 from nodepool.driver.kubernetes import bodies, trouble
 from nodepool.driver.kubernetes.adapter import ContainerInstance, KubernetesAdapter, Leftover
 from nodepool.driver.kubernetes.api.client import Client, Object
-from nodepool.driver.kubernetes.api.errors import ApiError, NoAccess
+from nodepool.driver.kubernetes.api.errors import ApiError
 from nodepool.driver.kubernetes.api.kinds import POD, Kind
 from nodepool.driver.kubernetes.config import KubernetesLabel
 from nodepool.driver.kubernetes.machines import Job, Target

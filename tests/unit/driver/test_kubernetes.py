@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from nodepool.cloud.http import NoAnswer
 from nodepool.cmd.config_validator import ConfigValidator
 from nodepool.config import loadConfig
 from nodepool.driver.kubernetes import bodies, trouble
-from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, classify
+from nodepool.driver.kubernetes.api.errors import ApiError, classify
 from nodepool.exceptions import ConfigError
 from tests import REPOSITORY
 
@@ -99,7 +100,7 @@ def test_what_is_refused(tmp_path: pathlib.Path, driver: str, label: dict[str, A
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (ConnectionFailed("x"), "transient"),
+        (NoAnswer("x"), "transient"),
         (ApiError("x", 500), "transient"),
         (ApiError("x", 429), "throttled"),
         (ApiError("x", 404), "not_found"),

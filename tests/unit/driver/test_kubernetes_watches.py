@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from nodepool.cloud import CloudCalls
+from nodepool.cloud.http import NoAnswer
 from nodepool.driver.kubernetes.api.client import Client
-from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, classify
+from nodepool.driver.kubernetes.api.errors import ApiError, classify
 from nodepool.driver.kubernetes.api.kinds import POD
 from nodepool.driver.kubernetes.api.watches import QUIET, WITHOUT, Watcher
 from tests.conftest import wait_for
@@ -116,7 +117,7 @@ def test_changes_are_reported_only_to_machines_that_wait_for_them(scene: Scene) 
 def test_broken_watch_resumes_at_its_version(scene: Scene) -> None:
     scene.waiting.doubtful()
     scene.server.stream.tell("BOOKMARK", pod("", 150))
-    scene.server.stream.events.put(ConnectionFailed("broken"))
+    scene.server.stream.events.put(NoAnswer("broken"))
     scene.woken.get(timeout=20)
     assert scene.waiting.doubtful()
     scene.wait_live(2)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodepool.base import optional
-from nodepool.driver.kubernetes.api.errors import NoAccess
+from nodepool.cloud.http import NoAccess
 
 
 def _files() -> str:

@@ -12,8 +12,9 @@ from typing import Any
 import urllib3
 from urllib3.exceptions import HTTPError, InsecureRequestWarning, SSLError
 
+from nodepool.cloud.http import NoAccess, NoAnswer
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
-from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess, from_answer
+from nodepool.driver.kubernetes.api.errors import ApiError, from_answer
 from nodepool.driver.kubernetes.api.kinds import Kind
 from nodepool.version import get_version_string
 
@@ -36,7 +37,7 @@ class Stream:
         self._what = what
 
     def __iter__(self) -> Iterator[Object]:
-        """Yield events until the server ends the watch. Raises ConnectionFailed."""
+        """Yield events until the server ends the watch. Raises NoAnswer."""
         rest = b""
         try:
             while chunk := self._response.read1():
@@ -45,10 +46,10 @@ class Stream:
                     if line.strip():
                         event = json.loads(line)
                         if not isinstance(event, dict):
-                            raise ConnectionFailed(f"{self._what}: received data is not an event")
+                            raise NoAnswer(f"{self._what}: received data is not an event")
                         yield event
         except (HTTPError, OSError, ValueError) as error:
-            raise ConnectionFailed(f"{self._what}: {error}") from error
+            raise NoAnswer(f"{self._what}: {error}") from error
         finally:
             self._response.close()
 
@@ -61,7 +62,7 @@ class Stream:
 
 
 class Client:
-    """An API server. Thread-safe; calls raise ApiError, ConnectionFailed and NoAccess."""
+    """An API server. Thread-safe; calls raise ApiError, NoAnswer and NoAccess."""
 
     def __init__(self, access: KubeconfigAccess, log: logging.Logger) -> None:
         self.access = access
@@ -139,9 +140,9 @@ class Client:
         try:
             answer = json.loads(response.data)
         except ValueError:
-            raise ConnectionFailed(f"{what}: the answer is not JSON ({len(response.data)} bytes)") from None
+            raise NoAnswer(f"{what}: the answer is not JSON ({len(response.data)} bytes)") from None
         if not isinstance(answer, dict):
-            raise ConnectionFailed(f"{what}: the answer is not a {kind.name} ({len(response.data)} bytes)")
+            raise NoAnswer(f"{what}: the answer is not a {kind.name} ({len(response.data)} bytes)")
         return answer
 
     def _send(self, method: str, path: str, what: str, body: Object | None, query: dict[str, str] | None,
@@ -158,7 +159,7 @@ class Client:
         try:
             data = response.data
         except (HTTPError, OSError) as error:
-            raise ConnectionFailed(f"{what}: {error}") from error
+            raise NoAnswer(f"{what}: {error}") from error
         raise from_answer(what, response.status, response.headers, data)
 
     def _renew(self, seen: int) -> None:
@@ -189,12 +190,12 @@ class Client:
             )  # fmt: skip
         except SSLError as error:
             if "certificate verify failed" not in str(error).lower():
-                raise ConnectionFailed(f"{what} at {self.host}: {error}") from error
+                raise NoAnswer(f"{what} at {self.host}: {error}") from error
             raise NoAccess(
                 f"the certificate of {self.host} is not accepted: {error}; correct certificate-authority in the kubeconfig"
             ) from error
         except (HTTPError, OSError) as error:
-            raise ConnectionFailed(f"{what} at {self.host}: {error}") from error
+            raise NoAnswer(f"{what} at {self.host}: {error}") from error
 
 
 def is_gone(error: ApiError) -> bool:

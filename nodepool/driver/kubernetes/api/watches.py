@@ -13,8 +13,9 @@ from typing import Any
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CloudCalls
 from nodepool.cloud.errors import CallsStopped
+from nodepool.cloud.http import NoAccess, NoAnswer
 from nodepool.driver.kubernetes.api.client import Client, Object, Stream, is_gone
-from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess
+from nodepool.driver.kubernetes.api.errors import ApiError
 from nodepool.driver.kubernetes.api.kinds import Kind
 
 #: Seconds after which the server ends a watch, and a new one is started.
@@ -141,8 +142,8 @@ class Watcher:
                 self._failures = 0 if told or self._calls.clock() - begun > 1 else self._failures + 1
             except CallsStopped:
                 return
-            except (ApiError, ConnectionFailed, NoAccess) as error:
-                if not isinstance(error, ConnectionFailed):
+            except (ApiError, NoAnswer, NoAccess) as error:
+                if not isinstance(error, NoAnswer):
                     self._version = ""
                 if isinstance(error, ApiError) and is_gone(error):
                     self._log.debug("The watch of %s is too far behind, listing them", self._kind.plural)
@@ -163,7 +164,7 @@ class Watcher:
         trouble = f"changes of {self._kind.plural} are not reported: {error}"
         if isinstance(error, ApiError) and error.status == 403:
             trouble += f" (allow the account of this launcher to list and watch {self._kind.plural}; it polls each until then)"
-        if self.trouble is None and (self._failures > 1 or not isinstance(error, ConnectionFailed)):
+        if self.trouble is None and (self._failures > 1 or not isinstance(error, NoAnswer)):
             self.trouble = trouble
             self._log.warning("Provider %s: %s", self._calls.name, trouble)
         # The waiting machines query from now on.
@@ -199,7 +200,7 @@ class Watcher:
                 told = True
                 self._failures = 0
                 self._version = self._event(event) or self._version
-        except ConnectionFailed:
+        except NoAnswer:
             if not self._stopped:
                 raise
         finally:
