@@ -15,7 +15,6 @@ from nodepool.driver.fake.cloud import (
 )
 from nodepool.driver.fake.objects import Dummy
 from nodepool.driver.openstack.adapter import OpenStackAdapter
-from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.config import OpenStackProviderConfig
 
 __all__ = [
@@ -47,7 +46,7 @@ class FakeAdapter(OpenStackAdapter):
     def _getClient(self) -> Any:
         return self._fake
 
-    def _getApi(self) -> Api:
+    def _getApi(self) -> FakeApi:
         return FakeApi(self._client)
 
     def _createServer(self, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool.driver.fake.cloud import FakeOpenStackCloud
+from nodepool.driver.openstack.api.client import CloudApi
 from nodepool.driver.openstack.api.networks import Networks, Rules
 
 
@@ -25,8 +26,8 @@ def _same(name: str) -> Callable[..., Any]:
     return call
 
 
-class FakeApi:
-    """Implements the protocol ``Api`` of the OpenStack driver."""
+class FakeApi(CloudApi):
+    """Replaces every call of the OpenStack driver."""
 
     def __init__(self, cloud: FakeOpenStackCloud) -> None:
         self.cloud = cloud

@@ -17,7 +17,6 @@ from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.api.client import CloudApi
-from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.changes import CloudChanges
 from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderDiskImage, ProviderLabel
 from nodepool.driver.openstack.leaks import LeakCleaner
@@ -134,7 +133,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             )
         )
 
-    def _getApi(self) -> Api:
+    def _getApi(self) -> CloudApi:
         """Return the API for the cloud behind the client."""
         return CloudApi(self._client, self.calls, self.provider, self.log)
 

@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
-from nodepool.driver.openstack.api.client import floating_ip_metadata
+from nodepool.driver.openstack.api.client import CloudApi, floating_ip_metadata
 from nodepool.driver.openstack.api.errors import sdk_error
 from nodepool.driver.openstack.api.networks import FLOATING, addresses
-from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderDiskImage, ProviderLabel
 from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer, volumes_of
@@ -30,7 +29,7 @@ class CloudChanges:
     log: logging.Logger
     provider: OpenStackProviderConfig
     leaks: LeakCleaner
-    _api: Api
+    _api: CloudApi
     #: Floating IPs of servers that this process created or saw; other servers are not known.
     _attached: MutableMapping[str, list[str]]
     _attached_lock: threading.Lock

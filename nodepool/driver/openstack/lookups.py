@@ -13,9 +13,9 @@ from nodepool import exceptions
 from nodepool.cloud import CallsStopped
 from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.cloud.recently_gone import RecentlyGone
+from nodepool.driver.openstack.api.client import CloudApi
 from nodepool.driver.openstack.api.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
 from nodepool.driver.openstack.api.networks import Networks
-from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderLabel
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer, is_deleted, quota_from_flavor, volumes_of
 from nodepool.driver.utils import QuotaInformation
@@ -48,7 +48,7 @@ class CloudLookups:
 
     log: logging.Logger
     provider: OpenStackProviderConfig
-    _api: Api
+    _api: CloudApi
     #: Seconds for which a listing of all servers may be reused.
     LISTING_TTL: float = CACHE_TTL
     #: Seconds after which something that was not found may be searched again.

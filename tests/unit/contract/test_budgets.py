@@ -14,7 +14,7 @@ from tests import REPOSITORY
 #: Docstrings are not counted, so that documentation costs nothing.
 BUDGETS = {
     "core": 16_950,
-    "driver openstack": 1_840,
+    "driver openstack": 1_720,
     "driver aws": 1_700,
     "driver kubernetes": 1_290,
     "driver nodemanager": 1_900,
@@ -24,7 +24,7 @@ BUDGETS = {
     "adapters": 2_050,
     "tools": 2_900,
     "recovery": 340,
-    "package": 53_010,
+    "package": 52_860,
 }
 #: Slack that a limit may have before it must be lowered.
 SLACK = 100

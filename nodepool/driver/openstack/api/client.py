@@ -1,4 +1,4 @@
-"""Requests of the driver to OpenStack (protocol.py): few and small.
+"""Requests of the driver to OpenStack: few and small.
 
 The names are those of the SDK's cloud layer; most methods are one call (and its pages).
 """
@@ -27,7 +27,11 @@ AGAIN = (0.5, 2.0, 5.0)
 
 
 class CloudApi(ImageApi):
-    """Client whose calls are named by purpose, as in the metrics."""
+    """Client whose calls are named by purpose, as in the metrics.
+
+    Objects are mappings with the keys of OpenStack's JSON. A query by id returns None, and a deletion False, when the
+    object does not exist. The driver ``fake`` replaces all methods of this class.
+    """
 
     def close(self) -> None:
         self.client.close()
@@ -61,7 +65,7 @@ class CloudApi(ImageApi):
         }  # fmt: skip
         body.update({key: value for key, value in optional.items() if value})
         if "networks" not in body:
-            version = version or (NETWORKS_AUTO if self.compute_version() >= NETWORKS_AUTO else None)
+            version = version or (NETWORKS_AUTO if self._compute_version() >= NETWORKS_AUTO else None)
             if version:
                 body["networks"] = "auto"
         request: dict[str, Any] = {"server": body}
@@ -71,7 +75,7 @@ class CloudApi(ImageApi):
         answer = self.request("create_server", "compute", "POST", "/servers", lane="write", wanted="server", json=request, **more)
         return Record(answer["server"])
 
-    def compute_version(self) -> tuple[int, int]:
+    def _compute_version(self) -> tuple[int, int]:
         """Return compute's newest microversion from its version document; (0, 0): none."""
         data = self.service("compute").get_endpoint_data()
         version = getattr(data, "max_microversion", None)
@@ -94,6 +98,7 @@ class CloudApi(ImageApi):
         return [NodepoolOpenStackServer(item) for item in self.pages("list_servers", "compute", "/servers/detail", "servers", {})]
 
     def expand_server(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
+        """Return the server with its addresses."""
         server = NodepoolOpenStackServer(server)
         if server.get("addresses"):
             return fill_in(server, networks)
@@ -180,9 +185,9 @@ class CloudApi(ImageApi):
     # -- images
 
     def list_images(self, **filters: object) -> list[Record]:
+        """Return the images; our own properties are also in the mapping ``properties``."""
         images = self.many("list_images", "image", "/images", "images", filters)
         for image in images:
-            # Properties are among the other keys here; the rest of the driver expects them separately.
             image["properties"] = {key: value for key, value in image.items() if key.startswith("nodepool_")}
         return images
 
@@ -242,6 +247,7 @@ class CloudApi(ImageApi):
         return bool(networks.floating and (server.get("private_v4") or addresses(server, kind=FIXED)))
 
     def create_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> Record | None:
+        """Create a floating IP with the server's tags; None when no port can have one."""
         port, source = self._port_for_floating_ip(server, networks), networks.floating
         if port is None or source is None:
             return None

@@ -12,8 +12,10 @@ from nodepool import config as npconfig
 from nodepool import exceptions
 from nodepool.driver import Drivers
 from nodepool.driver.fake import adapter as fake
+from nodepool.driver.fake import api as fakeapi
 from nodepool.driver.fake import cloud as fakecloud
 from nodepool.driver.openstack import adapter as openstack
+from nodepool.driver.openstack.api import client
 from nodepool.driver.openstack.leaks import LeakCleaner
 from tests import FIXTURES
 from tests.conftest import wait_for
@@ -500,6 +502,12 @@ class TestAdapter:
 
 
 @pytest.mark.spec("FAK-3: the example driver works")
+def test_the_fake_api_replaces_every_call():
+    """One that it inherits would send requests."""
+    calls = {*vars(client.CloudApi), *vars(client.ImageApi), "has"}
+    assert {name for name in calls if not name.startswith("_")} <= set(vars(fakeapi.FakeApi))
+
+
 def test_example_driver_creates_and_deletes(provider):
     config = npconfig.loadConfig(str(FIXTURES / "config" / "complete.yaml"), {"NODEPOOL_PORT": "1"})
     example = config.providers["example-1"]
