@@ -33,7 +33,6 @@ class Adapter(FakeAdapter):
     LISTING_TTL = OpenStackAdapter.LISTING_TTL
     LOOKS = OpenStackAdapter.LOOKS
     SETTLING = OpenStackAdapter.SETTLING
-    DELETE_DEADLINE = OpenStackAdapter.DELETE_DEADLINE
     findMissingInstances = OpenStackAdapter.findMissingInstances
 
 

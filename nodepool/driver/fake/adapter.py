@@ -30,11 +30,10 @@ __all__ = [
 
 class FakeAdapter(OpenStackAdapter):
     fake_cloud: Any = FakeOpenStackCloud
-    # A query costs almost nothing here, and tests expect their changes to be visible immediately, also failed deletions.
+    # A query costs almost nothing here, and tests expect their changes to be visible immediately.
     LISTING_TTL = 0.0
     LOOKS = (0.02, 0.2)
     SETTLING = 0.0
-    DELETE_DEADLINE = 0.0
 
     def __init__(self, provider_config: OpenStackProviderConfig) -> None:
         self.createServer_fails = 0

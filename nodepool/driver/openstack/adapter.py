@@ -6,14 +6,14 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from cachetools import LRUCache
 
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Poller
+from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, ErrorKind, Poller
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.api.client import CloudApi
@@ -62,8 +62,6 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     LOOKS = (0.4, 10.0)
     #: Seconds in which the cloud may not find a new server yet, and an active one may be without addresses.
     SETTLING = 10.0
-    #: Seconds in which a refused deletion is retried before it fails.
-    DELETE_DEADLINE = 600.0
 
     def __init__(self, provider_config: OpenStackProviderConfig) -> None:
         super().__init__(provider_config)
@@ -88,10 +86,6 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self._client = self._getClient()
         self._api = self._getApi()
         self._initLookups()
-        self.deletes = DeleteBatches(
-            name, errors.classify, lambda function: self.calls.run(function, lane="delete"), self.calls.timers, log=self.log
-        )
-        self.deletes.add_kind("server", self._deleteServers, batch=1, parallel=LANE_THREADS["delete"])
         floor, ceiling = self.LOOKS
         self.watched_servers: Poller[Any] = Poller(
             f"servers of {provider_config.name}",
@@ -117,7 +111,6 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         #: The cloud does not report servers that others delete.
         self._attached: LRUCache[str, list[str]] = LRUCache(ATTACHED)
         self._attached_lock = threading.Lock()
-        self._missing: set[str] = set()
         self._not_ready: dict[str, str] = {}
 
     def _getClient(self) -> Any:
@@ -138,7 +131,6 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         return CloudApi(self._client, self.calls, self.provider, self.log)
 
     def stop(self) -> None:
-        self.deletes.stop()
         self.calls.stop()
         self._api.close()
 
@@ -154,27 +146,6 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     def _completeApi(self, future: Future[Any]) -> Any:
         """Return the result, or None while the call runs."""
         return future.result() if future.done() else None
-
-    def _requestDeletion(self, external_id: str) -> Future[Any]:
-        """Request a deletion, with retries; done when the cloud has accepted it."""
-        return self.deletes.delete("server", external_id, self.DELETE_DEADLINE)
-
-    def _deleteServers(self, ids: Sequence[str]) -> dict[str, Exception]:
-        refused: dict[str, Exception] = {}
-        for key in ids:
-            try:
-                if self._deleteServer(key) is False:
-                    self._missing.add(key)
-            except Exception as error:
-                refused[key] = error
-        return refused
-
-    def _wasMissing(self, external_id: str) -> bool:
-        """Return, once, whether the cloud did not know the server at its deletion."""
-        if external_id not in self._missing:
-            return False
-        self._missing.discard(external_id)
-        return True
 
     # -- interface for the framework
 

@@ -73,6 +73,7 @@ class CloudChanges:
         return az if not label.azs or az in label.azs else random.choice(label.azs)
 
     def _deleteServer(self, external_id: str) -> Any:
+        """Request the deletion; False: the cloud does not know the server."""
         return self._api.delete_server(external_id)
 
     def _lostServer(self, name: str, metadata: dict[str, Any]) -> str | None:

@@ -52,8 +52,8 @@ class OpenStackDeleteStateMachine(SteppedMachine):
         yield from self.call(adapter._submitDelete(adapter._deleteFloatingIpsOf, server_id))
         while not gone:
             self.state = self.SERVER_DELETE
-            yield from self.call(adapter._requestDeletion(server_id))
-            gone = adapter._wasMissing(server_id) or (yield from self._gone())
+            existed = yield from self.call(adapter._submitDelete(adapter._deleteServer, server_id))
+            gone = existed is False or (yield from self._gone())
 
     def _gone(self) -> Steps[bool]:
         """Wait until the server is deleted. Return False if that has to be requested again."""
@@ -233,7 +233,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         server_id = self.external_id if future.cancelled() or future.exception() is not None else future.result()["id"]
         if server_id:
             self.log.warning("Server %s was created after its launch was abandoned, deleting it", server_id)
-            self.adapter._requestDeletion(server_id)
+            self.adapter._submitDelete(self.adapter._deleteServer, server_id)
 
     def _attached(self, floating_ip: Any) -> Steps[Any]:
         """Wait until the floating IP is active."""
