@@ -174,7 +174,7 @@ class CloudLookups:
 
     def _listFlavors(self) -> list[Any]:
         def fetch() -> list[Any]:
-            return sorted(self._api.list_flavors(), key=lambda flavor: (flavor.ram, flavor.name))
+            return sorted(self._api.list_flavors(), key=lambda flavor: (flavor["ram"], flavor["name"]))
 
         return self._remember("flavors", None, fetch)
 
@@ -188,16 +188,16 @@ class CloudLookups:
                                                                  if flavor_name else ""))  # fmt: skip
             raise exceptions.RuntimeConfigurationException(
                 f"Unable to find flavor {wanted} in provider {self.provider.name}; the cloud has"
-                f" {', '.join(str(flavor.name) for flavor in self._listFlavors()) or 'none'}"
+                f" {', '.join(str(flavor['name']) for flavor in self._listFlavors()) or 'none'}"
             )
         return flavor
 
     def _matchFlavor(self, flavor_name: str | None, min_ram: int) -> Any:
         for flavor in self._listFlavors():
             if min_ram:
-                if flavor.ram >= min_ram and (not flavor_name or flavor_name in flavor.name):
+                if flavor["ram"] >= min_ram and (not flavor_name or flavor_name in flavor["name"]):
                     return flavor
-            elif flavor_name in (flavor.name, flavor.id):
+            elif flavor_name in (flavor["name"], flavor["id"]):
                 return flavor
         return None
 
@@ -239,7 +239,7 @@ class CloudLookups:
             return quota_from_flavor(flavor, volumes=volumes)
         flavor_id = flavor.get("id")
         for known in self._listFlavors():
-            if known.id == flavor_id:
+            if known["id"] == flavor_id:
                 return quota_from_flavor(known, volumes=volumes)
         if flavor_id not in self._unknown_flavors:
             self._unknown_flavors.add(flavor_id)

@@ -174,11 +174,9 @@ class OpenStackCreateStateMachine(SteppedMachine):
         return launch_error(exc, self.provider.name, self.label, self.az, self.image, server_id)
 
     def _noteFailedServer(self, exc: Exception) -> None:
-        server_id = getattr(exc, "resource_id", None)
-        if not server_id:
-            extra = getattr(exc, "extra_data", None)
-            created = extra.get("server") if isinstance(extra, dict) else None
-            server_id = created.get("id") if isinstance(created, dict) else getattr(created, "id", None)
+        extra = getattr(exc, "extra_data", None)
+        created = extra.get("server") if isinstance(extra, dict) else None
+        server_id = getattr(exc, "resource_id", None) or (created["id"] if created else None)
         if not server_id and classify(exc) is ErrorKind.TRANSIENT:
             try:
                 server_id = self.adapter._lostServer(self.hostname, self.metadata)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nodepool.driver import statemachine
+from nodepool.driver.common.adapter import Leftover, MachineInstance
 from nodepool.driver.openstack.api.errors import without_values
 from nodepool.driver.openstack.config import OpenStackProviderConfig
 from nodepool.driver.utils import QuotaInformation
@@ -38,13 +38,10 @@ def does_not_run(server: NodepoolOpenStackServer) -> bool:
     return str(server.get("status") or "").upper() in NOT_RUNNING
 
 
-def fault_message(server: NodepoolOpenStackServer) -> str:
+def fault_message(server: Mapping[str, Any] | None) -> str:
     """Return the cloud's reason for the failure of the server; may be empty."""
-    fault = server.get("fault") if server is not None and hasattr(server, "get") else None
-    if not fault:
-        return ""
-    message = fault.get("message") if hasattr(fault, "get") else getattr(fault, "message", None)
-    return without_values(str(message or ""))
+    fault = (server or {}).get("fault") or {}
+    return without_values(str(fault.get("message") or ""))
 
 
 class NodepoolOpenStackServer(dict[str, Any]):
@@ -68,25 +65,11 @@ def quota_from_flavor(flavor: Mapping[str, Any], label: Any = None, volumes: lis
     if label is not None and label.boot_from_volume:
         extra = {"volumes": 1, "volume-gb": label.volume_size}
     elif volumes:
-        extra = {"volumes": len(volumes), "volume-gb": sum(_get(volume, "size") or 0 for volume in volumes)}
-    return QuotaInformation(instances=1, cores=_get(flavor, "vcpus"), ram=_get(flavor, "ram"), **extra)
+        extra = {"volumes": len(volumes), "volume-gb": sum(volume.get("size") or 0 for volume in volumes)}
+    return QuotaInformation(instances=1, cores=flavor.get("vcpus"), ram=flavor.get("ram"), **extra)
 
 
-def _get(item: object, *names: str) -> Any:
-    """Return the first of *names* that the dict or object has."""
-    for name in names:
-        value = item.get(name) if isinstance(item, dict) else getattr(item, name, None)
-        if value is None and not isinstance(item, dict) and hasattr(item, "get"):
-            try:
-                value = item.get(name)
-            except (AttributeError, KeyError):
-                value = None
-        if value is not None:
-            return value
-    return None
-
-
-def quota_from_limits(compute: object, volume: object = None) -> QuotaInformation:
+def quota_from_limits(compute: Mapping[str, Any], volume: Mapping[str, Any] | None = None) -> QuotaInformation:
     """Return the limits of the project; -1 and unreported ones are unlimited."""
 
     def bound(value: float | None) -> float:
@@ -94,47 +77,33 @@ def quota_from_limits(compute: object, volume: object = None) -> QuotaInformatio
 
     extra: dict[str, float] = {}
     if volume is not None:
-        absolute = _get(volume, "absolute")
-        extra = {
-            "volumes": bound(_get(absolute, "max_total_volumes", "maxTotalVolumes")),
-            "volume-gb": bound(_get(absolute, "max_total_volume_gigabytes", "maxTotalVolumeGigabytes")),
-        }
+        absolute = volume.get("absolute") or {}
+        extra = {"volumes": bound(absolute.get("maxTotalVolumes")), "volume-gb": bound(absolute.get("maxTotalVolumeGigabytes"))}
     return QuotaInformation(
-        instances=bound(_get(compute, "max_total_instances", "instances")),
-        cores=bound(_get(compute, "max_total_cores", "total_cores")),
-        ram=bound(_get(compute, "max_total_ram_size", "total_ram")),
+        instances=bound(compute.get("max_total_instances")),
+        cores=bound(compute.get("max_total_cores")),
+        ram=bound(compute.get("max_total_ram_size")),
         default=math.inf,
         **extra,
     )
 
 
-class OpenStackInstance(statemachine.Instance):
+class OpenStackInstance(MachineInstance):
     def __init__(self, provider: OpenStackProviderConfig, server: NodepoolOpenStackServer, quota: QuotaInformation) -> None:
-        super().__init__()
-        self.external_id = server["id"]
-        self.metadata = server.get("metadata") or {}
+        super().__init__(server["id"], server.get("metadata") or {}, quota)
         # Unexpanded records, as of a listing, have no addresses.
         self.public_ipv4 = server.get("public_v4")
         self.public_ipv6 = server.get("public_v6")
         self.private_ipv4 = server.get("private_v4") or self.public_ipv4
-        self.private_ipv6 = None
         self.interface_ip = server.get("interface_ip")
         self.host_id = server.get("hostId")
         self.cloud = provider.cloud_config.name
         self.region = provider.region_name
         self.az = server.get("OS-EXT-AZ:availability_zone")
-        self.quota = quota
-
-    def getQuotaInformation(self) -> QuotaInformation:
-        return self.quota
 
 
-class OpenStackResource(statemachine.Resource):
+class OpenStackResource(Leftover):
     """``type``: instance, floatingip, volume or image."""
-
-    def __init__(self, metadata: dict[str, Any] | None, type: str, id: str) -> None:
-        super().__init__(metadata, type)
-        self.id = id
 
     def belongs_to(self, external_id: object) -> bool:
         # A creation that was not answered may have created a second server. Floating IPs and volumes do not name their server.

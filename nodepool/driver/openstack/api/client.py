@@ -14,7 +14,6 @@ from nodepool.cloud import ErrorKind
 from nodepool.driver.openstack.api.errors import classify, sdk_error
 from nodepool.driver.openstack.api.images import ImageApi
 from nodepool.driver.openstack.api.networks import FIXED, Networks, Rules, addresses, fill_in, has_floating
-from nodepool.driver.openstack.api.transport import Record
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer
 
 FIP_TAG = "nodepool:"
@@ -45,7 +44,7 @@ class CloudApi(ImageApi):
         key_name: str | None = None, availability_zone: str | None = None, security_groups: list[str] | None = None,
         userdata: str | None = None, nics: list[dict[str, str]] | None = None, meta: dict[str, Any] | None = None,
         scheduler_hints: dict[str, Any] | None = None,
-    ) -> Record:  # fmt: skip
+    ) -> dict[str, Any]:  # fmt: skip
         """Start a server; the answer has little more than its id. One call, never repeated."""
         body: dict[str, Any] = {"name": name, "flavorRef": flavor["id"], "imageRef": image["id"], "min_count": 1, "max_count": 1}
         version: tuple[int, int] | None = None
@@ -72,8 +71,7 @@ class CloudApi(ImageApi):
         if scheduler_hints:
             request["os:scheduler_hints"] = scheduler_hints
         more: dict[str, Any] = {"microversion": "{}.{}".format(*version)} if version else {}
-        answer = self.request("create_server", "compute", "POST", "/servers", lane="write", wanted="server", json=request, **more)
-        return Record(answer["server"])
+        return self.single("create_server", "compute", "/servers", "server", "POST", lane="write", json=request, **more)
 
     def _compute_version(self) -> tuple[int, int]:
         """Return compute's newest microversion from its version document; (0, 0): none."""
@@ -81,7 +79,7 @@ class CloudApi(ImageApi):
         version = getattr(data, "max_microversion", None)
         return (int(version[0]), int(version[1])) if version else (0, 0)
 
-    def get_server_by_id(self, server_id: str, repeat: bool = True) -> Record | None:
+    def get_server_by_id(self, server_id: str, repeat: bool = True) -> dict[str, Any] | None:
         """Return the current server; None when it does not exist.
 
         :param repeat: retry after errors; not needed when the caller polls anyway.
@@ -107,7 +105,7 @@ class CloudApi(ImageApi):
         server["addresses"] = {}
         return self.calls.call("addresses", meta.add_server_interfaces, self.client, server, lane="network", idempotent=True)
 
-    def find_servers(self, name: str) -> list[Record]:
+    def find_servers(self, name: str) -> list[dict[str, Any]]:
         return self.many("find_server", "compute", "/servers/detail", "servers", {"name": f"^{name}$"})
 
     def delete_server(self, server_id: str) -> bool:
@@ -126,7 +124,7 @@ class CloudApi(ImageApi):
         )
         return str(answer["output"])
 
-    def get_server_group(self, name_or_id: str) -> Record | None:
+    def get_server_group(self, name_or_id: str) -> dict[str, Any] | None:
         groups = self.many("list_server_groups", "compute", "/os-server-groups", "server_groups")
         return next((group for group in groups if name_or_id in (group["id"], group["name"])), None)
 
@@ -141,30 +139,30 @@ class CloudApi(ImageApi):
 
     # -- inputs of servers
 
-    def list_flavors(self) -> list[Record]:
+    def list_flavors(self) -> list[dict[str, Any]]:
         return self.many("list_flavors", "compute", "/flavors/detail", "flavors")
 
     def list_availability_zone_names(self) -> list[str]:
         zones = self.many("list_zones", "compute", "/os-availability-zone", "availabilityZoneInfo")
         return [zone["zoneName"] for zone in zones if (zone.get("zoneState") or {}).get("available")]
 
-    def get_compute_limits(self) -> Record:
+    def get_compute_limits(self) -> dict[str, Any]:
         limits = self.single("limits", "compute", "/limits", "limits").get("absolute") or {}
-        return Record(
-            max_total_cores=limits.get("maxTotalCores"),
-            max_total_instances=limits.get("maxTotalInstances"),
-            max_total_ram_size=limits.get("maxTotalRAMSize"),
-        )
+        return {
+            "max_total_cores": limits.get("maxTotalCores"),
+            "max_total_instances": limits.get("maxTotalInstances"),
+            "max_total_ram_size": limits.get("maxTotalRAMSize"),
+        }
 
     # -- volumes
 
-    def get_volume_limits(self) -> Record | None:
+    def get_volume_limits(self) -> dict[str, Any] | None:
         """Return the limits; None without a volume service."""
         if not self.has("block_storage"):
             return None
         return self.single("volume_limits", "block_storage", "/limits", "limits")
 
-    def list_volumes(self) -> list[Record]:
+    def list_volumes(self) -> list[dict[str, Any]]:
         if not self.has("block_storage"):
             return []
         return self.many("list_volumes", "block_storage", "/volumes/detail", "volumes")
@@ -184,14 +182,14 @@ class CloudApi(ImageApi):
 
     # -- images
 
-    def list_images(self, **filters: object) -> list[Record]:
+    def list_images(self, **filters: object) -> list[dict[str, Any]]:
         """Return the images; our own properties are also in the mapping ``properties``."""
         images = self.many("list_images", "image", "/images", "images", filters)
         for image in images:
             image["properties"] = {key: value for key, value in image.items() if key.startswith("nodepool_")}
         return images
 
-    def get_image(self, name_or_id: str, filters: dict[str, Any] | None = None) -> Record | None:
+    def get_image(self, name_or_id: str, filters: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Return the image with that id, or the newest with that name."""
         found = self.many("find_image", "image", "/images", "images", {"name": name_or_id, **(filters or {})})
         if len(found) > 1:
@@ -206,7 +204,7 @@ class CloudApi(ImageApi):
         if not _is_uuid(name_or_id):
             return None
         try:
-            image = Record(self.request("get_image", "image", "GET", f"/images/{name_or_id}", wanted="id", missing_ok=True))
+            image = self.request("get_image", "image", "GET", f"/images/{name_or_id}", wanted="id", missing_ok=True)
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return None
@@ -222,10 +220,10 @@ class CloudApi(ImageApi):
             listed = self.many("list_networks", "network", "/networks", "networks")
         return Networks(Rules.of(self.client), list(listed))
 
-    def list_ports(self, filters: dict[str, Any] | None = None) -> list[Record]:
+    def list_ports(self, filters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         return self.many("list_ports", "network", "/ports", "ports", {"project_id": self.project(), **(filters or {})})
 
-    def ports_of(self, server_id: str) -> list[Record]:
+    def ports_of(self, server_id: str) -> list[dict[str, Any]]:
         return self.many("find_ports", "network", "/ports", "ports", {"device_id": server_id})
 
     def delete_port(self, port_id: str) -> bool:
@@ -246,7 +244,7 @@ class CloudApi(ImageApi):
             return False
         return bool(networks.floating and (server.get("private_v4") or addresses(server, kind=FIXED)))
 
-    def create_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> Record | None:
+    def create_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> dict[str, Any] | None:
         """Create a floating IP with the server's tags; None when no port can have one."""
         port, source = self._port_for_floating_ip(server, networks), networks.floating
         if port is None or source is None:
@@ -268,7 +266,7 @@ class CloudApi(ImageApi):
                     return port["id"], fixed["ip_address"]
         return None
 
-    def _create_floating_ip_at(self, network_id: str, port_id: str, address: str, metadata: dict[str, str]) -> Record:
+    def _create_floating_ip_at(self, network_id: str, port_id: str, address: str, metadata: dict[str, str]) -> dict[str, Any]:
         description = " ".join(
             [FIP_TAG, *(f"{key}={quote(str(value), safe='')}" for key, value in metadata.items() if key.startswith("nodepool_"))]
         )
@@ -277,10 +275,9 @@ class CloudApi(ImageApi):
         pauses = iter(AGAIN)
         while True:
             try:
-                answer = self.request(
-                    "create_floating_ip", "network", "POST", "/floatingips", wanted="floatingip", json={"floatingip": body}
+                return self.single(
+                    "create_floating_ip", "network", "/floatingips", "floatingip", "POST", json={"floatingip": body}
                 )
-                return Record(answer["floatingip"])
             except Exception as error:
                 if classify(error) is not ErrorKind.TRANSIENT:
                     raise
@@ -293,7 +290,7 @@ class CloudApi(ImageApi):
                 if pause is None or self.calls.pause(pause):
                     raise
 
-    def get_floating_ip_by_id(self, floating_ip_id: str) -> Record | None:
+    def get_floating_ip_by_id(self, floating_ip_id: str) -> dict[str, Any] | None:
         try:
             return self.single("get_floating_ip", "network", f"/floatingips/{floating_ip_id}", "floatingip", missing_ok=True)
         except Exception as error:
@@ -301,7 +298,7 @@ class CloudApi(ImageApi):
                 return None
             raise
 
-    def list_floating_ips(self, **filters: object) -> list[Record]:
+    def list_floating_ips(self, **filters: object) -> list[dict[str, Any]]:
         return self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"project_id": self.project(), **filters})
 
     def delete_floating_ip(self, floating_ip_id: str) -> bool:

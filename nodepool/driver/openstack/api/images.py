@@ -10,7 +10,7 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.driver.openstack.api.errors import is_quota, sdk_error, status_of
-from nodepool.driver.openstack.api.transport import Record, Transport
+from nodepool.driver.openstack.api.transport import Transport
 
 #: Fields of the image that are not properties, and their types.
 FIELDS: dict[str, Any] = {"min_disk": int, "min_ram": int, "protected": bool, "tags": list, "visibility": str,
@@ -31,7 +31,7 @@ class ImageApi(Transport):
     def create_image(
         self, name: str, filename: str, disk_format: str, md5: str | None = None, sha256: str | None = None,
         timeout: float = 3600, wait: bool = True, is_public: bool = False, **metadata: dict[str, str],
-    ) -> Record:  # fmt: skip
+    ) -> dict[str, Any]:  # fmt: skip
         """Upload the file and wait until the image is active. A failure leaves no image.
 
         :param timeout: seconds for everything.
@@ -41,19 +41,18 @@ class ImageApi(Transport):
         size = os.path.getsize(filename)
         if self.client.config.config.get("image_api_use_tasks"):
             # A legacy method of one vendor, through the object store.
-            return Record(
-                id=self.client.create_image(
-                    name=name,
-                    filename=filename,
-                    disk_format=disk_format,
-                    md5=md5,
-                    sha256=sha256,
-                    wait=True,
-                    timeout=timeout,
-                    allow_duplicates=True,
-                    **metadata,
-                ).id
+            image = self.client.create_image(
+                name=name,
+                filename=filename,
+                disk_format=disk_format,
+                md5=md5,
+                sha256=sha256,
+                wait=True,
+                timeout=timeout,
+                allow_duplicates=True,
+                **metadata,
             )
+            return {"id": image.id}
         body = {"name": name, "disk_format": disk_format, "container_format": "bare",
                 "visibility": "public" if is_public else "private", **properties(metadata, md5, sha256)}  # fmt: skip
         # Protection would prevent the removal of a damaged image: it is set last.
@@ -93,10 +92,10 @@ class ImageApi(Transport):
 
         self.authenticated(lambda: self.calls.call("upload_image", send, lane="image", deadline=left, idempotent=False))
 
-    def _wait_active(self, image_id: str, until: float) -> Record:
+    def _wait_active(self, image_id: str, until: float) -> dict[str, Any]:
         pause, longest = POLL
         while True:
-            image = Record(self.request("get_image", "image", "GET", f"/images/{image_id}", wanted="status"))
+            image: dict[str, Any] = self.request("get_image", "image", "GET", f"/images/{image_id}", wanted="status")
             status = str(image["status"]).lower()
             if status == "active":
                 return image
@@ -108,7 +107,7 @@ class ImageApi(Transport):
                 raise exceptions.BuilderError(f"provider {self.provider.name} is stopping")
             pause = min(longest, pause * 1.5)
 
-    def _compare(self, image: Record, size: int, md5: str | None) -> None:
+    def _compare(self, image: dict[str, Any], size: int, md5: str | None) -> None:
         there = image.get("checksum")
         if md5 and there and len(there) == len(md5) and there.lower() != md5.lower():
             raise exceptions.BuilderError(f"image {image['id']} arrived damaged: its md5 is {there}, that of the file is {md5}")

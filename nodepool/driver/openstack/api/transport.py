@@ -36,16 +36,6 @@ IDENTITY = "identity"
 T = TypeVar("T")
 
 
-class Record(dict[str, Any]):
-    """JSON object whose keys are also attributes, like the SDK's objects."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
 def prepare(client: Connection) -> Any:
     """Set time limits for calls of an SDK connection, and allow a connection per thread."""
     from keystoneauth1 import session as keystone
@@ -181,15 +171,18 @@ class Transport:
             )
         )
 
-    def single(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Record:
+    def single(
+        self, operation: str, service: str, path: str, wanted: str, method: str = "GET", **kw: Any
+    ) -> dict[str, Any]:  # fmt: skip
         """Return one object, which the answer has under the name ``wanted``."""
-        return Record(self.request(operation, service, "GET", path, wanted=wanted, **kw)[wanted])
+        found: dict[str, Any] = self.request(operation, service, method, path, wanted=wanted, **kw)[wanted]
+        return found
 
     def many(
         self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None, **kw: object
-    ) -> list[Record]:
+    ) -> list[dict[str, Any]]:
         """Return all objects."""
-        return [Record(item) for item in self.pages(operation, service, path, key, dict(params or {}), **kw)]
+        return list(self.pages(operation, service, path, key, params or {}, **kw))
 
     def pages(self, operation: str, service: str, path: str, key: str, params: dict[str, Any], **kw: Any) -> Iterator[Any]:
         """Yield all objects of the answers; the next page is linked in JSON or header."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import types
 
 import pytest
 
@@ -336,17 +335,16 @@ class TestImagesAndLabels:
 
     @pytest.mark.spec("OST-2.2: flavors by RAM and name")
     def test_flavors_are_found_by_ram_and_name(self, adapter):
-        flavor = types.SimpleNamespace
         adapter._client._flavor_list = [
-            flavor(id="3", name="large big", ram=300, vcpus=3),
-            flavor(id="1", name="small", ram=100, vcpus=1),
-            flavor(id="2", name="medium big", ram=200, vcpus=2),
+            {"id": "3", "name": "large big", "ram": 300, "vcpus": 3},
+            {"id": "1", "name": "small", "ram": 100, "vcpus": 1},
+            {"id": "2", "name": "medium big", "ram": 200, "vcpus": 2},
         ]
-        assert adapter._findFlavor(None, 100).id == "1"
-        assert adapter._findFlavor("big", 100).id == "2"
-        assert adapter._findFlavor("big", 201).id == "3"
-        assert adapter._findFlavor("small", 0).id == "1"
-        assert adapter._findFlavor("2", 0).id == "2"
+        assert adapter._findFlavor(None, 100)["id"] == "1"
+        assert adapter._findFlavor("big", 100)["id"] == "2"
+        assert adapter._findFlavor("big", 201)["id"] == "3"
+        assert adapter._findFlavor("small", 0)["id"] == "1"
+        assert adapter._findFlavor("2", 0)["id"] == "2"
         for name, ram in (("big", 0), ("small", 200), (None, 1000)):
             with pytest.raises(Exception, match="Unable to find flavor"):
                 adapter._findFlavor(name, ram)

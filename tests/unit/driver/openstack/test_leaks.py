@@ -12,7 +12,6 @@ import pytest
 
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.driver.fake.adapter import Dummy, FakeAdapter, FakeOpenStackCloud
-from nodepool.driver.openstack.api.transport import Record
 from nodepool.driver.statemachine.leaks import LeakSearch
 from nodepool.zk.cluster import View
 from tests.support.histories import SoundHistory
@@ -29,9 +28,9 @@ SNAPSHOTS = [
 ]  # fmt: skip
 
 
-def image(image_id: str, **more: Any) -> Record:
+def image(image_id: str, **more: Any) -> dict[str, Any]:
     """As ``CloudApi.list_images`` has it."""
-    return Record({"id": image_id, "name": image_id, "protected": False, **MARKS, **more, "properties": MARKS})
+    return {"id": image_id, "name": image_id, "protected": False, **MARKS, **more, "properties": MARKS}
 
 
 def find_leaks(adapter: Any, node: Any = None, history: SoundHistory | None = None) -> None:
