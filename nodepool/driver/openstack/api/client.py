@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from nodepool.cloud import ErrorKind
-from nodepool.driver.openstack.api.errors import classify, sdk_error
+from nodepool.driver.openstack.api.errors import classify
 from nodepool.driver.openstack.api.images import ImageApi
 from nodepool.driver.openstack.api.networks import FIXED, Networks, Rules, addresses, fill_in, has_floating
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer
@@ -84,16 +84,11 @@ class CloudApi(ImageApi):
 
         :param repeat: retry after errors; not needed when the caller polls anyway.
         """
-        try:
-            return self.single("get_server", "compute", f"/servers/{server_id}", "server", missing_ok=True, idempotent=repeat)
-        except Exception as error:
-            if sdk_error(error, "NotFoundException"):
-                return None
-            raise
+        return self.find("get_server", "compute", f"/servers/{server_id}", "server", idempotent=repeat)
 
     def list_servers(self) -> list[NodepoolOpenStackServer]:
         """Return all servers of the project, without filters and SDK objects, which are slow."""
-        return [NodepoolOpenStackServer(item) for item in self.pages("list_servers", "compute", "/servers/detail", "servers", {})]
+        return [NodepoolOpenStackServer(item) for item in self.many("list_servers", "compute", "/servers/detail", "servers")]
 
     def expand_server(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
         """Return the server with its addresses."""
@@ -110,7 +105,7 @@ class CloudApi(ImageApi):
 
     def delete_server(self, server_id: str) -> bool:
         """Delete the server; return False when it does not exist."""
-        return self._delete("delete_server", "compute", f"/servers/{server_id}", lane="delete")
+        return self.delete("delete_server", "compute", f"/servers/{server_id}", lane="delete")
 
     def get_server_console(self, server_id: str) -> str | None:
         answer = self.request(
@@ -127,15 +122,6 @@ class CloudApi(ImageApi):
     def get_server_group(self, name_or_id: str) -> dict[str, Any] | None:
         groups = self.many("list_server_groups", "compute", "/os-server-groups", "server_groups")
         return next((group for group in groups if name_or_id in (group["id"], group["name"])), None)
-
-    def _delete(self, operation: str, service: str, path: str, lane: str | None = None) -> bool:
-        try:
-            self.request(operation, service, "DELETE", path, lane=lane, missing_ok=True)
-        except Exception as error:
-            if sdk_error(error, "NotFoundException"):
-                return False
-            raise
-        return True
 
     # -- inputs of servers
 
@@ -178,7 +164,7 @@ class CloudApi(ImageApi):
         )
 
     def delete_volume(self, volume_id: str) -> bool:
-        return self._delete("delete_volume", "block_storage", f"/volumes/{volume_id}")
+        return self.delete("delete_volume", "block_storage", f"/volumes/{volume_id}")
 
     # -- images
 
@@ -203,13 +189,10 @@ class CloudApi(ImageApi):
             return max(found, key=lambda image: str(image.get("created_at") or ""))
         if not _is_uuid(name_or_id):
             return None
-        try:
-            image = self.request("get_image", "image", "GET", f"/images/{name_or_id}", wanted="id", missing_ok=True)
-        except Exception as error:
-            if sdk_error(error, "NotFoundException"):
-                return None
-            raise
-        return image if all(image.get(key) == value for key, value in (filters or {}).items()) else None
+        image: dict[str, Any] | None = self.request(
+            "get_image", "image", "GET", f"/images/{name_or_id}", wanted="id", missing_ok=True
+        )
+        return image if image and all(image.get(key) == value for key, value in (filters or {}).items()) else None
 
     # -- networks
 
@@ -227,7 +210,7 @@ class CloudApi(ImageApi):
         return self.many("find_ports", "network", "/ports", "ports", {"device_id": server_id})
 
     def delete_port(self, port_id: str) -> bool:
-        return self._delete("delete_port", "network", f"/ports/{port_id}")
+        return self.delete("delete_port", "network", f"/ports/{port_id}")
 
     def project(self) -> str:
         """Return our project: an administrator would also see objects of others."""
@@ -291,18 +274,13 @@ class CloudApi(ImageApi):
                     raise
 
     def get_floating_ip_by_id(self, floating_ip_id: str) -> dict[str, Any] | None:
-        try:
-            return self.single("get_floating_ip", "network", f"/floatingips/{floating_ip_id}", "floatingip", missing_ok=True)
-        except Exception as error:
-            if sdk_error(error, "NotFoundException"):
-                return None
-            raise
+        return self.find("get_floating_ip", "network", f"/floatingips/{floating_ip_id}", "floatingip")
 
     def list_floating_ips(self, **filters: object) -> list[dict[str, Any]]:
         return self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"project_id": self.project(), **filters})
 
     def delete_floating_ip(self, floating_ip_id: str) -> bool:
-        return self._delete("delete_floating_ip", "network", f"/floatingips/{floating_ip_id}")
+        return self.delete("delete_floating_ip", "network", f"/floatingips/{floating_ip_id}")
 
     def delete_unattached_floating_ips(self) -> int:
         """Delete them, also those of others in the project; return how many there were."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.driver.openstack.api.errors import is_quota, sdk_error, status_of
+from nodepool.driver.openstack.api.errors import is_quota, status_of
 from nodepool.driver.openstack.api.transport import Transport
 
 #: Fields of the image that are not properties, and their types.
@@ -148,10 +148,8 @@ class ImageApi(Transport):
     def delete_image(self, image_id: str) -> bool:
         """Delete the image; return False when it does not exist."""
         try:
-            self.request("delete_image", "image", "DELETE", f"/images/{image_id}", missing_ok=True)
+            return self.delete("delete_image", "image", f"/images/{image_id}")
         except Exception as error:
-            if sdk_error(error, "NotFoundException"):
-                return False
             if status_of(error) == 403 and "protected" in str(error).lower():
                 raise ProtectedImage(
                     f"image {image_id} of provider {self.provider.name} is protected and cannot be deleted; remove the"
@@ -164,7 +162,6 @@ class ImageApi(Transport):
                     f" {self.provider.cloud_config.name} and cannot be deleted yet: {error}"
                 ) from error
             raise
-        return True
 
 
 def properties(metadata: dict[str, Any], md5: str | None, sha256: str | None) -> dict[str, Any]:

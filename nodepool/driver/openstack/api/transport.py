@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlparse
@@ -148,28 +148,34 @@ class Transport:
             return proxy
 
     def request(
-        self, operation: str, service: str, method: str, path: str, *, lane: str | None = None, deadline: float | None = None,
+        self, operation: str, service: str, method: str, path: str, *, lane: str | None = None,
         wanted: str | None = None, idempotent: bool | None = None, missing_ok: bool = False, **kw: object,
     ) -> Any:  # fmt: skip
-        """Return the JSON of the answer, None when it has no body.
+        """Return the JSON of the answer, True for a deletion, None when there is no body.
 
         :param wanted: a key that it must contain.
+        :param missing_ok: return None when the object does not exist.
         """
-        return self.authenticated(
-            lambda: self.calls.call(
-                operation,
-                self.send,
-                service,
-                method,
-                path,
-                wanted,
-                kw,
-                lane=lane or LANES[service],
-                deadline=deadline or DEADLINE,
-                idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent,
-                missing_ok=missing_ok,
+        try:
+            return self.authenticated(
+                lambda: self.calls.call(
+                    operation,
+                    self.send,
+                    service,
+                    method,
+                    path,
+                    wanted,
+                    kw,
+                    lane=lane or LANES[service],
+                    deadline=DEADLINE,
+                    idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent,
+                    missing_ok=missing_ok,
+                )
             )
-        )
+        except Exception as error:
+            if missing_ok and sdk_error(error, "NotFoundException"):
+                return None
+            raise
 
     def single(
         self, operation: str, service: str, path: str, wanted: str, method: str = "GET", **kw: Any
@@ -178,22 +184,28 @@ class Transport:
         found: dict[str, Any] = self.request(operation, service, method, path, wanted=wanted, **kw)[wanted]
         return found
 
-    def many(
-        self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None, **kw: object
-    ) -> list[dict[str, Any]]:
-        """Return all objects."""
-        return list(self.pages(operation, service, path, key, params or {}, **kw))
+    def find(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> dict[str, Any] | None:
+        """Return one object, or None when it does not exist."""
+        answer = self.request(operation, service, "GET", path, wanted=wanted, missing_ok=True, **kw)
+        return None if answer is None else answer[wanted]
 
-    def pages(self, operation: str, service: str, path: str, key: str, params: dict[str, Any], **kw: Any) -> Iterator[Any]:
-        """Yield all objects of the answers; the next page is linked in JSON or header."""
+    def delete(self, operation: str, service: str, path: str, lane: str | None = None) -> bool:
+        """Delete one object; return False when it does not exist."""
+        return bool(self.request(operation, service, "DELETE", path, lane=lane, missing_ok=True))
+
+    def many(
+        self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return all objects; the next page is linked in JSON or header."""
+        found: list[dict[str, Any]] = []
         markers: set[str] = set()
         while True:
-            data = self.request(operation, service, "GET", path, wanted=key, params=params, **kw)
-            yield from data[key]
+            data = self.request(operation, service, "GET", path, wanted=key, params=params or {})
+            found += data[key]
             links = data.get(f"{key}_links") or ()
             following = next((link["href"] for link in links if link.get("rel") == "next"), None) or data.get("next")
             if not following:
-                return
+                return found
             params = {name: values[-1] for name, values in parse_qs(urlparse(following).query).items()}
             marker = params.get("marker")
             if marker is None or marker in markers:
@@ -209,11 +221,13 @@ class Transport:
                 raise self.refused(error) from error
             raise
         self._check_token(response)
-        text = response.text
-        if method == "DELETE" and 200 <= response.status_code < 300 and response.status_code not in DELETED:
-            raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
         self._check_found(response, method, path)
         _check_status(response, kw)
+        if method == "DELETE":
+            if response.status_code not in DELETED:
+                raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
+            return True
+        text = response.text
         if response.status_code in (202, 204) and not text and wanted is None:
             return None
         try:

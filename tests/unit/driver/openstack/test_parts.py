@@ -144,25 +144,33 @@ def test_few_servers_of_a_large_project_are_asked_for_one_by_one(
         assert len(asked) == calls
 
 
+def api_of(service: Any) -> CloudApi:
+    """The driver's API over one service, without credentials."""
+    client: Any = SimpleNamespace(session=SimpleNamespace(auth=None))
+    api = CloudApi(client, CloudCalls("p", classify, {}), SimpleNamespace(name="p"), logging.getLogger("nodepool.test"))
+    api.service = lambda _name: service  # type: ignore[method-assign]
+    return api
+
+
+def response(status: int, content: bytes, **headers: str) -> requests.Response:
+    made = requests.Response()
+    made.status_code, made._content, made.url = status, content, "http://cloud/"
+    made.headers.update(headers)
+    return made
+
+
 class Pages:
     """A service that answers page by page."""
 
     def __init__(self, pages: dict[str | None, tuple[dict[str, Any], str | None]]) -> None:
         self.pages = pages
-        self.calls = CloudCalls("p", classify, {})
-        client: Any = SimpleNamespace(session=SimpleNamespace(auth=None))
-        self.api = CloudApi(client, self.calls, SimpleNamespace(name="p"), logging.getLogger("nodepool.test"))
-        self.api.service = lambda _name: self  # type: ignore[method-assign, assignment, return-value]
+        self.api = api_of(self)
+        self.calls = self.api.calls
 
     def request(self, path: str, method: str, params: dict[str, str], **_kw: Any) -> requests.Response:
         assert (path, method) == ("/servers/detail", "GET")
         content, header = self.pages[params.get("marker")]
-        response = requests.Response()
-        response.status_code = 200
-        response._content = json.dumps(content).encode()
-        if header:
-            response.headers["Link"] = f'<{header}>; rel="next"'
-        return response
+        return response(200, json.dumps(content).encode(), **({"Link": f'<{header}>; rel="next"'} if header else {}))
 
     def list(self) -> list[str]:
         try:
@@ -172,9 +180,8 @@ class Pages:
 
 
 @pytest.mark.spec("OST-2.2: paging by servers_links or the Link header; a repeated marker is an error")
-def test_repeated_page_of_a_listing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", Backoff(0.0, 0.0))
-    monkeypatch.setattr("nodepool.driver.openstack.api.transport.DEADLINE", 0.0)
+@pytest.mark.usefixtures("no_retries")
+def test_repeated_page_of_a_listing_is_an_error() -> None:
     links = [{"rel": "next", "href": "http://x/servers/detail?marker=b"}]
     first = {"servers": [{"id": "a"}, {"id": "b"}], "servers_links": links}
     last = {"servers": [{"id": "d"}]}
@@ -184,3 +191,45 @@ def test_repeated_page_of_a_listing_is_an_error(monkeypatch: pytest.MonkeyPatch)
         Pages({None: (first, None), "b": (first, None)}).list()
     with pytest.raises(CallTimeout, match="no 'servers' in the answer"):
         Pages({None: ({"error": "html"}, None)}).list()
+
+
+NOT_FOUND = b'{"itemNotFound": {"code": 404, "message": "Instance s could not be found."}}'
+
+
+@pytest.fixture
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", Backoff(0.0, 0.0))
+    monkeypatch.setattr("nodepool.driver.openstack.api.transport.DEADLINE", 0.0)
+
+
+@pytest.mark.usefixtures("no_retries")
+def test_missing_objects_are_an_answer() -> None:
+    """They are None to a query and False to a deletion; a gateway's 404 is neither."""
+    answers: list[requests.Response] = []
+    api = api_of(SimpleNamespace(request=lambda *_args, **_kw: answers.pop(0)))
+    questions: list[tuple[Callable[[str], Any], Any]] = [
+        (api.get_server_by_id, None), (api.get_floating_ip_by_id, None),
+        (api.delete_server, False), (api.delete_floating_ip, False), (api.delete_image, False),
+    ]  # fmt: skip
+    for ask, missing in questions:
+        answers.append(response(404, NOT_FOUND))
+        assert ask("s") is missing
+        answers.append(response(404, b"<html>Not Found</html>"))
+        with pytest.raises(CallTimeout, match="HTTP 404"):
+            ask("s")
+        answers.append(response(503, b"no"))
+        with pytest.raises(CallTimeout):
+            ask("s")
+    answers.append(response(200, b'{"server": {"id": "s"}}'))
+    assert api.get_server_by_id("s") == {"id": "s"}
+    for status in (202, 204):
+        answers.append(response(status, b""))
+        assert api.delete_server("s") is True
+    for status in (200, 302):
+        answers.append(response(status, b"<html>Log in</html>"))
+        with pytest.raises(CallTimeout, match=f"HTTP {status}"):
+            api.delete_server("s")
+    answers.append(response(404, NOT_FOUND))
+    with pytest.raises(Exception, match="NotFound"):
+        api.list_flavors()
+    api.calls.stop()
