@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlparse
 
 from nodepool.cloud import CloudCalls
+from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.driver.openstack.api.errors import BadAnswer, CredentialsRefused, TokenRefused, sdk_error, status_of, tidy
 from nodepool.driver.openstack.config import OpenStackProviderConfig
 
@@ -32,6 +31,8 @@ AS_IT_IS: dict[str, Any] = {"allow_reauth": False, "status_code_retries": 0}
 """Options for the SDK's requests: new tokens and retries are done here, at our pace."""
 IDENTITY = "identity"
 """Lane of the calls for tokens."""
+NEVER = -1.0
+"""Age in seconds up to which a login is used for later callers."""
 
 T = TypeVar("T")
 
@@ -56,10 +57,8 @@ class Transport:
         self.calls = calls
         self.provider = provider
         self.log = log
-        self._services: dict[str, Any] = {}
-        self._locks = {service: threading.Lock() for service in LANES}
-        self._login: Future[None] | None = None
-        self._login_lock = threading.Lock()
+        #: One thread logs in, or queries the versions of a service; the others wait for its result.
+        self._shared = AnswerCache()
 
     def has(self, service: str) -> bool:
         """Return whether the cloud has the service, according to clouds.yaml and the catalog."""
@@ -75,25 +74,13 @@ class Transport:
         :param refused: a token that a service did not accept.
         """
         auth = self.client.session.auth
-        if not hasattr(auth, "auth_ref") or _is_valid(auth, refused):
-            return
-        with self._login_lock:
-            if _is_valid(auth, refused):
-                return
-            login, mine = self._login, self._login is None
-            if login is None:
-                login = self._login = Future()
-        if mine:
-            try:
-                auth.invalidate()
-                self.calls.call("get_token", self._get_token, auth, lane=IDENTITY, deadline=DEADLINE, idempotent=True)
-                login.set_result(None)
-            except BaseException as error:
-                login.set_exception(error)
-            finally:
-                with self._login_lock:
-                    self._login = None
-        login.result(DEADLINE + API_TIMEOUT)
+        if hasattr(auth, "auth_ref") and not _is_valid(auth, refused):
+            self._shared.get("token", None, lambda: self._log_in(auth, refused), NEVER)
+
+    def _log_in(self, auth: Any, refused: str | None) -> None:
+        if not _is_valid(auth, refused):  # another thread may have logged in just now
+            auth.invalidate()
+            self.calls.call("get_token", self._get_token, auth, lane=IDENTITY, deadline=DEADLINE, idempotent=True)
 
     def _get_token(self, auth: Any) -> None:
         try:
@@ -131,21 +118,20 @@ class Transport:
 
     def service(self, name: str) -> Any:
         """Return the SDK's proxy of a service; the first use queries its versions."""
-        with self._locks[name]:
-            proxy = self._services.get(name)
-            if proxy is None:
-                proxy = getattr(self.client, name)
-                # An absent service raises here.
-                url = proxy.endpoint_override or proxy.get_endpoint() or ""
-                if not re.search(r"/v\d", urlparse(url).path):
-                    # Its version document could not be read; the SDK would permanently continue without the version.
-                    self.client._proxies.pop(proxy.service_type, None)
-                    raise BadAnswer(
-                        f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
-                        f" report its versions at {url or 'the address in the catalogue'}"
-                    )
-                self._services[name] = proxy
-            return proxy
+        return self._shared.get("service", name, lambda: self._find_service(name))
+
+    def _find_service(self, name: str) -> Any:
+        proxy = getattr(self.client, name)
+        # An absent service raises here.
+        url = proxy.endpoint_override or proxy.get_endpoint() or ""
+        if not re.search(r"/v\d", urlparse(url).path):
+            # Its version document could not be read; the SDK would permanently continue without the version.
+            self.client._proxies.pop(proxy.service_type, None)
+            raise BadAnswer(
+                f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
+                f" report its versions at {url or 'the address in the catalogue'}"
+            )
+        return proxy
 
     def request(
         self, operation: str, service: str, method: str, path: str, *, lane: str | None = None,

@@ -1,10 +1,12 @@
-"""Parts of the openstack driver by themselves: kinds of errors, addresses, marks."""
+"""Parts of the openstack driver by themselves: kinds of errors, addresses, marks, requests, logins."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,11 @@ from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
 from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
 from nodepool.driver.openstack.api.client import CloudApi, floating_ip_metadata
-from nodepool.driver.openstack.api.errors import BadAnswer, classify, retry_after, suspect
+from nodepool.driver.openstack.api.errors import BadAnswer, CredentialsRefused, TokenRefused, classify, retry_after, suspect
 from nodepool.driver.openstack.api.images import properties
 from nodepool.driver.openstack.api.networks import Networks, Rules, fill_in
+from nodepool.driver.openstack.api.transport import Transport
+from tests.conftest import wait_for
 
 
 def http(status: int, message: str = "", **headers: str) -> Exception:
@@ -233,3 +237,140 @@ def test_missing_objects_are_an_answer() -> None:
     with pytest.raises(Exception, match="NotFound"):
         api.list_flavors()
     api.calls.stop()
+
+
+# -- logins: one at a time, for all threads of a provider
+
+
+class Unauthorized(Exception):
+    """As that of keystoneauth, which the driver knows by its name."""
+
+
+class Auth:
+    """A plug-in of keystoneauth; a login ends when the test says so."""
+
+    reauthenticate = True
+    MIN_TOKEN_LIFE_SECONDS = 120
+
+    def __init__(self) -> None:
+        self.auth_ref: Any = None
+        self.logins: list[Future[str]] = []
+
+    def invalidate(self) -> None:
+        self.auth_ref = None
+
+    def get_access(self, _session: object) -> None:
+        self.logins.append(Future())
+        self.auth_ref = token(self.logins[-1].result(20))
+
+
+def token(text: str, expired: bool = False) -> Any:
+    return SimpleNamespace(auth_token=text, will_expire_soon=lambda _seconds: expired)
+
+
+@pytest.fixture
+def auth() -> Auth:
+    return Auth()
+
+
+@pytest.fixture
+def transport(auth: Auth) -> Iterator[Transport]:
+    client: Any = SimpleNamespace(session=SimpleNamespace(auth=auth))
+    provider: Any = SimpleNamespace(name="p", cloud_config=SimpleNamespace(name="c"))
+    calls = CloudCalls("p", classify, {})
+    yield Transport(client, calls, provider, logging.getLogger("nodepool.test"))
+    calls.stop()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as executor:
+        yield executor
+
+
+def waiting(transport: Transport, count: int) -> bool:
+    (login,) = transport._shared._asked.values()
+    return len(login._waiters) == count  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_threads_share_a_login_and_its_failure(
+    transport: Transport, auth: Auth, threads: ThreadPoolExecutor, fails: bool
+) -> None:
+    callers = [threads.submit(transport.authenticate) for _ in range(6)]
+    wait_for(lambda: auth.logins and waiting(transport, 5), what="five wait for the sixth")
+    if fails:
+        auth.logins[0].set_exception(Unauthorized("wrong password"))
+        for caller in callers:
+            assert isinstance(caller.exception(20), CredentialsRefused)
+        retry = threads.submit(transport.authenticate)
+        wait_for(lambda: len(auth.logins) == 2, what="another login")
+        auth.logins[1].set_result("t")
+        retry.result(20)
+    else:
+        auth.logins[0].set_result("t")
+        for caller in callers:
+            caller.result(20)
+        transport.authenticate()
+        assert len(auth.logins) == 1
+
+
+def test_a_token_is_renewed_when_it_expires_or_is_refused(transport: Transport, auth: Auth, threads: ThreadPoolExecutor) -> None:
+    for before, refused in ((token("old", expired=True), None), (token("old"), "old")):
+        auth.auth_ref, auth.logins = before, []
+        caller = threads.submit(transport.authenticate, refused)
+        wait_for(lambda: auth.logins, what="a login")
+        auth.logins[0].set_result("new")
+        caller.result(20)
+    transport.authenticate(refused="old")
+    assert auth.auth_ref.auth_token == "new"
+    assert len(auth.logins) == 1, "another thread has renewed it"
+
+
+def test_a_login_that_comes_too_late_is_not_repeated(transport: Transport, auth: Auth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token became valid between the check and the login."""
+    auth.auth_ref = token("new")
+    transport._log_in(auth, "old")
+    assert auth.logins == []
+
+
+def test_a_call_is_repeated_once_with_a_new_token(transport: Transport, auth: Auth, threads: ThreadPoolExecutor) -> None:
+    auth.auth_ref = token("old")
+    tried: list[str] = []
+    done = threading.Event()
+
+    def call() -> str:
+        tried.append(auth.auth_ref.auth_token)
+        if len(tried) == 1 or done.is_set():
+            raise TokenRefused("refused", auth.auth_ref.auth_token)
+        return "answer"
+
+    caller = threads.submit(transport.authenticated, call)
+    wait_for(lambda: auth.logins, what="a login")
+    auth.logins[0].set_result("new")
+    assert caller.result(20) == "answer"
+    assert tried == ["old", "new"]
+    done.set()
+    caller = threads.submit(transport.authenticated, call)
+    wait_for(lambda: len(auth.logins) == 2, what="another login")
+    auth.logins[1].set_result("newer")
+    assert isinstance(caller.exception(20), TokenRefused)
+
+
+def test_plug_ins_without_tokens_do_not_log_in() -> None:
+    client: Any = SimpleNamespace(session=SimpleNamespace(auth=object()))
+    Transport(client, Any, Any, logging.getLogger("nodepool.test")).authenticate()  # type: ignore[arg-type]
+
+
+def test_a_service_is_discovered_once(transport: Transport) -> None:
+    """An unreadable version document is no discovery; the SDK must forget it."""
+    urls = ["http://cloud/compute", "http://cloud/compute/v2.1", "http://cloud/compute"]
+    proxy = SimpleNamespace(endpoint_override=None, get_endpoint=lambda: urls.pop(0), service_type="compute")
+    client: Any = transport.client
+    client.compute, client._proxies = proxy, {"compute": proxy}
+    with pytest.raises(RuntimeError, match="the compute service of cloud c does not report its versions at http://cloud/compute"):
+        transport.service("compute")
+    assert client._proxies == {}
+    assert transport.service("compute") is proxy
+    assert transport.service("compute") is proxy
+    assert len(urls) == 1
