@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from nodepool.cloud.errors import CallTimeout
 
 Key = tuple[str, str | None]
+T = TypeVar("T")
 
 SHARED_DEADLINE = 150.0
 """Seconds to wait for the call of another thread: longer than a call with its retries takes."""
@@ -32,7 +33,7 @@ class AnswerCache:
         self._fetches: dict[Key, Callable[[], Any]] = {}
         self._asked: dict[Key, Future[Any]] = {}
 
-    def get(self, kind: str, name: str | None, fetch: Callable[[], Any], ttl: float = math.inf) -> Any:
+    def get(self, kind: str, name: str | None, fetch: Callable[[], T], ttl: float = math.inf) -> T:
         """Return the answer, calling ``fetch`` if there is none younger than ``ttl`` seconds.
 
         :raises CallTimeout: the call of another thread takes too long.
@@ -40,9 +41,10 @@ class AnswerCache:
         key = (kind, name)
         with self._lock:
             if key in self._answers and self._clock() - self._answered[key] <= ttl:
-                return self._answers[key]
+                known: T = self._answers[key]
+                return known
             asked, mine = self._take_on(key)
-        return self._ask(key, fetch, mine) if mine is not None else self._share(key, asked)
+        return self._ask(key, fetch, mine) if mine is not None else self._share(key, asked)  # type: ignore[no-any-return]
 
     def _take_on(self, key: Key) -> tuple[Future[Any] | None, Future[Any] | None]:
         """Return the pending call of another caller, or a new one that this caller has to make."""

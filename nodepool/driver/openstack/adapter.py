@@ -13,7 +13,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, ErrorKind, Poller
+from nodepool.cloud import AdaptiveRate, CloudCalls, ErrorKind, Poller
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.api.client import CloudApi
@@ -165,25 +165,19 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             yield OpenStackInstance(self.provider, server, self._quotaOfServer(server, volumes))
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """Return missing instances by a new listing, and by id: listings omit cells that are down."""
-        listed = {server["id"]: server for server in self._listServers()}
+        """Return those that the cloud does not know, by id if necessary: listings omit cells that are down."""
+        found = self._someServers(external_ids)
         missing = []
         for external_id in external_ids:
-            server = listed.get(external_id)
-            if server is None:
-                try:
-                    server = self._getServerById(external_id)
-                except CallsStopped:
-                    raise
-                except Exception as error:
-                    self.log.warning(
-                        "Server %s of provider %s is not listed and cannot be queried, doing nothing: %s",
-                        external_id,
-                        self.provider.name,
-                        error,
-                    )
-                    continue
-            if server is None or does_not_run(server):
+            server = found.get(external_id)
+            if isinstance(server, Exception):
+                self.log.warning(
+                    "Server %s of provider %s is not listed and cannot be queried, doing nothing: %s",
+                    external_id,
+                    self.provider.name,
+                    server,
+                )
+            elif server is None or does_not_run(server):
                 missing.append(external_id)
         return missing
 

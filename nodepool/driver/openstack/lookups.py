@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nodepool import exceptions
 from nodepool.cloud import CallsStopped
@@ -29,8 +27,6 @@ QUESTION = 0.05
 """Approximate seconds that a cloud needs for a query of one server."""
 LISTED = 0.001
 """Approximate seconds for each server of a listing."""
-
-T = TypeVar("T")
 
 
 def questions_worth_listing(listed: int, pace: float) -> float:
@@ -58,15 +54,10 @@ class CloudLookups:
 
     def _initLookups(self) -> None:
         self._memo = AnswerCache()
-        self._listing_lock = threading.Lock()
-        self._listing: tuple[float, list[Any]] = (float("-inf"), [])
+        self._listings = AnswerCache()
         self._listed = 0
         self._unknown_flavors: set[Any] = set()
         self._gone = RecentlyGone()
-
-    def _remember(self, kind: str, name: str | None, fetch: Callable[[], T]) -> T:
-        value: T = self._memo.get(kind, name, fetch)
-        return value
 
     def _forget(self, *kinds: str) -> None:
         """Drop cached answers of these kinds, or all; callers that need them wait for new ones."""
@@ -100,12 +91,7 @@ class CloudLookups:
 
     def _liveServers(self) -> list[Any]:
         """Return the servers, listed now or less than a second ago."""
-        with self._listing_lock:
-            when, servers = self._listing
-            if time.monotonic() - when >= self.LISTING_TTL:
-                started = time.monotonic()
-                servers = self._listServers()
-                self._listing = (started, servers)
+        servers = self._listings.get("servers", None, self._listServers, self.LISTING_TTL)
         gone = self._gone.recent()
         return [server for server in servers if not is_deleted(server) and server["id"] not in gone]
 
@@ -146,7 +132,7 @@ class CloudLookups:
         return {key: answer for key, answer in answers.items() if answer is not None}
 
     def _networks(self) -> Networks:
-        return self._remember("networks", None, self._api.list_networks)
+        return self._memo.get("networks", None, self._api.list_networks)
 
     def _expandServer(self, server: NodepoolOpenStackServer) -> Any:
         """Add the addresses from the server's record; makes calls only if it has none."""
@@ -170,13 +156,13 @@ class CloudLookups:
 
     def _findImage(self, name: str) -> Any:
         """Return the active image of that name or id, or None; both are cached."""
-        return self._remember("image", name, lambda: self._api.get_image(name, filters={"status": "active"}))
+        return self._memo.get("image", name, lambda: self._api.get_image(name, filters={"status": "active"}))
 
     def _listFlavors(self) -> list[Any]:
         def fetch() -> list[Any]:
             return sorted(self._api.list_flavors(), key=lambda flavor: (flavor["ram"], flavor["name"]))
 
-        return self._remember("flavors", None, fetch)
+        return self._memo.get("flavors", None, fetch)
 
     def _findFlavor(self, flavor_name: str | None, min_ram: int) -> Any:
         flavor = self._matchFlavor(flavor_name, min_ram)
@@ -222,10 +208,10 @@ class CloudLookups:
                 )
             return group
 
-        return self._remember("server-group", name, fetch)
+        return self._memo.get("server-group", name, fetch)
 
     def _listAZs(self) -> list[Any]:
-        return self._remember("zones", None, lambda: self._api.list_availability_zone_names() or [None])
+        return self._memo.get("zones", None, lambda: self._api.list_availability_zone_names() or [None])
 
     def _quotaOfServer(self, server: NodepoolOpenStackServer, volumes: list[Any]) -> QuotaInformation:
         """Return the usage of a listed server; an unknown flavor counts as one instance.

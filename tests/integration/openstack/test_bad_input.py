@@ -360,7 +360,7 @@ def forget_everything(bench: LauncherBench, name: str = "cloud-1") -> None:
     provider = manager(bench, name)
     provider.adapter._forget()
     provider.adapter._client.session.auth.invalidate()
-    provider.adapter._listing = (float("-inf"), [])
+    provider.adapter._listings.forget()
     provider.label_quota_cache.clear()
     provider.invalidateQuotaCache()
 

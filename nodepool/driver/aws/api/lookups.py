@@ -54,11 +54,11 @@ class AwsLookups:
         For the quota, which is calculated so rarely that a cached list is useless: our own nodes that were deleted
         since then would count as not ours.
         """
-        return self._memo.get("instances", None, self.list_instances, CACHE_TTL)  # type: ignore[no-any-return]
+        return self._memo.get("instances", None, self.list_instances, CACHE_TTL)
 
     def volumes(self) -> list[dict[str, Any]]:
         """Return the volumes, as fresh as instances."""
-        return self._memo.get("volumes", None, self.list_volumes, CACHE_TTL)  # type: ignore[no-any-return]
+        return self._memo.get("volumes", None, self.list_volumes, CACHE_TTL)
 
     def _paged(self, method: str, key: str, **kw: object) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -195,7 +195,7 @@ class AwsLookups:
         def fetch() -> Any:
             return self.adapter.ec2("describe_instance_types", InstanceTypes=[name])["InstanceTypes"][0]
 
-        return self._memo.get("type", name, fetch)  # type: ignore[no-any-return]
+        return self._memo.get("type", name, fetch)
 
     def image(self, ami_id: str) -> dict[str, Any]:
         """Return an AMI by id.
@@ -211,7 +211,7 @@ class AwsLookups:
                 )
             return images[0]
 
-        return self._memo.get("image", ami_id, fetch)  # type: ignore[no-any-return]
+        return self._memo.get("image", ami_id, fetch)
 
     def filtered_image(self, filters: list[dict[str, Any]]) -> str:
         """Return the id of the newest matching AMI, cached for five minutes.
