@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from cachetools import LRUCache
-
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CloudCalls, ErrorKind, Poller
+from nodepool.cloud import ErrorKind, Poller
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.api import errors
-from nodepool.driver.openstack.api.client import CloudApi
-from nodepool.driver.openstack.changes import CloudChanges
 from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderDiskImage, ProviderLabel
+from nodepool.driver.openstack.floating_ips import FloatingIps
 from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.lookups import CACHE_TTL, CloudLookups
 from nodepool.driver.openstack.machines import OpenStackCreateStateMachine, OpenStackDeleteStateMachine
@@ -34,7 +29,6 @@ from nodepool.driver.openstack.servers import (
 from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
-from nodepool.version import get_version_string
 from nodepool.zk.records import NodeRequest
 
 __all__ = [
@@ -49,13 +43,10 @@ __all__ = [
     "quota_from_limits",
 ]
 
-LANE_THREADS = {"api": 10, "read": 6, "write": 4, "delete": 6, "network": 4, "volume": 2, "image": 4}
 WATCH_BATCH = 200
-ATTACHED = 20_000
-"""Number of servers for which the existence of a floating IP is cached; a query costs a call."""
 
 
-class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
+class OpenStackAdapter(CloudLookups):
     #: Seconds between two searches for a missing cloud image.
     IMAGE_CHECK_TIMEOUT: float = 300
     #: Minimum and maximum seconds between two polls of a server.
@@ -65,27 +56,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
 
     def __init__(self, provider_config: OpenStackProviderConfig) -> None:
         super().__init__(provider_config)
-        self.log = logging.getLogger(f"nodepool.OpenStackAdapter.{provider_config.name}")
-        self.provider = provider_config
         self._last_image_check = float("-inf")
-        name = f"openstack-{provider_config.name}"
-        # ``rate`` is seconds between two calls, for each service of the cloud.
-        rate = 1.0 / provider_config.rate if provider_config.rate else None
-        compute = AdaptiveRate(f"{name}-compute", rate)
-        rates = dict.fromkeys(("read", "write", "delete"), compute)
-        rates.update((lane, AdaptiveRate(f"{name}-{lane}", rate)) for lane in ("network", "volume", "image", "identity"))
-        self.calls: CloudCalls = CloudCalls(
-            provider_config.name,
-            errors.classify,
-            rates,
-            threads=LANE_THREADS,
-            log=self.log,
-            retry_after=errors.retry_after,
-            overload=errors.is_overload,
-        )
-        self._client = self._getClient()
-        self._api = self._getApi()
-        self._initLookups()
         floor, ceiling = self.LOOKS
         self.watched_servers: Poller[Any] = Poller(
             f"servers of {provider_config.name}",
@@ -108,31 +79,8 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             log=self.log,
         )
         self.leaks = LeakCleaner(self, provider_config, self.log)
-        #: The cloud does not report servers that others delete.
-        self._attached: LRUCache[str, list[str]] = LRUCache(ATTACHED)
-        self._attached_lock = threading.Lock()
+        self.floating_ips = FloatingIps(self._api, provider_config)
         self._not_ready: dict[str, str] = {}
-
-    def _getClient(self) -> Any:
-        # Expensive; the fake cloud does not need it.
-        import openstack.connection
-
-        from nodepool.driver.openstack.api.transport import prepare
-
-        # Our own calls limit the rate: the SDK's limits apply per adapter.
-        return prepare(
-            openstack.connection.Connection(
-                config=self.provider.cloud_config, use_direct_get=False, app_name="nodepool", app_version=get_version_string()
-            )
-        )
-
-    def _getApi(self) -> CloudApi:
-        """Return the API for the cloud behind the client."""
-        return CloudApi(self._client, self.calls, self.provider, self.log)
-
-    def stop(self) -> None:
-        self.calls.stop()
-        self._api.close()
 
     # -- running calls
 
@@ -146,6 +94,40 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     def _completeApi(self, future: Future[Any]) -> Any:
         """Return the result, or None while the call runs."""
         return future.result() if future.done() else None
+
+    # -- servers
+
+    def _createServer(
+        self, name: str, image: Mapping[str, Any], flavor: Mapping[str, Any], key_name: str | None = None, az: str | None = None,
+        config_drive: bool | None = None, networks: list[str] | None = None,
+        security_groups: list[str] | None = None, boot_from_volume: bool = False, volume_size: int = 50,
+        instance_properties: dict[str, Any] | None = None, userdata: str | None = None,
+        volume_type: str | None = None, server_group: str | None = None, scheduler_hints: dict[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """Start a server; without networks, it gets the default network of clouds.yaml."""
+        hints = dict(scheduler_hints or {})
+        if server_group:
+            hints["group"] = self._findServerGroup(server_group)["id"]
+        default = None if networks else self._networks().default
+        nics = [default] if default else [self._findNetwork(network) for network in networks or ()]
+        optional = {
+            "boot_from_volume": boot_from_volume,
+            "volume_size": volume_size if boot_from_volume else None,
+            "volume_type": volume_type,
+            "key_name": key_name,
+            "availability_zone": az,
+            "security_groups": security_groups,
+            "userdata": userdata,
+            "nics": [{"net-id": network["id"]} for network in nics],
+            "meta": instance_properties,
+            "scheduler_hints": hints,
+        }
+        given: dict[str, Any] = {key: value for key, value in optional.items() if value}
+        return self._api.create_server(name=name, image=image, flavor=flavor, config_drive=config_drive, **given)
+
+    def _deleteServer(self, external_id: str) -> Any:
+        """Request the deletion; False: the cloud does not know the server."""
+        return self._api.delete_server(external_id)
 
     # -- interface for the framework
 
@@ -192,10 +174,10 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     def deleteResource(self, resource: statemachine.Resource) -> None:
         if resource.type == "instance":
             # Loose ones are resources themselves.
-            self._deleteFloatingIpsOf(resource.id, loose=False)
+            self.floating_ips.delete_of(resource.id, loose=False)
             self._deleteServer(resource.id)
         elif resource.type == "floatingip":
-            self._deleteFloatingIp(resource.id)
+            self._api.delete_floating_ip(resource.id)
         elif resource.type == "volume":
             self._api.delete_volume(resource.id)
         elif resource.type == "image":

@@ -53,7 +53,7 @@ class LeakCleaner:
             yield from pool.labels.values()
 
     def _floating_ips(self) -> Iterator[OpenStackResource]:
-        if not any(pool.auto_floating_ip for pool in self.provider.pools.values()) or not self.adapter._hasFloatingIps():
+        if not any(pool.auto_floating_ip for pool in self.provider.pools.values()) or not self.adapter._api.has_floating_ips():
             return
         for address in self.adapter._api.list_floating_ips():
             metadata = floating_ip_metadata(address.get("description"))
@@ -100,7 +100,7 @@ class LeakCleaner:
         removed = 0
         for port_id in sorted(self._find_down_ports() & self.down_ports):
             try:
-                self.adapter._deletePort(port_id)
+                self.adapter._api.delete_port(port_id)
             except Exception:
                 self.log.exception("Removing the DOWN port %s in %s failed", port_id, self.provider.name)
             else:

@@ -8,17 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud import CallsStopped
+from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls
 from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.cloud.recently_gone import RecentlyGone
+from nodepool.driver import statemachine
+from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.api.client import CloudApi
-from nodepool.driver.openstack.api.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
 from nodepool.driver.openstack.api.networks import Networks
 from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderLabel
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer, is_deleted, quota_from_flavor, volumes_of
 from nodepool.driver.utils import QuotaInformation
+from nodepool.version import get_version_string
 
 CACHE_TTL = 1  # seconds
+LANE_THREADS = {"api": 10, "read": 6, "write": 4, "delete": 6, "network": 4, "volume": 2, "image": 4}
 FEW = 4
 """Minimum number of servers that are queried one by one before all are listed."""
 PAGE = 1000
@@ -39,12 +42,9 @@ def questions_worth_listing(listed: int, pace: float) -> float:
     return max(FEW, listing / max(pace, QUESTION))
 
 
-class CloudLookups:
-    """The reading half of the adapter. Data that rarely changes is cached permanently."""
+class CloudLookups(statemachine.Adapter):
+    """The connection to a cloud, and lookups there. Data that rarely changes is cached permanently."""
 
-    log: logging.Logger
-    provider: OpenStackProviderConfig
-    _api: CloudApi
     #: Seconds for which a listing of all servers may be reused.
     LISTING_TTL: float = CACHE_TTL
     #: Seconds after which something that was not found may be searched again.
@@ -52,12 +52,53 @@ class CloudLookups:
     #: Seconds in which refused servers cause only one renewal of the same data.
     RENEWAL_PAUSE: float = 10
 
-    def _initLookups(self) -> None:
+    def __init__(self, provider_config: OpenStackProviderConfig) -> None:
+        super().__init__(provider_config)
+        self.log = logging.getLogger(f"nodepool.OpenStackAdapter.{provider_config.name}")
+        self.provider = provider_config
+        name = f"openstack-{provider_config.name}"
+        # ``rate`` is seconds between two calls, for each service of the cloud.
+        rate = 1.0 / provider_config.rate if provider_config.rate else None
+        compute = AdaptiveRate(f"{name}-compute", rate)
+        rates = dict.fromkeys(("read", "write", "delete"), compute)
+        rates.update((lane, AdaptiveRate(f"{name}-{lane}", rate)) for lane in ("network", "volume", "image", "identity"))
+        self.calls: CloudCalls = CloudCalls(
+            provider_config.name,
+            errors.classify,
+            rates,
+            threads=LANE_THREADS,
+            log=self.log,
+            retry_after=errors.retry_after,
+            overload=errors.is_overload,
+        )
+        self._client = self._getClient()
+        self._api = self._getApi()
         self._memo = AnswerCache()
         self._listings = AnswerCache()
         self._listed = 0
         self._unknown_flavors: set[Any] = set()
         self._gone = RecentlyGone()
+
+    def _getClient(self) -> Any:
+        # Expensive; the fake cloud does not need it.
+        import openstack.connection
+
+        from nodepool.driver.openstack.api.transport import prepare
+
+        # Our own calls limit the rate: the SDK's limits apply per adapter.
+        return prepare(
+            openstack.connection.Connection(
+                config=self.provider.cloud_config, use_direct_get=False, app_name="nodepool", app_version=get_version_string()
+            )
+        )
+
+    def _getApi(self) -> CloudApi:
+        """Return the API for the cloud behind the client."""
+        return CloudApi(self._client, self.calls, self.provider, self.log)
+
+    def stop(self) -> None:
+        self.calls.stop()
+        self._api.close()
 
     def _forget(self, *kinds: str) -> None:
         """Drop cached answers of these kinds, or all; callers that need them wait for new ones."""
@@ -78,7 +119,7 @@ class CloudLookups:
         image = label.cloud_image.external_name if label.cloud_image is not None else None
         names = {str(name) for name in (image, label.server_group, *(label.networks or ())) if name}
         try:
-            self._memo.renew(suspected_lookups(message), names, self.RENEWAL_PAUSE)
+            self._memo.renew(errors.suspected_lookups(message), names, self.RENEWAL_PAUSE)
         except Exception as error:
             self.log.warning("Provider %s: renewing the data of label %s failed: %s", self.provider.name, label.name, error)
 
@@ -98,10 +139,6 @@ class CloudLookups:
     def _getServer(self, external_id: str) -> Any:
         """Return the current server, None if missing; without retries, for callers that poll."""
         return self._api.get_server_by_id(external_id, repeat=False)
-
-    def _getServerById(self, external_id: str) -> Any:
-        """Same as above, with retries, for callers that do not poll."""
-        return self._api.get_server_by_id(external_id)
 
     def _someServers(self, ids: Sequence[str]) -> Mapping[str, Any]:
         """Return the current servers; absent ones do not exist. Raises if that is unknown.
@@ -144,7 +181,7 @@ class CloudLookups:
         try:
             return self._api.list_volumes()
         except Exception as exc:
-            if sdk_error(exc, *ABSENT_SERVICE):
+            if errors.sdk_error(exc, *errors.ABSENT_SERVICE):
                 return []
             raise
 

@@ -6,6 +6,7 @@ that server is queried when a change is due.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -23,10 +24,12 @@ from nodepool.driver.openstack.servers import (
     fault_message,
     is_deleted,
     quota_from_flavor,
+    volumes_of,
 )
 from nodepool.driver.statemachine.model import Adapter, DriverLabel
 from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.logconfig import Log
+from nodepool.zk.cluster import same_owner
 from nodepool.zk.records import NodeRequest
 
 FLOATING_IP_TIMEOUT = 60.0
@@ -49,7 +52,7 @@ class OpenStackDeleteStateMachine(SteppedMachine):
         adapter, server_id, gone = self.adapter, self.external_id, False
         if not server_id:
             return
-        yield from self.call(adapter._submitDelete(adapter._deleteFloatingIpsOf, server_id))
+        yield from self.call(adapter._submitDelete(adapter.floating_ips.delete_of, server_id))
         while not gone:
             self.state = self.SERVER_DELETE
             existed = yield from self.call(adapter._submitDelete(adapter._deleteServer, server_id))
@@ -138,13 +141,15 @@ class OpenStackCreateStateMachine(SteppedMachine):
     def _createServer(self) -> Any:
         """Create the server, on the executor. One that exists in spite of an error is remembered."""
         label, pool = self.label, self.label.pool
+        # The zone of the request, unless the label specifies others.
+        az = self.az if not label.azs or self.az in label.azs else random.choice(label.azs)
         try:
             server = self.adapter._createServer(
                 self.hostname,
                 image=self.image,
                 flavor=self.flavor,
                 key_name=label.key_name,
-                az=self.adapter._chooseZone(label, self.az),
+                az=az,
                 config_drive=self.config_drive,
                 networks=label.networks,
                 security_groups=label.security_groups or pool.security_groups,
@@ -179,7 +184,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         server_id = getattr(exc, "resource_id", None) or (created["id"] if created else None)
         if not server_id and classify(exc) is ErrorKind.TRANSIENT:
             try:
-                server_id = self.adapter._lostServer(self.hostname, self.metadata)
+                server_id = self._lostServer()
             except Exception as error:
                 self.log.warning("Creation of %s is unclear, leaving it to the leak cleanup: %s", self.hostname, error)
             if server_id:
@@ -188,7 +193,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
             return
         self.external_id = server_id
         try:
-            server = self.adapter._getServerById(server_id)
+            server = self.adapter._api.get_server_by_id(server_id)
         except Exception as error:
             self.log.warning("The failed server %s cannot be read: %s", server_id, error)
             return
@@ -198,14 +203,31 @@ class OpenStackCreateStateMachine(SteppedMachine):
         if "quota" in fault.lower():
             raise exceptions.QuotaException("Quota exceeded") from exc
 
+    def _lostServer(self) -> str | None:
+        """Return the id of a server whose creation was not answered properly, if it exists."""
+        for server in self.adapter._api.find_servers(self.hostname):
+            if same_owner(server.get("metadata") or {}, self.metadata):
+                return str(server["id"])
+        return None
+
+    def _tagVolumes(self, server: NodepoolOpenStackServer) -> None:
+        """Tag the volumes that nova created for the server as ours, for the leak cleanup."""
+        tags = {key: value for key, value in self.metadata.items() if key.startswith("nodepool_")}
+        for volume_id in volumes_of(server):
+            try:
+                self.adapter._api.tag_volume(volume_id, tags)
+            except Exception as error:
+                self.log.warning("Volume %s of server %s cannot be tagged: %s", volume_id, server["id"], error)
+
     def _inspect(self, server: NodepoolOpenStackServer) -> tuple[Any, bool]:
         """Read addresses and the need for a floating IP of an active server, on the executor."""
+        adapter = self.adapter
         if self.label.boot_from_volume:
-            self.adapter._tagVolumes(server, self.metadata)
-        server = self.adapter._expandServer(server)
-        needed = bool(self.label.pool.auto_floating_ip and self.adapter._needsFloatingIp(server))
+            self._tagVolumes(server)
+        server = adapter._expandServer(server)
+        needed = bool(self.label.pool.auto_floating_ip and adapter._api.needs_floating_ip(server, adapter._networks()))
         if not needed and not has_floating(server):
-            self.adapter._noteFloatingIps(server["id"], [])
+            adapter.floating_ips.note(server["id"], [])
         return server, needed
 
     def steps(self) -> Steps[OpenStackInstance]:
@@ -217,7 +239,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         self.server, needs_floating_ip = yield from self._call(self._inspect, self.server)
         if needs_floating_ip:
             self.state = self.FLOATING_IP_CREATING
-            floating_ip = yield from self._call(self.adapter._createFloatingIp, self.server)
+            floating_ip = yield from self._call(self._createFloatingIp)
             if floating_ip is None:
                 self.log.info("No port of server %s can have a floating IP", self.external_id)
             else:
@@ -225,6 +247,9 @@ class OpenStackCreateStateMachine(SteppedMachine):
                 floating_ip = yield from self._attached(floating_ip)
                 self.server = yield from self._call(self._showFloatingIp, floating_ip)
         return OpenStackInstance(self.provider, self.server, self.quota)
+
+    def _createFloatingIp(self) -> Any:
+        return self.adapter.floating_ips.create(self.server, self.adapter._networks())
 
     def _removeLate(self, future: Future[Any]) -> None:
         """Delete a server that an abandoned creation has created, perhaps in spite of an error."""

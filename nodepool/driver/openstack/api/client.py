@@ -39,8 +39,7 @@ class CloudApi(ImageApi):
 
     def create_server(
         self, name: str, image: Mapping[str, Any], flavor: Mapping[str, Any], config_drive: bool | None = None,
-        wait: bool = False,
-        boot_from_volume: bool = False, volume_size: int = 50, terminate_volume: bool = True, volume_type: str | None = None,
+        boot_from_volume: bool = False, volume_size: int = 50, volume_type: str | None = None,
         key_name: str | None = None, availability_zone: str | None = None, security_groups: list[str] | None = None,
         userdata: str | None = None, nics: list[dict[str, str]] | None = None, meta: dict[str, Any] | None = None,
         scheduler_hints: dict[str, Any] | None = None,
@@ -50,7 +49,7 @@ class CloudApi(ImageApi):
         version: tuple[int, int] | None = None
         if boot_from_volume:
             volume = {"boot_index": 0, "source_type": "image", "destination_type": "volume", "uuid": image["id"],
-                      "volume_size": volume_size, "delete_on_termination": terminate_volume}  # fmt: skip
+                      "volume_size": volume_size, "delete_on_termination": True}  # fmt: skip
             if volume_type:
                 volume["volume_type"] = volume_type
                 version = VOLUME_TYPE

@@ -14,6 +14,7 @@ from nodepool import exceptions
 from nodepool.cloud import CallsStopped
 from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
 from nodepool.driver.openstack import machines
+from nodepool.driver.openstack.api.networks import Networks
 from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.lookups import FEW
 from tests.conftest import wait_for
@@ -198,6 +199,30 @@ def test_launch_given_up_while_the_server_is_built_looks_no_more(adapter: FakeAd
     machine.abandon()
     assert not adapter.watched_servers._watches
     assert cloud.deleted == [], "the launcher deletes what it knows"
+
+
+@pytest.mark.spec("OST-2.3.1: unconfigured arguments are omitted")
+def test_a_creation_asks_for_what_is_configured(
+    adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    make = cloud.create_server
+    monkeypatch.setattr(cloud, "create_server", lambda **kw: (asked.append(kw), make(**kw))[1])
+    label.networks, label.pool.security_groups = [], []
+    advance(create(adapter, label, az="az2"))
+    assert set(asked[-1]) == {"name", "image", "flavor", "config_drive", "availability_zone", "meta"}
+    assert asked[-1]["availability_zone"] == "az2"
+    monkeypatch.setattr(Networks, "default", {"id": "net-of-clouds-yaml"})
+    label.azs, label.server_group, label.volume_size = ["az1"], "group", 7
+    advance(create(adapter, label, az="az2"))
+    assert asked[-1]["availability_zone"] == "az1"
+    assert asked[-1]["nics"] == [{"net-id": "net-of-clouds-yaml"}]
+    assert asked[-1]["scheduler_hints"] == {"group": "group"}
+    assert "volume_size" not in asked[-1]
+    label.networks, label.boot_from_volume = ["fake-ipv6-network-name"], True
+    advance(create(adapter, label, az="az1"))
+    assert asked[-1]["nics"] == [{"net-id": adapter._findNetwork("fake-ipv6-network-name")["id"]}]
+    assert (asked[-1]["boot_from_volume"], asked[-1]["volume_size"]) == (True, 7)
 
 
 def test_marks_of_volumes(adapter: FakeAdapter, cloud: Cloud, fake_provider: Any) -> None:

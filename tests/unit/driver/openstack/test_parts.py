@@ -289,8 +289,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def waiting(transport: Transport, count: int) -> bool:
+    login: Any
     (login,) = transport._shared._asked.values()
-    return len(login._waiters) == count  # type: ignore[attr-defined]
+    return len(login._waiters) == count
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -358,8 +359,9 @@ def test_a_call_is_repeated_once_with_a_new_token(transport: Transport, auth: Au
 
 
 def test_plug_ins_without_tokens_do_not_log_in() -> None:
+    nothing: Any = None
     client: Any = SimpleNamespace(session=SimpleNamespace(auth=object()))
-    Transport(client, Any, Any, logging.getLogger("nodepool.test")).authenticate()  # type: ignore[arg-type]
+    Transport(client, nothing, nothing, logging.getLogger("nodepool.test")).authenticate()
 
 
 def test_a_service_is_discovered_once(transport: Transport) -> None:
