@@ -147,7 +147,10 @@ class OpenStackAdapter(CloudLookups):
             yield OpenStackInstance(self.provider, server, self._quotaOfServer(server, volumes))
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """Return those that the cloud does not know, by id if necessary: listings omit cells that are down."""
+        """Return instances that the cloud does not know, queried by id if not listed.
+
+        Listings omit cells that are down.
+        """
         found = self._someServers(external_ids)
         missing = []
         for external_id in external_ids:

@@ -43,7 +43,10 @@ def questions_worth_listing(listed: int, pace: float) -> float:
 
 
 class CloudLookups(statemachine.Adapter):
-    """The connection to a cloud, and lookups there. Data that rarely changes is cached permanently."""
+    """The connection to a cloud, and lookups there.
+
+    Data that rarely changes is cached permanently.
+    """
 
     #: Seconds for which a listing of all servers may be reused.
     LISTING_TTL: float = CACHE_TTL
