@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nodepool import exceptions
@@ -13,7 +13,7 @@ from nodepool.cloud.calls import DEADLINE
 from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.driver import statemachine
 from nodepool.driver.aws.api import clients
-from nodepool.driver.aws.api.errors import check_answer, classify
+from nodepool.driver.aws.api.errors import AwsError, check_answer, classify
 from nodepool.driver.aws.api.lookups import CACHE_TTL, READ_DEADLINE, SERVICE_QUOTA_CACHE_TTL, AwsLookups
 from nodepool.driver.aws.config import AwsLabel, AwsProviderConfig, AwsProviderDiskImage
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
@@ -201,7 +201,11 @@ class AwsAdapter(statemachine.Adapter):
 
     def _release(self, ids: Iterable[str]) -> dict[str, Exception]:
         answer = self.ec2("release_hosts", lane="delete", HostIds=list(ids))
-        return {item["ResourceId"]: _Refused(item.get("Error") or {}) for item in answer.get("Unsuccessful") or []}
+        return {item["ResourceId"]: AwsError(item.get("Error") or {}) for item in answer.get("Unsuccessful") or []}
+
+    def _release_one(self, host_id: str) -> None:
+        for refusal in self._release([host_id]).values():
+            raise refusal
 
     # -- the framework's side
 
@@ -245,7 +249,27 @@ class AwsAdapter(statemachine.Adapter):
 
     def deleteResource(self, resource: AwsResource) -> None:
         self.log.info("Deleting leaked %s: %s", resource.type, resource.id)
-        self.leaks.delete(resource)
+        self.remove(resource.type, resource.id)
+
+    def remove(self, kind: str, key: str) -> None:
+        """Delete a resource now, if it still exists.
+
+        :param kind: type of :class:`AwsResource`.
+        """
+        calls: dict[str, Callable[[], Any]] = {
+            AwsResource.TYPE_HOST: lambda: self._release_one(key),
+            AwsResource.TYPE_INSTANCE: lambda: self._terminate([key]),
+            AwsResource.TYPE_VOLUME: lambda: self.ec2("delete_volume", lane="delete", VolumeId=key),
+            AwsResource.TYPE_AMI: lambda: self.ec2("deregister_image", lane="delete", ImageId=key),
+            AwsResource.TYPE_SNAPSHOT: lambda: self.ec2("delete_snapshot", lane="delete", SnapshotId=key),
+            AwsResource.TYPE_OBJECT: lambda: self.delete_object((self.provider.object_storage or {})["bucket-name"], key),
+        }
+        try:
+            calls[kind]()
+        except Exception as error:
+            if classify(error) is not ErrorKind.NOT_FOUND:
+                raise
+            self.log.warning("%s %s no longer exists", kind.capitalize(), key)
 
     def getQuotaLimits(self) -> QuotaInformation:
         return self.quota.limits(self.provider)
@@ -290,7 +314,7 @@ class AwsAdapter(statemachine.Adapter):
     # -- names that are used from outside
 
     def _getImportImageTask(self, task_id: str) -> Any:
-        return self.images.image_task(task_id)
+        return self.images.task("image", task_id)
 
     def _listAmis(self) -> list[dict[str, Any]]:
         return self.cloud.list_amis()
@@ -304,11 +328,3 @@ class AwsAdapter(statemachine.Adapter):
             {"id": ami["ImageId"], "name": ami.get("Name"), "properties": tag_list_to_dict(ami.get("Tags"))}
             for ami in self.cloud.list_amis()
         ]
-
-
-class _Refused(Exception):
-    """The error of one refused id in a batch."""
-
-    def __init__(self, error: dict[str, Any]) -> None:
-        super().__init__(f"{error.get('Code')}: {error.get('Message')}")
-        self.response = {"Error": error}

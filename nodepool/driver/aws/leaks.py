@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nodepool.cloud import ErrorKind
-from nodepool.driver.aws.api.errors import classify
 from nodepool.driver.aws.launch.machines import HOST_GONE
 from nodepool.driver.aws.objects import AwsResource, state_of, tag_list_to_dict
 
@@ -103,27 +101,3 @@ class AwsLeaks:
     @staticmethod
     def _task_tags(task: dict[str, Any] | None) -> dict[str, str]:
         return tag_list_to_dict((task or {}).get("Tags"))
-
-    # -- removal of one
-
-    def _release(self, host_id: str) -> None:
-        for refusal in self.adapter._release([host_id]).values():
-            raise refusal
-
-    def delete(self, resource: AwsResource) -> None:
-        """Delete a leaked resource now, if it still exists."""
-        adapter = self.adapter
-        calls: dict[str, Callable[[], Any]] = {
-            AwsResource.TYPE_HOST: lambda: self._release(resource.id),
-            AwsResource.TYPE_INSTANCE: lambda: adapter.ec2("terminate_instances", lane="delete", InstanceIds=[resource.id]),
-            AwsResource.TYPE_VOLUME: lambda: adapter.ec2("delete_volume", lane="delete", VolumeId=resource.id),
-            AwsResource.TYPE_AMI: lambda: adapter.ec2("deregister_image", lane="delete", ImageId=resource.id),
-            AwsResource.TYPE_SNAPSHOT: lambda: adapter.ec2("delete_snapshot", lane="delete", SnapshotId=resource.id),
-            AwsResource.TYPE_OBJECT: lambda: adapter.delete_object(adapter.provider.object_storage["bucket-name"], resource.id),
-        }
-        try:
-            calls[resource.type]()
-        except Exception as error:
-            if classify(error) is not ErrorKind.NOT_FOUND:
-                raise
-            self.log.warning("Leaked %s %s no longer exists", resource.type, resource.id)

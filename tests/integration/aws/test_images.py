@@ -308,8 +308,15 @@ def test_leaked_import_results_are_deleted_and_live_images_stay(bench: LauncherB
 def test_missing_import_task(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws)
     assert adapter(bench)._getImportImageTask("test") is None
-    assert adapter(bench).images.snapshot_task("test") is None
+    assert adapter(bench).images.task("snapshot", "test") is None
     assert adapter(bench).calls.troubles() == []
+
+
+def test_removal_of_missing_resources_succeeds(bench: LauncherBench, aws: AwsCloud) -> None:
+    start(bench, aws)
+    for kind, prefix in (("ami", "ami"), ("snapshot", "snap"), ("volume", "vol"), ("instance", "i")):
+        adapter(bench).remove(kind, f"{prefix}-00000000000000000")
+    adapter(bench).deleteImage("ami-00000000000000000")
 
 
 @pytest.mark.parametrize("operation", ["DescribeVolumes", "DescribeImages", "DescribeSnapshots"])

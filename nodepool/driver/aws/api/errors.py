@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.errors import CallTimeout
 
@@ -49,6 +51,14 @@ NO_CREDENTIALS = frozenset((
     "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError",
     "UnauthorizedSSOTokenError", "SSOTokenLoadError",
 ))  # fmt: skip
+
+
+class AwsError(Exception):
+    """An error inside an answer of AWS; classified like those that boto3 raises."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(f"{error.get('Code')}: {error.get('Message')}")
+        self.response = {"Error": error}
 
 
 class NotAnAnswer(Exception):

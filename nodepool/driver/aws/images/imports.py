@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from nodepool import exceptions
@@ -13,7 +12,7 @@ from nodepool.cloud import ErrorKind
 from nodepool.driver.aws.api.errors import classify, code_of, passes
 from nodepool.driver.aws.config import IMAGE_FORMATS, AwsProviderDiskImage
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
-from nodepool.driver.aws.objects import tag_dict_to_list
+from nodepool.driver.aws.objects import AwsResource, tag_dict_to_list
 
 IMPORT_LIMIT = 6 * 3600.0
 """Maximum seconds of an import."""
@@ -46,9 +45,19 @@ class AwsImages:
         if image.import_method == "ebs-direct":
             snapshot_id, size = self._send_blocks(image, image_name, filename, tags)
             return self._register(image, image_name, tags, snapshot_id, max(size, image.volume_size or 0))
+        kind = image_format or self.provider.image_type
         if image.import_method == "image":
-            return self._import_image(image, image_name, filename, image_format, tags)
-        return self._import_snapshot(image, image_name, filename, image_format, tags)
+            task = self._import("image", image, image_name, filename, kind, tags)
+            ami_id = str(task["ImageId"])
+            snapshots = [detail["SnapshotId"] for detail in task.get("SnapshotDetails") or [] if detail.get("SnapshotId")]
+            if not snapshots:
+                snapshots = _snapshots_of(self.adapter.ec2("describe_images", ImageIds=[ami_id]))
+            self.adapter.tag([ami_id, *snapshots], tags)
+            return ami_id
+        task = self._import("snapshot", image, image_name, filename, kind, tags)
+        snapshot_id = task["SnapshotTaskDetail"]["SnapshotId"]
+        self.adapter.tag([snapshot_id], tags)
+        return self._register(image, image_name, tags, snapshot_id, image.volume_size)
 
     def _send_blocks(self, image: AwsProviderDiskImage, image_name: str, filename: str, tags: dict[str, str]) -> tuple[str, int]:
         encryption: dict[str, Any] = {}
@@ -60,73 +69,33 @@ class AwsImages:
         result: tuple[str, int] = uploader.upload(self.provider.image_import_timeout)
         return result
 
-    def _import_snapshot(
-        self, image: AwsProviderDiskImage, name: str, filename: str, image_format: str | None, tags: dict[str, str]
-    ) -> str:
-        kind = image_format or self.provider.image_type
-        encryption: dict[str, Any] = {"Encrypted": True} if image.encrypted else {}
-        if image.kms_key_id:
-            encryption["KmsKeyId"] = image.kms_key_id
-
-        def start(bucket: dict[str, str]) -> Any:
-            return self.adapter.ec2(
-                "import_snapshot",
-                lane="write",
-                idempotent=True,
-                ClientToken=uuid.uuid4().hex,
-                DiskContainer={"Format": kind, "UserBucket": bucket},
-                **encryption,
-                TagSpecifications=[{"ResourceType": "import-snapshot-task", "Tags": tag_dict_to_list(tags)}],
-            )
-
-        task = self._through_bucket(name, kind, filename, tags, start, self.snapshot_task)
-        detail = task["SnapshotTaskDetail"]
-        self.adapter.tag([detail["SnapshotId"]], tags)
-        return self._register(image, name, tags, detail["SnapshotId"], image.volume_size)
-
-    def _import_image(
-        self, image: AwsProviderDiskImage, name: str, filename: str, image_format: str | None, tags: dict[str, str]
-    ) -> str:
-        kind = image_format or self.provider.image_type
-        encryption: dict[str, Any] = {"Encrypted": True} if image.encrypted else {}
-        if image.kms_key_id:
-            encryption["KmsKeyId"] = image.kms_key_id
-
-        def start(bucket: dict[str, str]) -> Any:
-            return self.adapter.ec2(
-                "import_image",
-                lane="write",
-                idempotent=True,
-                ClientToken=uuid.uuid4().hex,
-                Architecture=image.architecture,
-                DiskContainers=[{"Format": kind, "UserBucket": bucket}],
-                **encryption,
-                TagSpecifications=[{"ResourceType": "import-image-task", "Tags": tag_dict_to_list(tags)}],
-            )
-
-        task = self._through_bucket(name, kind, filename, tags, start, self.image_task)
-        ami_id = str(task["ImageId"])
-        snapshots = [detail["SnapshotId"] for detail in task.get("SnapshotDetails") or [] if detail.get("SnapshotId")]
-        if not snapshots:
-            snapshots = _snapshots_of(self.adapter.ec2("describe_images", ImageIds=[ami_id]))
-        self.adapter.tag([ami_id, *snapshots], tags)
-        return ami_id
-
-    def _through_bucket(
-        self, name: str, kind: str, filename: str, tags: dict[str, str], start: Callable[[dict[str, str]], Any],
-        look: Callable[[str], Any],
+    def _import(
+        self, what: str, image: AwsProviderDiskImage, name: str, filename: str, kind: str | None, tags: dict[str, str]
     ) -> Any:  # fmt: skip
-        """Upload the file to the bucket, import and remove it; return the finished task."""
+        """Upload the file to the bucket, import and remove it; return the finished task.
+
+        :param what: result of the import, ``image`` or ``snapshot``.
+        """
         storage = self.provider.object_storage
         if not storage:
             raise exceptions.RuntimeConfigurationException(
                 f"provider {self.provider.name} needs object-storage to import image {name}"
             )
         bucket, key = storage["bucket-name"], f"{name}.{kind}"
+        disk = {"Format": kind, "UserBucket": {"S3Bucket": bucket, "S3Key": key}}
+        args: dict[str, Any] = {"TagSpecifications": [{"ResourceType": f"import-{what}-task", "Tags": tag_dict_to_list(tags)}]}
+        if what == "image":
+            args.update(DiskContainers=[disk], Architecture=image.architecture)
+        else:
+            args["DiskContainer"] = disk
+        if image.encrypted:
+            args["Encrypted"] = True
+        if image.kms_key_id:
+            args["KmsKeyId"] = image.kms_key_id
         self.adapter.upload_object(bucket, key, filename, urllib.parse.urlencode(tags))
         try:
-            task_id = self._start_import(name, lambda: start({"S3Bucket": bucket, "S3Key": key}))
-            return self._wait_import(name, task_id, look)
+            task_id = self._start_import(name, f"import_{what}", args)
+            return self._wait_import(name, task_id, what)
         finally:
             try:
                 self.adapter.delete_object(bucket, key)
@@ -134,24 +103,25 @@ class AwsImages:
                 # Found again by its tags.
                 self.log.warning("Cannot delete object %s: %s", key, error)
 
-    def _start_import(self, name: str, start: Callable[[], Any]) -> str:
+    def _start_import(self, name: str, method: str, args: dict[str, Any]) -> str:
         limit = self.provider.image_import_timeout
         until = time.monotonic() + (limit or 0)
         while True:
             try:
-                return str(start()["ImportTaskId"])
+                task = self.adapter.ec2(method, lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
+                return str(task["ImportTaskId"])
             except Exception as error:
                 if code_of(error) != TOO_MANY or time.monotonic() >= until:
                     raise
                 self.log.debug("Too many imports at the same time; image %s waits", name)
             self.adapter.pause_upload()
 
-    def _wait_import(self, name: str, task_id: str, look: Callable[[str], Any]) -> Any:
+    def _wait_import(self, name: str, task_id: str, what: str) -> Any:
         until = time.monotonic() + IMPORT_LIMIT
         while True:
             task, failure = None, None
             try:
-                task = look(task_id)
+                task = self.task(what, task_id)
             except Exception as error:
                 # The import continues whether we can see it or not, and reads the object that a failed upload removes.
                 if not passes(error):
@@ -192,21 +162,18 @@ class AwsImages:
 
     # -- tasks
 
-    def snapshot_task(self, task_id: str) -> Any:
-        """Return an import task, None if it does not exist."""
-        return self._task("describe_import_snapshot_tasks", "ImportSnapshotTasks", task_id)
+    def task(self, what: str, task_id: str) -> Any:
+        """Return an import task, None if it does not exist.
 
-    def image_task(self, task_id: str) -> Any:
-        return self._task("describe_import_image_tasks", "ImportImageTasks", task_id)
-
-    def _task(self, method: str, key: str, task_id: str) -> Any:
+        :param what: ``image`` or ``snapshot``.
+        """
         try:
-            answer = self.adapter.ec2(method, missing_ok=True, ImportTaskIds=[task_id])
+            answer = self.adapter.ec2(f"describe_import_{what}_tasks", missing_ok=True, ImportTaskIds=[task_id])
         except Exception as error:
             if classify(error) is ErrorKind.NOT_FOUND:
                 return None
             raise
-        tasks = answer.get(key) or []
+        tasks = answer.get(f"Import{what.capitalize()}Tasks") or []
         return tasks[0] if tasks else None
 
     # -- removal
@@ -263,24 +230,15 @@ class AwsImages:
 
     def delete(self, ami_id: str) -> None:
         """Deregister the AMI and delete its snapshots, if they exist."""
-        snapshots: list[str] = []
         try:
             snapshots = _snapshots_of(self.adapter.ec2("describe_images", missing_ok=True, ImageIds=[ami_id]))
-            self.adapter.ec2("deregister_image", lane="delete", ImageId=ami_id)
         except Exception as error:
             if classify(error) is not ErrorKind.NOT_FOUND:
                 raise
-            self.log.warning("Image %s no longer exists", ami_id)
+            snapshots = []
+        self.adapter.remove(AwsResource.TYPE_AMI, ami_id)
         for snapshot_id in snapshots:
-            self.delete_snapshot(snapshot_id)
-
-    def delete_snapshot(self, snapshot_id: str) -> None:
-        try:
-            self.adapter.ec2("delete_snapshot", lane="delete", SnapshotId=snapshot_id)
-        except Exception as error:
-            if classify(error) is not ErrorKind.NOT_FOUND:
-                raise
-            self.log.warning("Snapshot %s no longer exists", snapshot_id)
+            self.adapter.remove(AwsResource.TYPE_SNAPSHOT, snapshot_id)
 
 
 def _snapshots_of(answer: dict[str, Any]) -> list[str]:

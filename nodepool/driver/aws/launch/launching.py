@@ -13,7 +13,7 @@ from cachetools import TTLCache
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind, translate
 from nodepool.cloud.sold_out import REFUSALS, SoldOut
-from nodepool.driver.aws.api.errors import classify, code_of, kind_of_code
+from nodepool.driver.aws.api.errors import AwsError, classify, code_of, kind_of_code
 from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.launch.offers import Offer
@@ -30,14 +30,6 @@ UNCLEAR = 1800.0
 def _refusal(error: BaseException, single: bool) -> ErrorKind:
     """Return the kind of a refusal; unsupported types count as sold out if more offers exist."""
     return ErrorKind.CAPACITY if not single and code_of(error) == UNSUPPORTED else classify(error)
-
-
-class FleetError(Exception):
-    """A fleet request without result; the classifier treats it as an API error."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.response = {"Error": {"Code": code, "Message": message}}
 
 
 class Launching:
@@ -136,11 +128,9 @@ class Launching:
         answer = self._create("create_fleet", **args)
         groups = [group for group in answer.get("Instances") or [] if group.get("InstanceIds")]
         if not groups:
-            errors = answer.get("Errors") or [{}]
-            raise FleetError(
-                errors[0].get("ErrorCode") or "UnfulfillableCapacity",
-                errors[0].get("ErrorMessage") or "the fleet has no instance",
-            )
+            error = (answer.get("Errors") or [{}])[0]
+            code = error.get("ErrorCode") or "UnfulfillableCapacity"
+            raise AwsError({"Code": code, "Message": error.get("ErrorMessage") or "the fleet has no instance"})
         return groups
 
     def know_type(self, instance_type: str | None) -> None:
