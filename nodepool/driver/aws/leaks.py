@@ -78,21 +78,21 @@ class AwsLeaks:
     def _ami_tags(self, ami: dict[str, Any]) -> dict[str, str] | None:
         """Return the tags of the AMI's import task, {} if it has none, None to retry next time."""
         if match := _IMPORT.match(ami.get("Name") or ""):
-            return self._task_tags(self.adapter._getImportImageTask(match.group(0)))
+            return self._task_tags(self.adapter.images.task("image", match.group(0)))
         mappings = ami.get("BlockDeviceMappings") or []
         snapshot_id = ((mappings[0].get("Ebs") or {}) if mappings else {}).get("SnapshotId")
         return self._tags_by_snapshot(snapshot_id)
 
     def _snapshot_tags(self, snapshot: dict[str, Any]) -> dict[str, str] | None:
         if match := _IMPORT.search(snapshot.get("Description") or ""):
-            return self._task_tags(self.adapter._getImportImageTask(match.group(0)))
+            return self._task_tags(self.adapter.images.task("image", match.group(0)))
         if state_of(snapshot) == "pending":
             return None  # its task may still be working on it
         return self._tags_by_snapshot(snapshot["SnapshotId"])
 
     def _tags_by_snapshot(self, snapshot_id: str | None) -> dict[str, str]:
         if self._tasks is None:
-            self._tasks = self.cloud._paged("describe_import_snapshot_tasks", "ImportSnapshotTasks")
+            self._tasks = self.cloud.paged("describe_import_snapshot_tasks", "ImportSnapshotTasks")
         for task in self._tasks:
             if snapshot_id and (task.get("SnapshotTaskDetail") or {}).get("SnapshotId") == snapshot_id:
                 return self._task_tags(task)

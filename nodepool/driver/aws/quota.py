@@ -164,10 +164,8 @@ class AwsQuota:
         """Return the limits of the codes that our labels use; all others are infinite."""
         ec2, ebs = self._wanted(provider)
         values: dict[str, float] = {}
-        for codes, fetch in ((ec2, self.cloud.ec2_quotas), (ebs, self.cloud.ebs_quotas)):
-            if not codes:
-                continue
-            known = fetch()
+        for service, codes in (("ec2", ec2), ("ebs", ebs)):
+            known = self.cloud.service_quotas(service) if codes else {}
             for code in codes:
                 if code not in known:
                     self._warn_once("limit " + code, "AWS quota code %s is unknown, no limit is assumed", code)

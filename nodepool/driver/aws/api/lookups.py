@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nodepool import exceptions
@@ -13,7 +13,6 @@ from nodepool.cloud import CloudCalls, ErrorKind
 from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.driver.aws.api.errors import classify
 from nodepool.driver.aws.objects import state_of, tag_list_to_dict
-from nodepool.driver.utils import LazyExecutorTTLCache
 
 CACHE_TTL = 10
 SERVICE_QUOTA_CACHE_TTL = 300
@@ -21,16 +20,22 @@ FILTER_TTL = 300
 PAGE = 1000
 READ_DEADLINE = 120.0
 """Seconds for a reading call with its retries: its callers have an older answer or retry."""
+NEXT_TOKEN = {"NextToken": "NextToken"}
 
 
-class _ReadLane:
-    """Lets the caches refresh on the threads of the lane "read"."""
+def all_pages(ask: Callable[..., Any], key: str, following: Mapping[str, str] = NEXT_TOKEN) -> list[dict[str, Any]]:
+    """Return what all pages of an answer have under *key*.
 
-    def __init__(self, calls: CloudCalls) -> None:
-        self._calls = calls
-
-    def submit(self, function: Callable[..., Any], *args: object, **kw: object) -> Future[Any]:
-        return self._calls.run(lambda: function(*args, **kw), lane="read")
+    :param following: argument of the next call -> field of the answer with its value.
+    """
+    found: list[dict[str, Any]] = []
+    token: dict[str, Any] = {}
+    while True:
+        answer = ask(**token)
+        found += answer.get(key) or []
+        token = {name: answer[field] for name, field in following.items() if answer.get(field)}
+        if not token or answer.get("IsTruncated") is False:
+            return found
 
 
 class AwsLookups:
@@ -41,10 +46,6 @@ class AwsLookups:
         self.calls: CloudCalls = adapter.calls
         self._memo = AnswerCache()
         self._object_tags: dict[tuple[str, str], dict[str, str]] = {}
-        executor: Any = _ReadLane(self.calls)
-        quota_cache = LazyExecutorTTLCache(SERVICE_QUOTA_CACHE_TTL, executor)
-        self.ec2_quotas = quota_cache(lambda: self._list_quotas("ec2"))
-        self.ebs_quotas = quota_cache(lambda: self._list_quotas("ebs"))
 
     # -- lists of the region
 
@@ -60,46 +61,34 @@ class AwsLookups:
         """Return the volumes, as fresh as instances."""
         return self._memo.get("volumes", None, self.list_volumes, CACHE_TTL)
 
-    def _paged(self, method: str, key: str, **kw: object) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        token: dict[str, Any] = {}
-        while True:
-            answer = self.adapter.ec2(method, **kw, **token)
-            found += answer.get(key) or []
-            if not answer.get("NextToken"):
-                return found
-            token = {"NextToken": answer["NextToken"]}
+    def paged(self, method: str, key: str, **kw: object) -> list[dict[str, Any]]:
+        """Return what all pages of EC2's answer have under *key*."""
+        return all_pages(functools.partial(self.adapter.ec2, method, **kw), key)
 
     def list_hosts(self) -> list[dict[str, Any]]:
-        return self._paged("describe_hosts", "Hosts")
+        return self.paged("describe_hosts", "Hosts")
 
     def list_instances(self) -> list[dict[str, Any]]:
-        return _instances(self._paged("describe_instances", "Reservations", MaxResults=PAGE))
+        return _instances(self.paged("describe_instances", "Reservations", MaxResults=PAGE))
 
     def list_volumes(self) -> list[dict[str, Any]]:
-        return self._paged("describe_volumes", "Volumes", MaxResults=PAGE)
+        return self.paged("describe_volumes", "Volumes", MaxResults=PAGE)
 
     def list_amis(self) -> list[dict[str, Any]]:
-        return self._paged("describe_images", "Images", Owners=["self"])
+        return self.paged("describe_images", "Images", Owners=["self"])
 
     def list_snapshots(self) -> list[dict[str, Any]]:
-        return self._paged("describe_snapshots", "Snapshots", OwnerIds=["self"], MaxResults=PAGE)
+        return self.paged("describe_snapshots", "Snapshots", OwnerIds=["self"], MaxResults=PAGE)
 
     def list_objects(self) -> list[dict[str, Any]]:
         """Return the objects of the bucket (``Key``, ``ETag``, ...); none without object storage."""
         storage = self.adapter.provider.object_storage
         if not storage:
             return []
-        found: list[dict[str, Any]] = []
-        token: dict[str, Any] = {}
-        while True:
-            answer = self.calls.call(
-                "list_objects_v2", self.adapter.s3_client.list_objects_v2, Bucket=storage["bucket-name"], **token
-            )
-            found += answer.get("Contents") or []
-            if not answer.get("NextContinuationToken"):
-                return found
-            token = {"ContinuationToken": answer["NextContinuationToken"]}
+        ask = functools.partial(
+            self.calls.call, "list_objects_v2", self.adapter.s3_client.list_objects_v2, Bucket=storage["bucket-name"]
+        )
+        return all_pages(ask, "Contents", {"ContinuationToken": "NextContinuationToken"})
 
     def object_tags(self, entry: dict[str, Any]) -> dict[str, str]:
         """Return the tags of a listed object; one call per object until it changes."""
@@ -136,29 +125,27 @@ class AwsLookups:
                 found[attachment.get("InstanceId", "")].append(volume)
         return found
 
-    def _list_quotas(self, service: str) -> dict[str, float]:
-        """Return the limits by quota code."""
-        found: dict[str, float] = {}
-        token: dict[str, Any] = {}
-        while True:
-            answer = self.calls.call(
+    def service_quotas(self, service: str) -> dict[str, float]:
+        """Return the limits of ``ec2`` or ``ebs`` by quota code, cached for five minutes."""
+
+        def fetch() -> dict[str, float]:
+            ask = functools.partial(
+                self.calls.call,
                 "list_service_quotas",
                 self.adapter.aws_quotas.list_service_quotas,
                 lane="quota",
                 idempotent=True,
                 ServiceCode=service,
-                **token,
             )
-            found.update((quota["QuotaCode"], quota["Value"]) for quota in answer.get("Quotas") or [])
-            if not answer.get("NextToken"):
-                return found
-            token = {"NextToken": answer["NextToken"]}
+            return {quota["QuotaCode"]: quota["Value"] for quota in all_pages(ask, "Quotas")}
+
+        return self._memo.get("quotas", service, fetch, SERVICE_QUOTA_CACHE_TTL)
 
     # -- objects that are waited for
 
     def some_instances(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return these instances now; a filter, unlike ids, does not fail for missing ones."""
-        answer = self._paged("describe_instances", "Reservations", Filters=[{"Name": "instance-id", "Values": list(ids)}])
+        answer = self.paged("describe_instances", "Reservations", Filters=[{"Name": "instance-id", "Values": list(ids)}])
         return {instance["InstanceId"]: instance for instance in _instances(answer)}
 
     def some_hosts(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -221,7 +208,7 @@ class AwsLookups:
         key = json.dumps(filters)
 
         def fetch() -> str:
-            images = self._paged("describe_images", "Images", Filters=filters)
+            images = self.paged("describe_images", "Images", Filters=filters)
             if not images:
                 raise exceptions.LaunchNodepoolException(f"no image matches the image-filters {key}")
             return str(max(images, key=lambda image: image.get("CreationDate") or "")["ImageId"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import urllib.parse
 import uuid
@@ -10,6 +11,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.driver.aws.api.errors import classify, code_of, passes
+from nodepool.driver.aws.api.lookups import all_pages
 from nodepool.driver.aws.config import IMAGE_FORMATS, AwsProviderDiskImage
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
 from nodepool.driver.aws.objects import AwsResource, tag_dict_to_list
@@ -188,31 +190,27 @@ class AwsImages:
         if not storage:
             return
         bucket, client, calls = storage["bucket-name"], self.adapter.s3_client, self.adapter.calls
-        markers: dict[str, Any] = {}
-        while True:
-            try:
-                answer = calls.call(
-                    "list_multipart_uploads", client.list_multipart_uploads, Bucket=bucket, Prefix=f"{name}.", **markers
-                )
-            except Exception as error:
-                if classify(error) is not ErrorKind.CONFIGURATION:
-                    raise
-                self.log.warning(
-                    "Cannot check whether parts of image %s remain in bucket %s (%s); allow "
-                    "s3:ListBucketMultipartUploads or let a lifecycle rule remove them",
-                    name,
-                    bucket,
-                    error,
-                )
-                return
-            for upload in answer.get("Uploads") or []:
-                kind = upload["Key"].removeprefix(f"{name}.")
-                if kind in IMAGE_FORMATS and upload["Initiated"].timestamp() >= since - CLOCKS:
-                    self.log.warning("Removing parts of the interrupted upload of %s from bucket %s", upload["Key"], bucket)
-                    self._abort(bucket, upload)
-            if not answer.get("IsTruncated"):
-                return
-            markers = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+        ask = functools.partial(
+            calls.call, "list_multipart_uploads", client.list_multipart_uploads, Bucket=bucket, Prefix=f"{name}."
+        )
+        try:
+            uploads = all_pages(ask, "Uploads", {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"})
+        except Exception as error:
+            if classify(error) is not ErrorKind.CONFIGURATION:
+                raise
+            self.log.warning(
+                "Cannot check whether parts of image %s remain in bucket %s (%s); allow "
+                "s3:ListBucketMultipartUploads or let a lifecycle rule remove them",
+                name,
+                bucket,
+                error,
+            )
+            return
+        for upload in uploads:
+            kind = upload["Key"].removeprefix(f"{name}.")
+            if kind in IMAGE_FORMATS and upload["Initiated"].timestamp() >= since - CLOCKS:
+                self.log.warning("Removing parts of the interrupted upload of %s from bucket %s", upload["Key"], bucket)
+                self._abort(bucket, upload)
 
     def _abort(self, bucket: str, upload: dict[str, Any]) -> None:
         try:

@@ -137,7 +137,7 @@ class LaunchTemplates:
     # -- with the lock held
 
     def _list(self) -> dict[str, dict[str, Any]]:
-        found = self.adapter.cloud._paged(
+        found = self.adapter.cloud.paged(
             "describe_launch_templates",
             "LaunchTemplates",
             Filters=[{"Name": "launch-template-name", "Values": [f"{parameters.LAUNCH_TEMPLATE_PREFIX}-*"]}],

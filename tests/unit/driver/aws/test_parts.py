@@ -18,6 +18,7 @@ from nodepool.driver.aws.adapter import (
     tag_list_to_dict,
 )
 from nodepool.driver.aws.api import errors
+from nodepool.driver.aws.api.lookups import all_pages
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.launch.offers import Offer
 
@@ -265,3 +266,25 @@ def test_label_needs_are_those_of_its_instance_type() -> None:
     # With spot as the other way neither quota alone decides.
     assert needs(offers=(medium, medium._replace(spot=True))) == {"cores": 1, "ram": 2048, "instances": 1}
     assert needs(fleet={"instance-types": ["t3.medium"]}) == {"cores": 0, "ram": 0, "instances": 1}
+
+
+def test_all_pages_of_an_answer_are_read() -> None:
+    """S3 may name a marker although there is nothing more."""
+    asked: list[dict[str, str]] = []
+    pages: list[dict[str, object]] = [
+        {"Things": [1], "NextA": "a", "NextB": "b", "IsTruncated": True},
+        {"NextA": "c", "NextB": ""},
+        {"Things": [2], "NextA": "d"},
+        {"Things": [3], "NextA": "e", "IsTruncated": False},
+    ]
+
+    def ask(**token: str) -> dict[str, object]:
+        asked.append(token)
+        return pages[len(asked) - 1]
+
+    assert all_pages(ask, "Things", {"A": "NextA", "B": "NextB"}) == [1, 2, 3]
+    assert asked == [{}, {"A": "a", "B": "b"}, {"A": "c"}, {"A": "d"}]
+    asked.clear()
+    pages[:] = [{"Things": [1], "NextToken": "x"}, {"Things": [2]}]
+    assert all_pages(ask, "Things") == [1, 2]
+    assert asked == [{}, {"NextToken": "x"}]
