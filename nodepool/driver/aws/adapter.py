@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
 from typing import Any
 
 from nodepool import exceptions
@@ -73,12 +74,9 @@ class AwsAdapter(statemachine.Adapter):
         self.log = logging.getLogger(f"nodepool.AwsAdapter.{provider_config.name}")
         self.provider = provider_config
         self._stopping = threading.Event()
-        self._clients = clients.make(provider_config, self.READ_TIMEOUT)
-        self.ec2_client = self._clients.ec2
-        self.s3 = self._clients.s3
-        self.s3_client = self._clients.s3_client
-        self.aws_quotas = self._clients.quotas
-        self.ebs_client = self._clients.ebs
+        self.ec2_client, self.s3, self.s3_client, self.aws_quotas, self.ebs_client = clients.make(
+            provider_config, self.READ_TIMEOUT
+        )
         name, rate = f"aws-{provider_config.name}", provider_config.rate
         self.rate_limiter = AdaptiveRate(f"{name}-write", rate)
         self.non_mutating_rate_limiter = AdaptiveRate(f"{name}-read", READ_FACTOR * rate)
@@ -135,7 +133,6 @@ class AwsAdapter(statemachine.Adapter):
 
     def _prepare_templates(self) -> None:
         """Start creating templates in the background; a failure is repaired by the next launch."""
-        done = threading.Event()
 
         def prepare() -> None:
             try:
@@ -144,18 +141,16 @@ class AwsAdapter(statemachine.Adapter):
                 pass
             except Exception as error:
                 self.log.error("Preparing launch templates failed, retrying when one is needed: %s", error)
-            finally:
-                done.set()
 
-        self.calls.run(prepare, lane="write")
-        done.wait(self.TEMPLATE_WAIT)
+        wait([self.calls.run(prepare, lane="write")], self.TEMPLATE_WAIT)
 
     def stop(self) -> None:
         self._stopping.set()
         self.templates.stop()
         self.deletes.stop()
         self.calls.stop()
-        self._clients.close()
+        for client in (self.ec2_client, self.s3.meta.client, self.s3_client, self.aws_quotas, self.ebs_client):
+            client.close()
 
     # -- calls
 

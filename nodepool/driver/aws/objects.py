@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.driver import statemachine
 from nodepool.driver.aws.config import AwsProviderConfig
+from nodepool.driver.common.adapter import Leftover, MachineInstance
 from nodepool.driver.statemachine.model import ExternalId
 from nodepool.driver.utils import QuotaInformation
 
@@ -38,7 +38,7 @@ def host_id_of(host: Any) -> str | None:
     return host.get("HostId") if isinstance(host, dict) else host
 
 
-class AwsResource(statemachine.Resource):
+class AwsResource(Leftover):
     """A resource that may leak; ``id`` is its id, or the key of an object in S3."""
 
     TYPE_HOST = "host"
@@ -48,10 +48,6 @@ class AwsResource(statemachine.Resource):
     TYPE_VOLUME = "volume"
     TYPE_OBJECT = "object"
 
-    def __init__(self, metadata: dict[str, Any] | None, type: str, id: str) -> None:
-        super().__init__(metadata, type)
-        self.id = id
-
     def belongs_to(self, external_id: ExternalId) -> bool:
         if self.type == self.TYPE_INSTANCE:
             return instance_id_of(external_id) in (self.id, None)
@@ -60,7 +56,7 @@ class AwsResource(statemachine.Resource):
         return True  # a volume goes with its instance
 
 
-class AwsInstance(statemachine.Instance):
+class AwsInstance(MachineInstance):
     """An instance, the host that was allocated for it, or both.
 
     :param label: if given, ``node_properties`` inform Zuul about spot and fleet.
@@ -69,29 +65,18 @@ class AwsInstance(statemachine.Instance):
     def __init__(
         self, provider: AwsProviderConfig, instance: dict[str, Any], host: object, quota: QuotaInformation | None, label: Any
     ) -> None:
-        super().__init__()
-        self.external_id = {}
-        if host:
-            self.external_id["host"] = host_id_of(host)
-        self.external_id["instance"] = instance["InstanceId"]
-        self.metadata = tag_list_to_dict(instance.get("Tags"))
+        ids = {"host": host_id_of(host)} if host else {}
+        super().__init__({**ids, "instance": instance["InstanceId"]}, tag_list_to_dict(instance.get("Tags")), quota)
         self.private_ipv4 = instance.get("PrivateIpAddress") or None
-        self.private_ipv6: str | None = None
         self.public_ipv4 = instance.get("PublicIpAddress") or None
         self.public_ipv6 = _first_ipv6(instance)
         self.cloud = "AWS"
         self.region = provider.region_name
         self.az = (instance.get("Placement") or {}).get("AvailabilityZone")
-        self.quota = quota
         self.interface_ip = self.public_ipv4 or self.public_ipv6 or self.private_ipv4
         if label:
             spot = label.use_spot if len(label.offers) < 2 else is_spot(instance)
             self.node_properties = {"fleet": bool(label.fleet), "spot": spot}
-
-    def getQuotaInformation(self) -> QuotaInformation:
-        if self.quota is None:
-            raise NotImplementedError
-        return self.quota
 
 
 def _first_ipv6(instance: dict[str, Any]) -> str | None:

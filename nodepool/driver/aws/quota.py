@@ -13,6 +13,7 @@ from nodepool.driver.aws.api.errors import classify, code_of
 from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.objects import is_spot
 from nodepool.driver.aws.quota_codes import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, STORAGE_CODES, VOLUME_QUOTA_CODES
+from nodepool.driver.common.adapter import smallest
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 
@@ -104,26 +105,13 @@ class AwsQuota:
             self.of_type(label.instance_type, False)  # a type that does not exist disables the label
             quota = self.of_host(label.instance_type)
         else:
-            quota = self._of_ladder(label)
+            quota = smallest(self.of_type(offer.instance_type, offer.spot) for offer in label.offers)
         quota.add(self.of_volume(label))
         return quota
 
     def of_volume(self, label: AwsLabel) -> QuotaInformation:
         """Return the usage of the root volume, if the label specifies it."""
         return QuotaInformation(**volume_use(label.volume_type, label.volume_size, label.iops))
-
-    def _of_ladder(self, label: Any) -> QuotaInformation:
-        """Return the first offer's usage, with only those quota codes that every offer needs."""
-        needs = [self.of_type(offer.instance_type, offer.spot).get_resources() for offer in label.offers]
-        first = dict(needs[0])
-        for name in [name for name in first if name not in ("cores", "ram", "instances")]:
-            if not all(name in need for need in needs):
-                del first[name]
-            else:
-                first[name] = min(need[name] for need in needs)
-        for name in ("cores", "ram"):
-            first[name] = min(need[name] for need in needs)
-        return QuotaInformation(**first)
 
     def of_instance(self, instance: dict[str, Any], volumes: Iterable[dict[str, Any]] = ()) -> QuotaInformation:
         """Return the usage of an existing instance with these volumes."""

@@ -62,10 +62,17 @@ class Job:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-class MachineInstance(Instance):
-    """A virtual machine and its quota usage."""
+def smallest(needs: Iterable[QuotaInformation]) -> QuotaInformation:
+    """Return the minimum that every one of the offers needs."""
+    resources = [need.get_resources() for need in needs]
+    names = set(resources[0]).intersection(*resources)
+    return QuotaInformation(**{name: min(each[name] for each in resources) for name in names})
 
-    def __init__(self, external_id: str, metadata: dict[str, str], quota: QuotaInformation) -> None:
+
+class MachineInstance(Instance):
+    """A virtual machine and its quota usage; None: it is not counted."""
+
+    def __init__(self, external_id: ExternalId, metadata: dict[str, str], quota: QuotaInformation | None) -> None:
         super().__init__()
         self.external_id = external_id
         self.metadata = metadata
@@ -73,6 +80,8 @@ class MachineInstance(Instance):
         self.quota = quota
 
     def getQuotaInformation(self) -> QuotaInformation:
+        if self.quota is None:
+            raise NotImplementedError
         return self.quota
 
 
@@ -282,9 +291,7 @@ class MachineAdapter(Adapter):
 
     def getQuotaForLabel(self, label: Any) -> QuotaInformation:
         """Return the minimum that every offer of the label needs."""
-        needs = [self.size_of(size).get_resources() for size in dict.fromkeys(offer.size for offer in label.offers)]
-        names = set(needs[0]).intersection(*needs)
-        return QuotaInformation(**{name: min(need[name] for need in needs) for name in names})
+        return smallest(self.size_of(size) for size in dict.fromkeys(offer.size for offer in label.offers))
 
     def known_size(self, size: str) -> QuotaInformation:
         """Return the usage of an existing machine; one of an unknown size counts as an instance."""

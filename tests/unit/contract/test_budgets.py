@@ -15,7 +15,7 @@ from tests import REPOSITORY
 BUDGETS = {
     "core": 16_950,
     "driver openstack": 1_620,
-    "driver aws": 1_700,
+    "driver aws": 1_570,
     "driver kubernetes": 1_290,
     "driver nodemanager": 1_900,
     "node manager": 10_950,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from nodepool.driver.aws.config import AwsProviderConfig
@@ -17,21 +16,10 @@ _lock = threading.Lock()
 _loader: object = None
 
 
-@dataclass
-class Clients:
-    ec2: Any
-    s3: Any
-    s3_client: Any
-    quotas: Any
-    ebs: Any
+def make(provider: AwsProviderConfig, read_timeout: float) -> tuple[Any, Any, Any, Any, Any]:
+    """Return EC2, S3 (resource and client), service quotas and EBS, for region and profile.
 
-    def close(self) -> None:
-        for client in (self.ec2, self.s3_client, self.s3.meta.client, self.quotas, self.ebs):
-            client.close()
-
-
-def make(provider: AwsProviderConfig, read_timeout: float) -> Clients:
-    """Return clients for the provider's region and profile; AWS's usual settings apply.
+    AWS's usual settings apply.
 
     :raises ConfigurationError: the profile does not exist.
     """
@@ -64,12 +52,12 @@ def make(provider: AwsProviderConfig, read_timeout: float) -> Clients:
                 core.register_component("data_loader", _loader)
             credentials.prepare(core)
             session = boto3.Session(botocore_session=core, region_name=provider.region_name)
-            return Clients(
-                ec2=session.client("ec2", config=plain),
-                s3=session.resource("s3", config=uploads),
-                s3_client=session.client("s3", config=plain),
-                quotas=session.client("service-quotas", config=plain),
-                ebs=session.client("ebs", config=plain),
+            return (
+                session.client("ec2", config=plain),
+                session.resource("s3", config=uploads),
+                session.client("s3", config=plain),
+                session.client("service-quotas", config=plain),
+                session.client("ebs", config=plain),
             )
         except botocore.exceptions.ProfileNotFound as error:
             raise ConfigurationError(

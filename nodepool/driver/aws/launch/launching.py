@@ -133,14 +133,6 @@ class Launching:
             raise AwsError({"Code": code, "Message": error.get("ErrorMessage") or "the fleet has no instance"})
         return groups
 
-    def know_type(self, instance_type: str | None) -> None:
-        """Load the instance type before its size is needed."""
-        if instance_type:
-            try:
-                self.adapter.cloud.instance_type(instance_type)
-            except Exception as error:
-                self.log.warning("Reading instance type %s failed: %s", instance_type, error)
-
     def ended(self, instance: dict[str, Any], offer: Offer | None) -> Exception:
         """Return the exception for an instance that was terminated before it ran."""
         reason = instance.get("StateReason") or {}

@@ -5,6 +5,7 @@ Nothing blocks here: calls run on the adapter's threads, and objects are polled 
 
 from __future__ import annotations
 
+import functools
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -104,7 +105,7 @@ class AwsCreateStateMachine(SteppedMachine):
         if label.dedicated_host:
             self.state = self.HOST_ALLOCATING_SUBMIT
             call = adapter.calls.run(lambda: launching.allocate_host(label, self.tags), lane="write")
-            host_id = yield from self.call(call, undo=self._remove_late_host)
+            host_id = yield from self.call(call, undo=functools.partial(self._remove_late, "host"))
             self._add_id("host", host_id)
             self.state = self.HOST_ALLOCATING
             watch = adapter.watched_hosts.watch(host_id, self._wake, ("allocate", label.name))
@@ -112,12 +113,10 @@ class AwsCreateStateMachine(SteppedMachine):
 
         self.state = self.INSTANCE_CREATING_SUBMIT
         call = adapter.calls.run(lambda: launching.launch(label, self.image_external_id, self.tags, host_id), lane="write")
-        started, self.offer = yield from self.call(call, undo=self._remove_late_instance)
+        started, self.offer = yield from self.call(call, undo=functools.partial(self._remove_late, "instance"))
         key = started["InstanceId"]
         self._add_id("instance", key)
         self.state = self.INSTANCE_CREATING
-        # Queried while the instance boots; the result is not needed here.
-        adapter.calls.run(lambda: launching.know_type(started.get("InstanceType")))
         first = FIRST_LOOK * adapter.LOOK_FLOOR
         watch = adapter.watched_instances.watch(key, self._wake, ("launch", label.name), first=first)
         instance = yield from self._reached(watch, "running", INSTANCE_FAILED)
@@ -158,15 +157,10 @@ class AwsCreateStateMachine(SteppedMachine):
         quota.add(self.adapter.quota.of_volume(self.label))
         return quota
 
-    def _remove_late_host(self, call: Future[str]) -> None:
-        if not call.cancelled() and call.exception() is None:
-            self._remove_late("host", call.result())
-
-    def _remove_late_instance(self, call: Future[tuple[dict[str, Any], object]]) -> None:
-        if not call.cancelled() and call.exception() is None:
-            self._remove_late("instance", call.result()[0]["InstanceId"])
-
-    def _remove_late(self, kind: str, key: str) -> None:
+    def _remove_late(self, kind: str, call: Future[Any]) -> None:
         """Delete what an abandoned call has created after all."""
+        if call.cancelled() or call.exception() is not None:
+            return
+        key = call.result() if kind == "host" else call.result()[0]["InstanceId"]
         self.log.warning("%s %s was created after its launch was abandoned, deleting it", kind.capitalize(), key)
         self.adapter.deletes.delete(kind, key)
