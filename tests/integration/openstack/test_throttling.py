@@ -46,7 +46,7 @@ def ask_for_token(adapter: Any) -> None:
 
 
 SERVICES = {
-    "network": Service(lambda adapter: adapter._forget("networks"), lambda adapter: adapter._api.networks()),
+    "network": Service(lambda adapter: adapter._forget("networks"), lambda adapter: adapter._api.list_networks()),
     "image": Service(lambda adapter: adapter._forget("image"), lambda adapter: adapter._api.get_image("nothing")),
     "block-storage": Service(lambda adapter: None, lambda adapter: adapter._api.get_volume_limits()),
     "identity": Service(forget_token, ask_for_token),
