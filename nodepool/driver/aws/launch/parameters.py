@@ -93,23 +93,31 @@ def _interface(label: AwsLabel, subnet_id: str | None) -> dict[str, Any]:
     return interface
 
 
+def _common(label: AwsLabel, offer: Offer, subnet_id: str | None) -> dict[str, Any]:
+    """Return the arguments that a launch and a launch template have in common."""
+    optional = {
+        "IamInstanceProfile": _profile(label),
+        "MetadataOptions": _metadata_options(label),
+        "CapacityReservationSpecification": _reservation(offer.capacity_reservation),
+    }
+    given = {key: value for key, value in optional.items() if value}
+    return {"KeyName": label.key_name, "NetworkInterfaces": [_interface(label, subnet_id)], **given}
+
+
 def run_instances(
     label: AwsLabel, offer: Offer, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
 ) -> dict[str, Any]:
     args: dict[str, Any] = {
+        **_common(label, offer, offer.subnet_id),
         "ImageId": image_id,
         "MinCount": 1,
         "MaxCount": 1,
-        "KeyName": label.key_name,
         "EbsOptimized": label.ebs_optimized,
         "InstanceType": offer.instance_type,
-        "NetworkInterfaces": [_interface(label, offer.subnet_id)],
         "TagSpecifications": _tag_specifications(tags, "instance", "volume"),
     }
     if label.userdata:
         args["UserData"] = label.userdata
-    if profile := _profile(label):
-        args["IamInstanceProfile"] = profile
     if mapping := root_device(image, label):
         args["BlockDeviceMappings"] = [mapping]
     if offer.spot:
@@ -117,10 +125,6 @@ def run_instances(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
-    if options := _metadata_options(label):
-        args["MetadataOptions"] = options
-    if reservation := _reservation(offer.capacity_reservation):
-        args["CapacityReservationSpecification"] = reservation
     placement: dict[str, str] = {}
     if host_id:
         placement.update(Tenancy="host", HostId=host_id, Affinity="host")
@@ -145,20 +149,13 @@ def allocate_host(label: AwsLabel, tags: dict[str, str]) -> dict[str, Any]:
 
 def template_data(label: AwsLabel) -> dict[str, Any]:
     """Return contents of the launch template of a fleet label."""
-    data: dict[str, Any] = {"KeyName": label.key_name}
+    # Each override has its own subnet.
+    data = _common(label, label.offers[0], None)
     if label.ebs_optimized:
         data["EbsOptimized"] = True
-    # Each override has its own subnet.
-    data["NetworkInterfaces"] = [_interface(label, None)]
     data["BlockDeviceMappings"] = [{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": True, **_volume(label)}}]
-    if options := _metadata_options(label):
-        data["MetadataOptions"] = options
     if label.userdata:
         data["UserData"] = base64.b64encode(label.userdata.encode()).decode()
-    if profile := _profile(label):
-        data["IamInstanceProfile"] = profile
-    if reservation := _reservation(label.offers[0].capacity_reservation):
-        data["CapacityReservationSpecification"] = reservation
     return data
 
 
