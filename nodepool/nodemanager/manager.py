@@ -484,7 +484,7 @@ class NodeManager:
 
     def ticket(self, signed: str) -> list[str]:
         try:
-            contained, jti, expiry = tickets.read(signed, self.config.tickets, self.config.host_name)
+            contained, jti, expiry = tickets.verify(signed, self.config.tickets, self.config.host_name)
         except tickets.TicketError as error:
             raise NodeError(f"ticket refused: {error}") from None
         names = [str(item.get("name")) for item in contained if item.get("account_type") == records.SLIVER]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from nodepool.base import optional
 from nodepool.nodemanager.client import safe_xml
@@ -30,7 +30,15 @@ class TicketError(Exception):
     """The ticket is refused or cannot be created; the text contains the reason."""
 
 
-UseOnce = Callable[[str, float], bool]
+class Ticket(NamedTuple):
+    """The content of a verified ticket."""
+
+    #: Records.
+    slivers: list[dict[str, Any]]
+    #: To be accepted once only.
+    id: str
+    #: When the id may be forgotten (Unix seconds).
+    expiry: float
 
 
 def missing(options: Mapping[str, Any]) -> str | None:
@@ -126,33 +134,18 @@ def sign_xml(
     return etree.tostring(signed, encoding="unicode")
 
 
-def verify(
-    signed: str, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float | None = None
-) -> list[dict[str, Any]]:
-    """Verify signature, time, host and first use; return the records.
+def verify(signed: str, options: Mapping[str, Any], host: str, now: float | None = None) -> Ticket:
+    """Verify a ticket of either form. The caller makes sure that it is used once.
 
     :param options: ``keys`` (PEM files of public keys), ``issuers``, ``xml-keys`` (PEM files of certificates).
-    :param use_once: stores the id until its expiry; returns False when it was used.
     :raises TicketError: it is refused.
     """
     if len(signed) > MAX_SIZE:
         raise TicketError(f"more than {MAX_SIZE} bytes")
     text = signed.strip()
     if text.startswith("<"):
-        return _verify_xml(text.encode(), options, host, use_once, time.time() if now is None else now)
-    return _verify_jws(text, options, host, use_once)
-
-
-def read(signed: str, options: Mapping[str, Any], host: str) -> tuple[list[dict[str, Any]], str, float]:
-    """Verify without storing the id. Return records, id, and when the id may be forgotten."""
-    found: list[tuple[str, float]] = []
-
-    def remember(jti: str, expiry: float) -> bool:
-        found.append((jti, expiry))
-        return True
-
-    records = verify(signed, options, host, remember)
-    return records, *found[0]
+        return _verify_xml(text.encode(), options, host, time.time() if now is None else now)
+    return _verify_jws(text, options, host)
 
 
 def _read(paths: Sequence[str]) -> list[bytes]:
@@ -166,7 +159,7 @@ def _read(paths: Sequence[str]) -> list[bytes]:
     return found
 
 
-def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseOnce) -> list[dict[str, Any]]:
+def _verify_jws(text: str, options: Mapping[str, Any], host: str) -> Ticket:
     import jwt
     from cryptography.exceptions import UnsupportedAlgorithm
 
@@ -192,12 +185,12 @@ def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseO
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             problem = problem or error
             continue
-        return _claims(claims, options, use_once)
+        return _claims(claims, options)
     raise TicketError(str(problem) or "no key matches")
 
 
-def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: UseOnce) -> list[dict[str, Any]]:
-    """Check the claims of both forms after signature, host and time; the id is checked last."""
+def _claims(claims: Mapping[str, Any], options: Mapping[str, Any]) -> Ticket:
+    """Check the claims of both forms after signature, host and time."""
     issuer, jti, issued, expiry = (claims.get(name) for name in ("iss", "jti", "iat", "exp"))
     if not isinstance(issuer, str) or not isinstance(jti, str) or not 0 < len(jti) <= MAX_ID:
         raise TicketError("it has no issuer (iss), or no usable id (jti)")
@@ -207,10 +200,7 @@ def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: Use
         raise TicketError(f"issuer {issuer[:60]!r} is not accepted here")
     if expiry - issued > MAX_LIFETIME:
         raise TicketError("it is valid for more than a year")
-    records = _check_records(claims.get("slivers"))
-    if not use_once(f"{issuer[:256]}:{jti}", float(expiry) + _LEEWAY):
-        raise TicketError("it was used before")
-    return records
+    return Ticket(_check_records(claims.get("slivers")), f"{issuer[:256]}:{jti}", float(expiry) + _LEEWAY)
 
 
 def _time(value: object) -> float:
@@ -219,7 +209,7 @@ def _time(value: object) -> float:
     return float(value)
 
 
-def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float) -> list[dict[str, Any]]:
+def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, now: float) -> Ticket:
     """Verify the enveloped signature of the original; only signed content is used."""
     from cryptography.exceptions import InvalidSignature
     from lxml.etree import LxmlError
@@ -249,7 +239,7 @@ def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once
             problem = error
             continue
         signed = verified[0] if isinstance(verified, list) else verified
-        return _claims(_envelope(signed.signed_xml, host, now), options, use_once)
+        return _claims(_envelope(signed.signed_xml, host, now), options)
     raise TicketError(f"signature: {problem}")
 
 
@@ -282,4 +272,4 @@ def _envelope(element: Any, host: str, now: float) -> dict[str, Any]:
     return claims
 
 
-__all__ = ["TicketError", "read", "sign", "sign_xml", "verify"]
+__all__ = ["Ticket", "TicketError", "sign", "sign_xml", "verify"]

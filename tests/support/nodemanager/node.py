@@ -117,9 +117,11 @@ class MemoryNode:
 
     def ticket(self, signed: str) -> list[str]:
         try:
-            given = tickets.verify(signed, self.config.tickets, self.config.host_name, self.database.use_ticket)
+            given, jti, expiry = tickets.verify(signed, self.config.tickets, self.config.host_name)
         except tickets.TicketError as error:
             raise NodeError(f"ticket refused: {error}") from None
+        if not self.database.use_ticket(jti, expiry):
+            raise NodeError("ticket refused: it was used before")
         self.deliver("ticket", None, given, False)
         return [str(item["name"]) for item in given]
 
