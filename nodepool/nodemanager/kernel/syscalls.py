@@ -83,6 +83,15 @@ def _checked(name: str, result: int) -> int:
     return result
 
 
+def write(path: str | os.PathLike[str], value: object, directory: int | None = None) -> None:
+    """Write a file of the kernel in one system call, as it requires. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
+
+
 # --- mounts ----------------------------------------------------------------------------------------------------------
 
 

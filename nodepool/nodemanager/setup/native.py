@@ -302,9 +302,7 @@ def mount_process_views(root: int, one: process_one.First, base: int, given: Col
     if "ping" in given:
         proc = place(root, "proc")
         try:
-            control = os.open("sys/net/ipv4/ping_group_range", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
-            os.write(control, f"{base} {base + 65535}".encode())
-            os.close(control)
+            syscalls.write("sys/net/ipv4/ping_group_range", f"{base} {base + 65535}", proc)
         finally:
             os.close(proc)
     attach(syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY), root, "sys")
@@ -347,11 +345,7 @@ def cover(root: int, path: str, mask: str | None) -> None:
 def write_maps(pid: int, base: int, count: int) -> None:
     """Write the id maps of the sliver."""
     for kind in ("uid_map", "gid_map"):
-        descriptor = os.open(f"/proc/{pid}/{kind}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, f"0 {base} {count}\n".encode())
-        finally:
-            os.close(descriptor)
+        syscalls.write(f"/proc/{pid}/{kind}", f"0 {base} {count}\n")
 
 
 @contextlib.contextmanager
@@ -380,11 +374,7 @@ def limit_objects(proc: int) -> None:
     for name, value in OBJECTS.items():
         # Kernels without this limit, and containers whose /proc is read-only: the limits of the host apply.
         with contextlib.suppress(OSError):
-            descriptor = os.open(f"sys/user/max_{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
-            try:
-                os.write(descriptor, str(value).encode())
-            finally:
-                os.close(descriptor)
+            syscalls.write(f"sys/user/max_{name}", value, proc)
 
 
 def lock_in() -> None:

@@ -27,11 +27,7 @@ NEW = setup_native.NEW | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP
 def write_maps(pid: int, uid: int, gid: int) -> None:
     """Write the maps of one user and one group."""
     for kind, text in (("setgroups", "deny"), ("uid_map", f"{UID} {uid} 1\n"), ("gid_map", f"{UID} {gid} 1\n")):
-        descriptor = os.open(f"/proc/{pid}/{kind}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+        syscalls.write(f"/proc/{pid}/{kind}", text)
 
 
 def build(request: dict[str, Any]) -> None:

@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.kernel.syscalls import SHORTAGE
+from nodepool.nodemanager.kernel.syscalls import SHORTAGE, write
 from nodepool.nodemanager.limits.cgroups import kill as cgroup_kill
 from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups import weights as cgroup_weights
 from nodepool.nodemanager.limits.cgroups.detect import CONTROLLERS, detect_places, keep_moves_quick, make_moves_quick, problems
-from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, parse_list, processes, read, walk, write
+from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, parse_list, processes, read, walk
 from nodepool.nodemanager.limits.cgroups.pace import FAVOUR, CpuPace
 from nodepool.nodemanager.limits.cgroups.weights import BESTEFFORT, DAEMON, REST, ROOT_NAME, SUFFIX
 from nodepool.nodemanager.limits.cores import Cores, topology

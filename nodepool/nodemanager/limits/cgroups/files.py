@@ -34,15 +34,6 @@ def read(path: Path) -> str:
         return file.read().strip()
 
 
-def write(path: Path, value: object) -> None:
-    """Write the value in one system call, as cgroup files require. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, str(value).encode())
-    finally:
-        os.close(descriptor)
-
-
 def number(path: Path) -> int | None:
     """Return the number in the file; None: no file, or not a number such as ``max``."""
     try:

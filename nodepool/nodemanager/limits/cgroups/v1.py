@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read, write
+from nodepool.nodemanager.kernel.syscalls import write
+from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read
 
 FREEZE_TIMEOUT = 5.0
 #: Buffers of TCP connections are allowed in addition to the memory limit: at most this part of it, at least this many bytes.

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read, write
+from nodepool.nodemanager.kernel.syscalls import write
+from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read
 
 FREEZE_TIMEOUT = 5.0
 

@@ -11,10 +11,11 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from nodepool.nodemanager.kernel.syscalls import write
 from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.detect import own_group
-from nodepool.nodemanager.limits.cgroups.files import Place, processes, write
+from nodepool.nodemanager.limits.cgroups.files import Place, processes
 from nodepool.nodemanager.limits.cgroups.pace import FAVOUR
 
 ROOT_NAME = "nodepool-nm"
