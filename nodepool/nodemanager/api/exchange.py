@@ -265,7 +265,7 @@ class Desk:
             if verb == "PUT" and name:
                 length = request.length()
                 connection.settimeout(PIECE_TIMEOUT)
-                body: BinaryIO = _Body(bytes(request.data), connection, length)  # type: ignore[assignment]
+                body: BinaryIO = _Body(bytes(request.data), connection)  # type: ignore[assignment]
                 found = self._images.put(name, body, length, next(iter(query.get("sha256", [])), None))
                 return 201, "text/plain", f"{found}\n".encode()
             if verb == "DELETE" and name:
@@ -278,22 +278,16 @@ class Desk:
 
 
 class _Body(io.RawIOBase):
-    """The excess data that was read with the head, then the rest from the socket."""
+    """The data of the body that was read with the head, then the rest from the socket."""
 
-    def __init__(self, first: bytes, connection: socket.socket, length: int) -> None:
-        self._first = first[:length]
+    def __init__(self, first: bytes, connection: socket.socket) -> None:
+        self._first = first
         self._connection = connection
-        self._left = length
 
     def read(self, size: int = -1) -> bytes:
-        if self._left <= 0:
-            return b""
-        wanted = self._left if size < 0 else min(size, self._left)
-        if self._first:
-            data, self._first = self._first[:wanted], self._first[wanted:]
-        else:
-            data = self._connection.recv(min(wanted, 1 << 20))
-        self._left -= len(data)
+        if not self._first:
+            return self._connection.recv(size)
+        data, self._first = self._first[:size], self._first[size:]
         return data
 
 
