@@ -35,8 +35,6 @@ __all__ = ["DiskError", "Disks"]
 
 log = logging.getLogger("nodepool.nodemanager.disks")
 
-#: Minimum size of a disk: an ext4 file system needs some space for itself.
-MINIMUM_KIB = 2048
 RESIZE_TIMEOUT = 300.0
 #: Directory with the remains of slivers.
 REMOVED = "removed"
@@ -180,8 +178,6 @@ class Disks:
         path = self.image(name)
         if path.exists():
             return Disk(str(path), self._quota(name), self._device(name) or "")
-        if kib < MINIMUM_KIB:
-            raise DiskError(f"nm_disk_quota: {kib} KiB is less than {MINIMUM_KIB}, the minimum size of a disk")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name("disk.img.new")
         try:
@@ -265,8 +261,6 @@ class Disks:
         path = self.image(name)
         if not path.exists():
             raise DiskError(f"sliver {name} has no disk")
-        if kib < MINIMUM_KIB:
-            raise DiskError(f"nm_disk_quota: {kib} KiB is less than {MINIMUM_KIB}, the minimum size of a disk")
         if kib == self._quota(name):
             return
         target = self._target(name)

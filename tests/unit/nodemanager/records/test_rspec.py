@@ -95,3 +95,8 @@ def test_valid_names_are_accepted(name: str) -> None:
 def test_names_with_slashes_and_newlines(name: Any) -> None:
     with pytest.raises(ValueError, match="is not a name"):
         rspec.check_name(name)
+
+
+def test_disks_too_small_for_a_file_system_are_refused() -> None:
+    with pytest.raises(rspec.RSpecError, match="nm_disk_quota: 4095 is not between 4096"):
+        rspec.validate({"nm_disk_quota": 4095})
