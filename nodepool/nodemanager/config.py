@@ -18,7 +18,6 @@ from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.records import records, rspec
 from nodepool.nodemanager.records.records import DEFAULT_CAP, DEFAULT_EXEMPT
 
-STATE = "/var/lib/nodepool/nodemanager"
 DEFAULT_PATH = "/etc/nodepool/nodemanager.yaml"
 API_SERVER_PORT = 812
 #: MiB that the host keeps for itself when slivers get limits.

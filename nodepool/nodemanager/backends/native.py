@@ -336,9 +336,6 @@ class NativeBackend(Backend):
     def start(self, spec: SliverSpec, handle: Handle) -> Handle:
         if self._alive(handle):
             return handle
-        return self._run_again(spec, handle)
-
-    def _run_again(self, spec: SliverSpec, handle: Handle) -> Handle:
         self._prepare()
         self._kill(spec.name, spec.index, handle)
         self.directory(spec.name).mkdir(mode=0o700, exist_ok=True)

@@ -175,14 +175,10 @@ def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callabl
     return child(0, work, "cannot run the program")
 
 
-def relay_uid(request: dict[str, Any]) -> int:
-    """Return the host's id of the sliver's last user, who relays bytes; -1 if we are not root."""
-    ids = syscalls.uid_range(int(request["pid"]))
-    return -1 if os.geteuid() != 0 or ids is None else ids[0] + ids[1] - 1
-
-
 def _fork_relay(request: dict[str, Any], cpu: Mapping[str, int], keep: Sequence[int], work: Callable[[], None]) -> None:
-    relay.start(work, keep, relay_uid(request), lambda: join_cgroups(cpu))
+    """Relay bytes as the host's id of the sliver's last user; as ourselves if we are not root."""
+    ids = syscalls.uid_range(int(request["pid"]))
+    relay.start(work, keep, -1 if os.geteuid() != 0 or ids is None else ids[0] + ids[1] - 1, lambda: join_cgroups(cpu))
 
 
 def spawn(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
