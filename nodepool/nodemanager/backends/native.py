@@ -133,8 +133,6 @@ class NativeBackend(Backend):
     # --- making ------------------------------------------------------------------------------------------------------
 
     def create(self, spec: SliverSpec) -> Handle:
-        if self.services.cgroups is not None:
-            self.services.cgroups.expect_moves()
         self._prepare()
         self.base(spec.index)
         directory = self.directory(spec.name)

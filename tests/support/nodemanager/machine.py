@@ -77,9 +77,6 @@ class SmallCgroups:
     def procs_files(self, name: str) -> list[str]:
         return [str(path / "cgroup.procs") for path in self.paths(name)]
 
-    def expect_moves(self) -> None:
-        pass
-
     def freeze(self, name: str, frozen: bool) -> None:
         if "freezer" in self.hierarchies:
             path = self.hierarchies["freezer"] / self.root / name / "freezer.state"

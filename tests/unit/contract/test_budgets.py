@@ -18,7 +18,7 @@ BUDGETS = {
     "driver aws": 1_570,
     "driver kubernetes": 1_290,
     "driver nodemanager": 1_900,
-    "node manager": 10_950,
+    "node manager": 10_850,
     "pages": 2_870,
     "leases": 2_720,
     "adapters": 2_050,

@@ -30,7 +30,7 @@ from nodepool.nodemanager.limits.cgroups import kill as cgroup_kill
 from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups import weights as cgroup_weights
-from nodepool.nodemanager.limits.cgroups.detect import CONTROLLERS, detect_places, keep_moves_quick, make_moves_quick, problems
+from nodepool.nodemanager.limits.cgroups.detect import CONTROLLERS, detect_places, keep_moves_quick, problems
 from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, parse_list, processes, read, walk
 from nodepool.nodemanager.limits.cgroups.pace import FAVOUR, CpuPace
 from nodepool.nodemanager.limits.cgroups.weights import BESTEFFORT, DAEMON, REST, ROOT_NAME, SUFFIX
@@ -364,14 +364,6 @@ class Cgroups:
         """Return files to which a new process writes "0" to join; last: controller cpu."""
         places = sorted(self._places, key=lambda place: "cpu" in place.controllers)
         return [str(path / "cgroup.procs") for place in places for path in self._existing(place, name)[:1]]
-
-    def expect_moves(self) -> None:
-        """Prepare for processes that are moved soon; return immediately."""
-        if self._quick >= 0:
-            return
-        for place in self._places[-1:]:
-            with contextlib.suppress(RuntimeError):  # no thread available: the moves take longer
-                threading.Thread(target=make_moves_quick, args=(place,), name="Thread-nm-cgroups", daemon=True).start()
 
     def _freezer(self) -> Place | None:
         """Return the freezer, preferably version 2's: its frozen processes can be killed."""

@@ -117,16 +117,6 @@ def keep_moves_quick() -> int:
         return -1
 
 
-def make_moves_quick(place: Place) -> None:
-    """Move this process to its own group, so that the moves that follow soon are quick.
-
-    The first move of a process in a while makes the kernel wait for all processors, up to 15 ms. Call it from a separate
-    thread.
-    """
-    with contextlib.suppress(OSError):
-        (own_group(place.mount, place.controllers if place.kind == "v1" else ()) / "cgroup.procs").write_text(str(os.getpid()))
-
-
 def own_group(mount: Path, controllers: Collection[str] = ()) -> Path:
     """Return this process's group: of version 1 with these controllers, or of version 2."""
     wanted = {"blkio" if name == "io" else name for name in controllers}
