@@ -123,9 +123,8 @@ class SlicesXmlSource:
             except OSError as error:
                 raise ConfigurationError(f"sources: slices-xml: cannot read the certificates: {error}") from error
             self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _HttpsOnly())
-        #: Of the last document that was applied: ETag or state of the file, checksum, time.
-        self._etag: str | None = None
-        self._state: tuple[int, ...] | None = None
+        #: Of the last document that was applied: ETag, or state of the file; checksum; time.
+        self._mark: str | None = None
         self._digest = b""
         self._delivered = 0.0
         self._problem = ""
@@ -159,7 +158,7 @@ class SlicesXmlSource:
     def _look(self) -> bool:
         # Apply everything periodically, whatever has happened to slivers meanwhile.
         again = time.monotonic() - self._delivered >= RESYNC
-        document, etag, state = self._read_file(again) if self._file is not None else self._fetch(again)
+        document, mark = self._read_file(again) if self._file is not None else self._fetch(again)
         if document is None:
             self._good()
             return False
@@ -176,7 +175,7 @@ class SlicesXmlSource:
                 self._keep(document)
             self._digest = digest
             delivered = True
-        self._etag, self._state = etag, state
+        self._mark = mark
         self._good()
         return delivered
 
@@ -194,21 +193,21 @@ class SlicesXmlSource:
             self._problem = text
             log.error("%s cannot be used, keeping slivers unchanged: %s", self._url or self._file, text)
 
-    def _read_file(self, again: bool) -> tuple[bytes | None, None, tuple[int, ...] | None]:
+    def _read_file(self, again: bool) -> tuple[bytes | None, str | None]:
         """Return the document of a file; None: unchanged."""
         with open(str(self._file), "rb") as stream:
             status = os.fstat(stream.fileno())
-            state = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if state == self._state and not again:
-                return None, None, state
-            return stream.read(slices_xml.MAX_SIZE + 1), None, state
+            mark = f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
+            if mark == self._mark and not again:
+                return None, mark
+            return stream.read(slices_xml.MAX_SIZE + 1), mark
 
-    def _fetch(self, again: bool) -> tuple[bytes | None, str | None, None]:
+    def _fetch(self, again: bool) -> tuple[bytes | None, str | None]:
         """Return the document of a URL; None: unchanged."""
         assert self._opener is not None
         deadline = time.monotonic() + FETCH_LIMIT
         request = urllib.request.Request(
-            str(self._url), headers={"If-None-Match": self._etag} if self._etag and not again else {}
+            str(self._url), headers={"If-None-Match": self._mark} if self._mark and not again else {}
         )
         try:
             with self._opener.open(request, timeout=FETCH_TIMEOUT) as answer:
@@ -222,11 +221,11 @@ class SlicesXmlSource:
                 expected = answer.headers.get("Content-Length")
                 if expected is not None and expected.isdigit() and int(expected) != len(document):
                     raise ValueError(f"only {len(document)} of {expected} bytes arrived")
-                return bytes(document), answer.headers.get("ETag"), None
+                return bytes(document), answer.headers.get("ETag")
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 304:
-                return None, self._etag, None
+                return None, self._mark
             raise
 
     def _keep(self, document: bytes) -> None:
