@@ -376,9 +376,11 @@ class Connections:
             return None
         try:
             if connection.request.is_image:
-                connection.stream.settimeout(PIECE_TIMEOUT)
-                self._desk.image(connection.stream, connection.request, connection.caller)
-                return None
+                connection.stream.settimeout(PIECE_TIMEOUT)  # for each piece: a large image may take long
+                try:
+                    return self._desk.image(connection.stream, connection.request, connection.caller)
+                finally:
+                    connection.stream.setblocking(False)
             return self._desk.call(connection.request, connection.caller)
         except Refused as refused:
             return refusal(refused)
@@ -396,7 +398,8 @@ class Connections:
             self._close(connection, stream=False)
             self._run(connection.stream, answer)
         else:
-            self._answer(connection, answer)
+            # The rest of a refused image may still be arriving.
+            self._answer(connection, answer, LINGER_BYTES if connection.request.is_image else 0)
 
     def _let_others_speak(self, connection: Connection, share: Share) -> None:
         if connection.speaking:

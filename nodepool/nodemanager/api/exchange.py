@@ -5,13 +5,11 @@ Deliberately small: HTTP/1.0 semantics, one request per connection, limits on si
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
 import os
 import socket
-import time
 from typing import BinaryIO
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -223,35 +221,26 @@ class Desk:
 
     # -- images
 
-    def image(self, connection: socket.socket, request: Request, caller: Caller) -> None:
-        """Execute and answer a request about images over a blocking connection.
+    def image(self, connection: socket.socket, request: Request, caller: Caller) -> bytes | None:
+        """Execute a request about images over a blocking connection.
 
+        :return: the answer; None: it has been sent.
+        :raises Refused: this caller may not send it, it is wrong, or it took too long.
         :raises OSError: the connection broke.
         """
-        answer: bytes | BinaryIO
-        refused = True
+        if caller.kind not in (ROOT, CONTROLLER):
+            raise Refused(403, f"{caller} may not touch images")
         try:
-            if caller.kind not in (ROOT, CONTROLLER):
-                raise Refused(403, f"{caller} may not touch images")
             status, content_type, answer = self._image(connection, request)
-            refused = False
-        except Refused as refusal_:
-            status, content_type, answer = refusal_.status, "text/plain; charset=utf-8", f"{refusal_}\n".encode()
         except TimeoutError:
-            status, content_type, answer = 408, "text/plain", b"the request took too long\n"
-        connection.settimeout(REQUEST_TIMEOUT)
-        length = len(answer) if isinstance(answer, bytes) else os.fstat(answer.fileno()).st_size
-        connection.sendall(head(status, content_type, length))
+            raise Refused(408, "the request took too long") from None
         if isinstance(answer, bytes):
-            connection.sendall(answer)
-        else:
-            with answer:
-                # Per piece: a large image may take long.
-                connection.settimeout(PIECE_TIMEOUT)
-                while piece := answer.read(PIECE):
-                    connection.sendall(piece)
-        if refused:
-            _linger(connection)
+            return head(status, content_type, len(answer)) + answer
+        with answer:
+            connection.sendall(head(status, content_type, os.fstat(answer.fileno()).st_size))
+            while piece := answer.read(PIECE):
+                connection.sendall(piece)
+        return None
 
     def _image(self, connection: socket.socket, request: Request) -> tuple[int, str, bytes | BinaryIO]:
         verb, name, query = request.verb, unquote(request.path[len("/images/") :]), parse_qs(request.query)
@@ -264,7 +253,6 @@ class Desk:
                 return 200, "application/x-tar", self._images.open(name)
             if verb == "PUT" and name:
                 length = request.length()
-                connection.settimeout(PIECE_TIMEOUT)
                 body: BinaryIO = _Body(bytes(request.data), connection)  # type: ignore[assignment]
                 found = self._images.put(name, body, length, next(iter(query.get("sha256", [])), None))
                 return 201, "text/plain", f"{found}\n".encode()
@@ -289,16 +277,3 @@ class _Body(io.RawIOBase):
             return self._connection.recv(size)
         data, self._first = self._first[:size], self._first[size:]
         return data
-
-
-def _linger(connection: socket.socket) -> None:
-    deadline = time.monotonic() + LINGER_TIME
-    left = LINGER_BYTES
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_WR)
-        while left > 0 and (seconds := deadline - time.monotonic()) > 0:
-            connection.settimeout(seconds)
-            piece = connection.recv(65536)
-            if not piece:
-                return
-            left -= len(piece)
