@@ -28,19 +28,19 @@ def topology(processors: Iterable[int]) -> tuple[dict[int, set[int]], dict[int, 
 
 
 class Cores:
-    """The CPUs that each sliver has reserved. Does no I/O; the caller locks."""
+    """The CPUs that each sliver has reserved. Does no I/O; the caller locks.
 
-    def __init__(self, processors: Iterable[int], siblings: Mapping[int, set[int]], nodes: Mapping[int, int]) -> None:
+    :param usable: memory nodes that may be used; empty: all.
+    """
+
+    def __init__(
+        self, processors: Iterable[int], siblings: Mapping[int, set[int]], nodes: Mapping[int, int], usable: Iterable[int] = ()
+    ) -> None:
         self._all = frozenset(processors)
         self._siblings = siblings
         self._node = nodes
-        self.nodes = set(nodes.values()) or {0}
+        self.nodes = set(usable) or set(nodes.values()) or {0}
         self._reserved: dict[str, tuple[frozenset[int], bool]] = {}
-
-    def limit_nodes(self, allowed: set[int]) -> None:
-        """Limit the usable memory nodes; none given: all."""
-        if allowed:
-            self.nodes = allowed
 
     def taken(self) -> set[int]:
         return {core for cores, _ in self._reserved.values() for core in cores}

@@ -156,12 +156,8 @@ class Cgroups:
             files, root = _FILES[place.kind], self._root(place)
             everything = parse_list(files.get_cpus(root))
             shared = parse_list(files.get_cpus(root / BESTEFFORT)) or everything
-            self._cores = Cores(everything, *topology(everything))
-            if place.kind == "v1":
-                mems = read(root / "cpuset.mems")
-            else:
-                mems = read(root / "cpuset.mems.effective") if (root / "cpuset.mems.effective").exists() else ""
-            self._cores.limit_nodes(parse_list(mems))
+            mems = root / ("cpuset.mems" if place.kind == "v1" else "cpuset.mems.effective")
+            self._cores = Cores(everything, *topology(everything), parse_list(read(mems) if mems.exists() else ""))
             for name, group in self._groups(place):
                 has = parse_list(files.get_cpus(group))
                 if has != shared and has - shared:
