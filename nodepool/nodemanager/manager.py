@@ -39,6 +39,8 @@ from nodepool.nodemanager.ssh.sshd import SshServers
 #: Source of records that launchers and operators store.
 DRIVER_SOURCE = "driver"
 TICKET_SOURCE = "ticket"
+#: What process 1 of a sliver is for :class:`ProcessWatch`.
+FIRST = "The first process"
 #: Maximum seconds between two checks of the expiry timer.
 EXPIRY_CHECK = 60.0
 #: Seconds that the start waits for a previous node manager to release the state directory.
@@ -124,8 +126,10 @@ class NodeManager:
             lambda handle, connection: self.backend.serve(handle, SSHD_ARGV, connection),
             config.ssh.connections,
         )
-        self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
-        self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh.mode == "sshd" else None
+        self.watch = ProcessWatch()
+        self.sshd = None
+        if config.ssh.mode == "sshd":
+            self.sshd = SshServers(self.backend, self.watch, lambda name: self.slivers.look_at(name))
         self.slivers = Slivers(
             config,
             self.database,
@@ -196,8 +200,6 @@ class NodeManager:
         self.host.prepare()
         self.gate.start()
         self.watch.start()
-        if self.sshd is not None:
-            self.sshd.start()
         self.servers = server.Servers(self.api, self.config, self.backend, self.database, self.images, self.sliver_of_uid)
         self.slivers.recover()
         self.host.rebalance(self.slivers.effective())
@@ -230,8 +232,6 @@ class NodeManager:
         self.slivers.stop()
         self._listening.shutdown(wait=True, cancel_futures=True)
         self.watch.stop()
-        if self.sshd is not None:
-            self.sshd.stop()
         self.gate.stop()
         self.host.stop()
         self._zygote.stop()
@@ -243,13 +243,13 @@ class NodeManager:
         if handle is None:
             if self.sshd is not None:
                 self.sshd.forget(name)
-            self.watch.remove(name)
+            self.watch.remove(FIRST, name)
             self.host.device_gone(name)
             self.gate.close(name)
             if self.servers is not None:
                 self.servers.cut_off(name)
         else:
-            self.watch.add(name, int(handle["pid"]), handle.get("start_time"))
+            self.watch.add(FIRST, name, int(handle["pid"]), handle.get("start_time"), self.slivers.look_at)
             if self.sshd is not None and handle.get("veth"):
                 again = self.sshd.ensure(name, handle)
             if self.sshd is None or not handle.get("address"):

@@ -33,6 +33,8 @@ START_TIMEOUT = 5.0
 #: Seconds between two starts in one sliver: a server that ends immediately must not keep the host busy.
 RESTART_INTERVAL = 5.0
 CLASS_NET = Path("/sys/class/net")
+#: What a server is for :class:`ProcessWatch`.
+_SERVER = "The SSH server"
 _LISTENING = b"Server listening on "
 
 
@@ -102,8 +104,9 @@ class SshServers:
     :param ended: called with the name when a server has ended; must lead to another `ensure`.
     """
 
-    def __init__(self, backend: Backend, ended: Callable[[str], Any]) -> None:
+    def __init__(self, backend: Backend, watch: ProcessWatch, ended: Callable[[str], Any]) -> None:
         self._backend = backend
+        self._watch = watch
         self._tell = ended
         self._lock = threading.Lock()
         #: Name -> process 1 of the sliver that the server is in.
@@ -111,14 +114,6 @@ class SshServers:
         #: Name -> the server.
         self._servers: dict[str, int] = {}
         self._started: dict[str, float] = {}
-        self._watch = ProcessWatch(self._ended, "The SSH server")
-
-    def start(self) -> None:
-        self._watch.start()
-
-    def stop(self) -> None:
-        """Stop watching; servers keep running."""
-        self._watch.stop()
 
     def ensure(self, name: str, handle: Handle) -> float | None:
         """Start the server if there is none, and wait until it listens.
@@ -145,7 +140,7 @@ class SshServers:
         with self._lock:
             self._running[name] = first
             self._servers[name] = pid
-        self._watch.add(name, pid, start_time(pid))
+        self._watch.add(_SERVER, name, pid, start_time(pid), self._ended)
         return None
 
     def sessions(self, name: str) -> int:
@@ -156,7 +151,7 @@ class SshServers:
 
     def forget(self, name: str) -> None:
         """Forget the server of a stopped sliver."""
-        self._watch.remove(name)
+        self._watch.remove(_SERVER, name)
         with self._lock:
             self._running.pop(name, None)
             self._servers.pop(name, None)
