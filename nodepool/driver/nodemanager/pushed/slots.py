@@ -315,7 +315,6 @@ class BackingNodes(BackingSlots):
             if node is None:
                 return True
             link = self._link(node, lambda up: None)
-            link.stop()
         if link.target.unfit:
             return True
         try:

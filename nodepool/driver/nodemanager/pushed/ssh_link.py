@@ -58,9 +58,8 @@ def remote_command(python: str) -> str:
 class Session:
     """One run of the SSH client."""
 
-    def __init__(self, target: Target, directory: Path, stop: int) -> None:
+    def __init__(self, target: Target, directory: Path) -> None:
         self._target = target
-        self._stop = stop
         self._errors = b""
         self._buffer = b""
         self._beating = False
@@ -104,9 +103,11 @@ class Session:
             )
         except OSError as error:
             raise LinkError(f"ssh cannot be run: {error.strerror}; is the OpenSSH client installed here?") from None
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
+        streams = self._process.stdin, self._process.stdout, self._process.stderr
+        self._stdin, self._stdout, self._stderr = (stream.fileno() for stream in streams if stream is not None)
+        # They are read when something has arrived; what is written may not fit.
+        os.set_blocking(self._stdin, False)
+        os.set_blocking(self._stderr, False)
 
     def push(self, job: dict[str, Any]) -> None:
         """Give the job to the node manager there, which is stored first where needed.
@@ -125,14 +126,11 @@ class Session:
         self._beating = True
 
     def _send(self, data: bytes, deadline: float) -> None:
-        assert self._process.stdin is not None
-        descriptor, view = self._process.stdin.fileno(), memoryview(data)
+        view = memoryview(data)
         while view:
-            self._wait([], [descriptor], deadline)
+            self._wait(self._stdin, select.POLLOUT, deadline)
             try:
-                view = view[os.write(descriptor, view[: 1 << 16]) :]
-            except BlockingIOError:
-                continue
+                view = view[os.write(self._stdin, view[: 1 << 16]) :]
             except OSError:
                 raise LinkError(self._reason()) from None
 
@@ -142,7 +140,6 @@ class Session:
         :param deadline: None: the connection is to last, and its end is an error, too.
         :raises LinkError: the connection ends, or the other end cannot continue.
         """
-        assert self._process.stdout is not None
         while True:
             line, found, rest = self._buffer.partition(b"\n")
             if found:
@@ -156,47 +153,36 @@ class Session:
                 return message
             if len(self._buffer) > MAX_LINE:
                 raise LinkError("the other end does not answer like a node manager")
-            self._wait([self._process.stdout.fileno()], [], deadline)
-            try:
-                data = os.read(self._process.stdout.fileno(), 65536)
-            except BlockingIOError:
-                continue
+            self._wait(self._stdout, select.POLLIN, deadline)
+            data = os.read(self._stdout, 65536)
             if not data:
                 raise LinkError(self._reason())
             self._buffer += data
 
-    def _wait(self, reading: list[int], writing: list[int], deadline: float | None) -> None:
-        """Wait for a descriptor; keep what the SSH client complains about."""
-        assert self._process.stderr is not None
-        errors = self._process.stderr.fileno()
+    def _wait(self, descriptor: int, event: int, deadline: float | None) -> None:
+        """Wait for a descriptor, with heartbeats; keep what the SSH client complains about."""
         poll = select.poll()
-        for descriptor in (*reading, errors, self._stop):
-            poll.register(descriptor, select.POLLIN)
-        for descriptor in writing:
-            poll.register(descriptor, select.POLLOUT)
+        poll.register(descriptor, event)
+        poll.register(self._stderr, select.POLLIN)
         while True:
             left = BEAT if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise LinkError("no answer in time")
-            ready = {descriptor for descriptor, _ in poll.poll(min(left, BEAT) * 1000)}
+            ready = {number for number, _ in poll.poll(min(left, BEAT) * 1000)}
             if not ready and self._beating:
-                assert self._process.stdin is not None
                 with contextlib.suppress(OSError):
-                    os.write(self._process.stdin.fileno(), b"\n")
-            if self._stop in ready:
-                raise LinkError("stopped")
-            if errors in ready and not self._collect():
-                poll.unregister(errors)
-            if ready.intersection(reading) or ready.intersection(writing):
+                    os.write(self._stdin, b"\n")
+            if self._stderr in ready and not self._collect():
+                poll.unregister(self._stderr)
+            if descriptor in ready:
                 return
 
     def _collect(self) -> bool:
-        """Read errors; False at their end."""
-        assert self._process.stderr is not None
+        """Read errors; False when there are no more."""
         try:
-            data = os.read(self._process.stderr.fileno(), 65536)
+            data = os.read(self._stderr, 65536)
         except BlockingIOError:
-            return True
+            return False
         self._errors = (self._errors + data)[-MAX_ERRORS:]
         return bool(data)
 
@@ -228,23 +214,21 @@ class Session:
         if done.returncode != 0:
             raise LinkError(f"the API cannot be forwarded: {done.stderr.strip()}")
 
+    def interrupt(self) -> None:
+        """End the SSH client, from any thread: the thread that reads or writes gets a LinkError."""
+        self._process.terminate()
+
     def close(self) -> None:
         """Close the connection; the daemon there keeps running."""
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        with contextlib.suppress(OSError):
+        with self._process as process:  # closes its streams in the end
+            assert process.stdin is not None
             process.stdin.close()
-        try:
-            process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.wait(CLOSE_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        process.stdout.close()
-        process.stderr.close()
+            for seconds, end in ((1.0, process.terminate), (CLOSE_TIMEOUT, process.kill)):
+                try:
+                    process.wait(seconds)
+                    break
+                except subprocess.TimeoutExpired:
+                    end()
         self.control.unlink(missing_ok=True)
 
 
@@ -264,7 +248,7 @@ class Link:
         self.problem = "it has not been reached yet"
         #: Since when it cannot be used (monotonic); None: it can.
         self.down_since: float | None = time.monotonic()
-        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
+        self._session: Session | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"Thread-nm-link-{target.owner}", daemon=True)
 
@@ -277,11 +261,9 @@ class Link:
 
     def stop(self) -> None:
         """Close the connection; ``join`` waits for that."""
-        if not self._stopped.is_set():
-            self._stopped.set()
-            os.close(self._stop_write)
-            if self._thread.ident is None:
-                os.close(self._stop_read)
+        self._stopped.set()
+        if self._session is not None:
+            self._session.interrupt()
 
     def join(self) -> None:
         if self._thread.ident is not None:
@@ -308,7 +290,6 @@ class Link:
         finally:
             self.socket.unlink(missing_ok=True)
             (self._directory / f"{self.target.owner}.keys").unlink(missing_ok=True)
-            os.close(self._stop_read)
 
     def _failed(self, text: str) -> None:
         if self._stopped.is_set():
@@ -324,7 +305,9 @@ class Link:
         """Connect, and return only by an error."""
         if self.target.unfit:
             raise LinkError(self.target.unfit)
-        session = Session(self.target, self._directory, self._stop_read)
+        session = self._session = Session(self.target, self._directory)
+        if self._stopped.is_set():
+            session.interrupt()  # the session was not known yet
         try:
             session.push(self.target.job("hold"))
             deadline: float | None = time.monotonic() + START_TIMEOUT
@@ -351,17 +334,12 @@ class Link:
         :raises LinkBusy: there are slivers.
         :raises LinkError: it cannot be reached or removed.
         """
-        reading, writing = os.pipe2(os.O_CLOEXEC)
+        session = Session(self.target, self._directory)
         try:
-            session = Session(self.target, self._directory, reading)
-            try:
-                session.push(self.target.job("remove"))
-                message = session.read(time.monotonic() + REMOVE_TIMEOUT)
-            finally:
-                session.close()
+            session.push(self.target.job("remove"))
+            message = session.read(time.monotonic() + REMOVE_TIMEOUT)
         finally:
-            os.close(reading)
-            os.close(writing)
+            session.close()
             (self._directory / f"{self.target.owner}.keys").unlink(missing_ok=True)
         if message["state"] == "busy":
             raise LinkBusy(str(message.get("text")))
