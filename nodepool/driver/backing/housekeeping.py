@@ -215,11 +215,9 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
             return
         data = parse_user_data(node.user_data, slots.my_id)
         if data is not None:
-            present = {user for user in data.allocations.values() if slots.zk.getNode(user, cached=True) is not None}
-            with slots.lock:
-                slots.book.merge(record, data.allocations, present.__contains__)
-                if not record.isEmpty():
-                    return
+            slots.merge_stored(record, data)
+            if not record.isEmpty():
+                return
         names = locks.names_in_order(slots.zk.kazoo_client, paths.node_lock(record.node_id))
         ours = names[0] if names and self._is_locked(node) else None
         try:

@@ -158,10 +158,8 @@ class SlotBook:
 
     def find_free(self, label_name: str, oldest: float | None = None) -> BackingNodeRecord | None:
         """Return the first record with a free slot that was launched after ``oldest``."""
-        for record in self.records.get(label_name, ()):
-            if record.hasAvailableSlot() and (oldest is None or record.launched > oldest):
-                return record
-        return None
+        free = (record for record in self.records.get(label_name, ()) if record.hasAvailableSlot())
+        return next((record for record in free if oldest is None or record.launched > oldest), None)
 
     def allocate(self, record: BackingNodeRecord, node_id: str, slot_id: int | None = None) -> int:
         slot = record.allocateSlot(node_id, slot_id)

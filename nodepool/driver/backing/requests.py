@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
@@ -17,8 +17,8 @@ from nodepool import exceptions
 from nodepool.base import threads
 from nodepool.base.backoff import Backoff
 from nodepool.driver.backing import transactions
-from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, decode_driver_data, parse_user_data
-from nodepool.driver.statemachine.model import DriverLabel
+from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, UserData, decode_driver_data, parse_user_data
+from nodepool.driver.statemachine.model import DriverLabel, StateMachine
 from nodepool.zk import paths
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import DELETED, DELETING, FAILED, FULFILLED, IN_USE, READY, Node, NodeRequest, ZooKeeper
@@ -30,19 +30,18 @@ TAKE_OVER_BACKOFF = Backoff(0.02, 1.0)
 Action = Callable[[], Any]
 
 
-class Occupant(Protocol):
-    """A launch that gets a slot; the attributes after the first four are set under the lock."""
+class Occupant(StateMachine):
+    """A launch that gets a slot; the attributes after the first three are set under the lock."""
 
     node_id: str
     label: DriverLabel
     request: NodeRequest
-    wake: Callable[[], None] | None
-    record: BackingNodeRecord | None
-    slot: int | None
+    record: BackingNodeRecord | None = None
+    slot: int | None = None
     #: The slot belongs to this launch and is stored.
-    granted: bool
-    problem: Exception | None
-    moves: int
+    granted = False
+    problem: Exception | None = None
+    moves = 0
 
 
 def wake(machine: Occupant) -> None:
@@ -114,6 +113,12 @@ class BackingRequests(abc.ABC):
         """Return the machines that wait for a slot of this record."""
         waiting = (self._waiting.get(node_id) for node_id in record.allocations().values())
         return [machine for machine in waiting if machine is not None and machine.record is record]
+
+    def merge_stored(self, record: BackingNodeRecord, data: UserData) -> None:
+        """Adopt the slots that are stored, but those of deleted nodes."""
+        present = {user for user in data.allocations.values() if self.zk.getNode(user, cached=True) is not None}
+        with self.lock:
+            self.book.merge(record, data.allocations, present.__contains__)
 
     def grant(self, record: BackingNodeRecord, machines: list[Occupant], actions: list[Action]) -> None:
         for machine in machines:

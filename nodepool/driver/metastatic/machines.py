@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from nodepool.driver.backing.records import BackingNodeRecord
+from nodepool.driver.backing.requests import Occupant
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.metastatic.config import MetastaticLabel
 from nodepool.driver.statemachine import Instance, StateMachine
@@ -45,7 +45,7 @@ class MetastaticInstance(Instance):
         return QuotaInformation(instances=1)
 
 
-class MetastaticCreateStateMachine(SteppedMachine):
+class MetastaticCreateStateMachine(SteppedMachine, Occupant):
     """Gets a slot; most of its life it waits to be woken."""
 
     REQUESTING = "requesting backing node"
@@ -61,13 +61,6 @@ class MetastaticCreateStateMachine(SteppedMachine):
         self.request = request
         self.log = log
         self.node_id = metadata["nodepool_node_id"]
-        # Maintained by the slots, under their lock:
-        self.record: BackingNodeRecord | None = None
-        self.slot: int | None = None
-        self.granted = False
-        """The slot is ours and stored as such."""
-        self.problem: Exception | None = None
-        self.moves = 0
 
     def steps(self) -> Steps[MetastaticInstance]:
         self.state = self.REQUESTING

@@ -7,6 +7,7 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.driver.backing.records import BackingNodeRecord
+from nodepool.driver.backing.requests import Occupant
 from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.hosts import INTERNAL, ManagedHost
 from nodepool.driver.nodemanager.machines import CreateMachine, DeleteMachine, NodeManagerInstance
@@ -22,7 +23,7 @@ MAX_MOVES = 3
 LOOK_AGAIN = 1.0
 
 
-class BackedCreateMachine(CreateMachine):
+class BackedCreateMachine(CreateMachine, Occupant):
     """Creates a sliver: gets a backing node, waits for its node manager, stores the record."""
 
     _patience = 0.0
@@ -42,12 +43,6 @@ class BackedCreateMachine(CreateMachine):
         self.label = label
         self.request = request
         self.node_id = metadata["nodepool_node_id"]
-        # Maintained by the bookkeeping, under its lock:
-        self.record: BackingNodeRecord | None = None
-        self.slot: int | None = None
-        self.granted = False
-        self.problem: Exception | None = None
-        self.moves = 0
         #: Backing nodes whose node manager refused the sliver for lack of capacity.
         self.refused: list[BackingNodeRecord] = []
         #: None: capacity on another one is required.

@@ -346,9 +346,7 @@ class BackingNodes(BackingSlots):
             return True
         data = parse_user_data(node.user_data, self.my_id)
         if data is not None:
-            present = {user for user in data.allocations.values() if self.zk.getNode(user, cached=True) is not None}
-            with self.lock:
-                self.book.merge(record, data.allocations, present.__contains__)
+            self.merge_stored(record, data)
         with self.lock:
             if not record.isEmpty() or record.busy:
                 return False
