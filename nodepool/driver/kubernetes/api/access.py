@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from nodepool.base import optional
@@ -16,14 +15,9 @@ def _files() -> str:
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
-@dataclass
-class _Paths:
-    """Paths of the files, for messages."""
-
-    context: str | None
-
-    def __str__(self) -> str:
-        return f"context {self.context} of {_files()}" if self.context else f"the current context of {_files()}"
+def _place(context: str | None) -> str:
+    """Return the paths of the files, for messages."""
+    return f"context {context} of {_files()}" if context else f"the current context of {_files()}"
 
 
 class KubeconfigAccess:
@@ -64,14 +58,14 @@ class KubeconfigAccess:
             pass
         except ConfigException as error:
             if "no configuration found" not in str(error).lower():
-                raise NoAccess(f"{_Paths(self._context)} cannot be used: {error}") from error
+                raise NoAccess(f"{_place(self._context)} cannot be used: {error}") from error
         except Exception as error:
-            raise NoAccess(f"{_Paths(self._context)} cannot be used: {type(error).__name__}: {error}") from error
+            raise NoAccess(f"{_place(self._context)} cannot be used: {type(error).__name__}: {error}") from error
         try:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except ConfigException as error:
             raise NoAccess(
-                f"the kubeconfig file does not exist ({_Paths(self._context)}), and this is not a pod of a cluster ({error}); "
+                f"the kubeconfig file does not exist ({_place(self._context)}), and this is not a pod of a cluster ({error}); "
                 "write one, or set KUBECONFIG for the launcher"
             ) from error
         self.in_cluster = True
@@ -83,7 +77,7 @@ class KubeconfigAccess:
             try:
                 found = self._configuration.auth_settings().get("BearerToken")
             except Exception as error:
-                raise NoAccess(f"{_Paths(self._context)}: no token: {type(error).__name__}: {error}") from error
+                raise NoAccess(f"{_place(self._context)}: no token: {type(error).__name__}: {error}") from error
         return str(found["value"]) if found and found.get("value") else None
 
     def renew(self) -> None:

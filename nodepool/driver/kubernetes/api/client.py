@@ -14,7 +14,7 @@ from urllib3.exceptions import HTTPError, InsecureRequestWarning, SSLError
 
 from nodepool.cloud.http import NoAccess, NoAnswer
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
-from nodepool.driver.kubernetes.api.errors import ApiError, from_answer
+from nodepool.driver.kubernetes.api.errors import from_answer
 from nodepool.driver.kubernetes.api.kinds import Kind
 from nodepool.version import get_version_string
 
@@ -196,8 +196,3 @@ class Client:
             ) from error
         except (HTTPError, OSError) as error:
             raise NoAnswer(f"{what} at {self.host}: {error}") from error
-
-
-def is_gone(error: ApiError) -> bool:
-    """Return whether the requested version is too old to be watched."""
-    return error.status == 410

@@ -14,7 +14,7 @@ from nodepool.base.backoff import Backoff
 from nodepool.cloud import CloudCalls
 from nodepool.cloud.errors import CallsStopped
 from nodepool.cloud.http import NoAccess, NoAnswer
-from nodepool.driver.kubernetes.api.client import Client, Object, Stream, is_gone
+from nodepool.driver.kubernetes.api.client import Client, Object, Stream
 from nodepool.driver.kubernetes.api.errors import ApiError
 from nodepool.driver.kubernetes.api.kinds import Kind
 
@@ -145,7 +145,7 @@ class Watcher:
             except (ApiError, NoAnswer, NoAccess) as error:
                 if not isinstance(error, NoAnswer):
                     self._version = ""
-                if isinstance(error, ApiError) and is_gone(error):
+                if isinstance(error, ApiError) and error.status == 410:  # the version is too old to be watched
                     self._log.debug("The watch of %s is too far behind, listing them", self._kind.plural)
                 else:
                     self._failed(error)
