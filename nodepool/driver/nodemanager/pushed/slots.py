@@ -108,7 +108,7 @@ class BackingNodes(BackingSlots):
         host = self.hosts.get(node_id)
         if host is not None:
             host.failed(LinkError(link.problem))
-        if link.target.unfit or link.down_for() > self.provider.boot_timeout:
+        if self._is_silent(node_id):
             self._give_up(record)
         self.hosts.wake_waiting()
 
@@ -120,6 +120,11 @@ class BackingNodes(BackingSlots):
             link.stop()
             link.join()
         return link
+
+    def _is_silent(self, node_id: str) -> bool:
+        """Return whether the backing node cannot be used, for longer than it needs to boot."""
+        link = self._links.get(node_id)
+        return link is not None and (bool(link.target.unfit) or link.down_for() > self.provider.boot_timeout)
 
     def problem(self, node_id: str) -> str:
         link = self._links.get(node_id)
@@ -255,35 +260,19 @@ class BackingNodes(BackingSlots):
         if record.node_id is not None:
             self._disconnect(record.node_id)
             self.hosts.wake_waiting()
-            self._retire(record)
 
     def _give_up(self, record: BackingNodeRecord) -> None:
-        """Abandon a backing node that does not answer: it is released when it is empty."""
+        """Abandon a backing node that does not answer: it is released when it is empty.
+
+        Its ready nodes count as missing, see :meth:`may_have`; those in use are left to their users.
+        """
         with self.changing() as actions:
             if record.failed:
                 return
+            self.log.warning("Backing node %s cannot be used any more; its ready nodes are deleted", record.node_id)
             record.failed = True
             if record.node_id is not None and not record.lost:
                 self.store(record, actions)
-        self.in_background(self._retire, record)
-
-    def _retire(self, record: BackingNodeRecord) -> None:
-        """Delete ready nodes on a failed backing node; those in use are left to their users."""
-        for node_id in list(record.allocations().values()):
-            node = self.zk.getNode(node_id)
-            if node is None or node.provider != self.provider.name or not _idle(node):
-                continue
-            try:
-                self.zk.lockNode(node, blocking=False)
-            except (exceptions.ZKLockException, exceptions.TimeoutException):
-                continue
-            try:
-                if _idle(node):
-                    self.log.warning("Deleting node %s: its backing node %s cannot be used any more", node_id, record.node_id)
-                    node.state = zk.USED
-                    self.zk.storeNode(node)
-            finally:
-                self.zk.unlockNode(node)
 
     # -- release
 
@@ -380,17 +369,13 @@ class BackingNodes(BackingSlots):
         return self.hosts.delete(host_name, sliver)
 
     def may_have(self, node_id: str) -> bool:
-        """Return whether the backing node may be ours."""
+        """Return whether usable slivers may be on this backing node."""
         record = self.book.by_backing_node.get(node_id)
         if record is not None:
-            return not record.lost
+            return not record.lost and not (record.failed and self._is_silent(node_id))
         node = self.zk.getNode(node_id)
         return node is not None and node.state == zk.IN_USE and parse_user_data(node.user_data, self.my_id) is not None
 
 
 def _size(capacity: dict[str, Any]) -> tuple[float, float]:
     return capacity["cpu"] * capacity["cores"], capacity["memory"]
-
-
-def _idle(node: zk.Node) -> bool:
-    return node.state == zk.READY and not node.allocated_to
