@@ -34,6 +34,7 @@ _LOCKS, _NODES, _MIRROR = "nodepool.zk.locks", "nodepool.zk.facade.nodes", "node
 _ABANDONED, _COMPONENTS = "nodepool.zk.connection.abandoned", "nodepool.zk.components"
 _LAUNCHER = "nodepool.driver.statemachine.launcher"
 _SLIVERS, _HOSTS = "nodepool.driver.nodemanager.adapter", "nodepool.driver.nodemanager.hosts"
+_MACHINES = "nodepool.driver.nodemanager.machines"
 _RECORDS, _UPLOAD = "nodepool.builder.cleanup.records", "nodepool.builder.upload.job"
 
 #: Files of tests.
@@ -915,12 +916,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # -- slivers of node managers
     "strays-are-not-looked-for": Mutation(
-        _SLIVERS,
-        'strays = [s["name"] for s in ours if self._is_stray(host, s)]',
-        "strays: list[str] = []",
+        _MACHINES,
+        'external_id == {"host": self.host, "sliver": self.id}',
+        "True",
         "tests/integration/nodemanager/daemon/test_hosts.py::test_sliver_of_a_lost_history_is_no_stray",
     ),
-    "slivers-of-nodes-are-strays": Mutation(_SLIVERS, '            and node.external_id.get("host") != host.name\n', "", 2),
+    "slivers-of-nodes-are-strays": Mutation(_MACHINES, 'external_id == {"host": self.host, "sliver": self.id}', "False", 2),
     "leases-are-not-renewed": Mutation(
         _SLIVERS,
         'host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)',
@@ -943,10 +944,7 @@ MUTATIONS: dict[str, Mutation] = {
         7,
     ),
     "starting-slivers-are-ready": Mutation(
-        "nodepool.driver.nodemanager.machines",
-        '        return state == "ready"\n',
-        '        return state in ("ready", "creating")\n',
-        2,
+        _MACHINES, '        return state == "ready"\n', '        return state in ("ready", "creating")\n', 2
     ),
 }
 

@@ -24,8 +24,6 @@ from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.nodemanager.client import programs
 from nodepool.nodemanager.client.rpc import RpcError, RpcFault
-from nodepool.zk import zookeeper as zk
-from nodepool.zk.cluster import NODE_CREATED, NODE_ID, created_times, number_of
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -138,53 +136,28 @@ class NodeManagerAdapter(statemachine.Adapter):
         return [NodeManagerResource(host.name, sliver) for host, slivers in lists for sliver in slivers or ()]
 
     def periodic(self) -> None:
-        """Copy images to hosts, renew leases, delete strays."""
+        """Copy images to hosts, renew leases."""
         lists = self._lists(PASS_TIMEOUT)
         if self._zk is not None:
             self._spreader.run(self.hosts.all(), self._zk)
         for host, slivers in lists.items():
-            ours = [s for s in slivers or () if metadata_of(s).get("nodepool_provider_name") == self.provider.name]
-            strays = [s["name"] for s in ours if self._is_stray(host, s)]
             due = [
-                s["name"]
-                for s in ours
-                if (s.get("expiry") or 0) - time.time() < self.provider.lease_time * RENEW_AT and s["name"] not in strays
+                sliver["name"]
+                for sliver in slivers or ()
+                if metadata_of(sliver).get("nodepool_provider_name") == self.provider.name
+                and (sliver.get("expiry") or 0) - time.time() < self.provider.lease_time * RENEW_AT
             ]
-            if strays or due:
-                host.run(lambda host=host, strays=strays, due=due: self._tend(host, strays, due))  # type: ignore[misc]
+            if due:
+                host.run(lambda host=host, due=due: self._renew(host, due))  # type: ignore[misc]
 
-    def _is_stray(self, host: ManagedHost, sliver: dict[str, Any]) -> bool:
-        """Return whether its node is on another host, as this one did not answer at the launch.
-
-        A sliver of a node that a restore of ZooKeeper has undone is a stray, although another node has its id now.
-        """
-        metadata = metadata_of(sliver)
-        node_id = metadata.get(NODE_ID, "")
-        if self._zk is None or not node_id.isdecimal():  # it becomes part of a path
-            return False
-        node = self._zk.getNode(node_id, cached=True)
-        return (
-            node is not None
-            and (NODE_CREATED not in metadata or number_of(metadata[NODE_CREATED]) in created_times(node))
-            and node.state in (zk.READY, zk.IN_USE, zk.USED, zk.HOLD)
-            and isinstance(node.external_id, dict)
-            and node.external_id.get("host") != host.name
-        )
-
-    def _tend(self, host: ManagedHost, strays: list[str], due: list[str]) -> None:
+    def _renew(self, host: ManagedHost, due: list[str]) -> None:
         """Renew leases of our slivers in the periodic pass, as long as a launcher lives."""
-        try:
-            for name in strays:
-                self.log.warning("Deleting sliver %s on %s: its node is on another host", name, host.name)
-                host.delete(name)
-            for name in due:
-                try:
-                    host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)
-                except RpcFault as fault:
-                    if fault.code != BAD_ARGUMENT:  # deleted meanwhile
-                        self.log.warning("Renewing the lease of %s on %s failed: %s", name, host.name, fault.text)
-        except RpcFault as fault:
-            self.log.warning("Slivers without a node on host %s cannot be deleted: %s", host.name, fault.text)
+        for name in due:
+            try:
+                host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)
+            except RpcFault as fault:
+                if fault.code != BAD_ARGUMENT:  # deleted meanwhile
+                    self.log.warning("Renewing the lease of %s on %s failed: %s", name, host.name, fault.text)
 
     def deleteResource(self, resource: NodeManagerResource) -> None:
         """Delete a leaked sliver. Raises RpcError, RpcFault: retry later."""

@@ -66,6 +66,13 @@ class NodeManagerResource(statemachine.Resource):
         self.host = host
         self.id = sliver["name"]
 
+    def belongs_to(self, external_id: object) -> bool:
+        """Return whether it is the sliver in the record.
+
+        A launch whose host did not answer may have another one on that host.
+        """
+        return not isinstance(external_id, dict) or external_id == {"host": self.host, "sliver": self.id}
+
 
 class CreateMachine(SteppedMachine):
     """Creates a sliver on the best host; uses another one when it does not answer."""

@@ -448,5 +448,9 @@ def test_sliver_of_a_lost_history_is_no_stray(bench: LauncherBench, nm: NmDaemon
     expiry = int(time.time()) + 1000
     nm.put("in-use", metadata={**ours, "nodepool_node_created": "1500000000000"}, expiry=expiry)
     nm.put("stray", metadata=ours, expiry=expiry)
-    bench.start(config(nm))
-    wait_for(lambda: names(nm) == ["in-use"], what="the stray sliver is deleted")
+    provider = bench.start(config(nm)).getProviderManager("metal")
+    # Nothing is deleted before an operator has decided.
+    wait_for(lambda: provider.leak_search_stopped is not None and "another node has its id now" in provider.leak_search_stopped)
+    assert names(nm) == ["in-use", "stray"]
+    nm.delete("in-use")
+    wait_for(lambda: names(nm) == [], what="the stray sliver is deleted")
