@@ -112,14 +112,13 @@ class BackingNodes(BackingSlots):
             self._give_up(record)
         self.hosts.wake_waiting()
 
-    def _disconnect(self, node_id: str) -> Link | None:
+    def _disconnect(self, node_id: str) -> None:
         with self.lock:
             link = self._links.pop(node_id, None)
         self.hosts.remove(node_id)
         if link is not None:
             link.stop()
             link.join()
-        return link
 
     def _is_silent(self, node_id: str) -> bool:
         """Return whether the backing node cannot be used, for longer than it needs to boot."""
@@ -298,12 +297,11 @@ class BackingNodes(BackingSlots):
         except KazooException as error:
             self.log.warning("Backing node %s is kept for now: %r", node_id, error)
             return False
-        link = self._disconnect(node_id)
-        if link is None:
-            node = self.zk.getNode(node_id)
-            if node is None:
-                return True
-            link = self._link(node, lambda up: None)
+        self._disconnect(node_id)
+        node = self.zk.getNode(node_id)
+        if node is None:
+            return True
+        link = self._link(node, lambda up: None)
         if link.target.unfit:
             return True
         try:
