@@ -164,3 +164,21 @@ def test_announcements_of_hosts_are_parsed_or_refused() -> None:
             parse("h1", data, config)
     with pytest.raises(RecordError, match="needs ca-cert"):
         parse("h1", b'{"api": "https://10.0.0.1:8120"}', load(discover=True))
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        ({}, "label small needs either cloud-image or diskimage"),
+        ({"cloud-image": "host", "diskimage": "deb"}, "label small needs either cloud-image or diskimage"),
+        ({"cloud-image": "nope"}, "cloud-image nope does not exist in provider metal"),
+        ({"diskimage": "nope"}, "diskimage nope does not exist in provider metal"),
+        ({"cloud-image": "host", "net-max": "5x"}, "net-max: '5x' is not a rate"),
+        ({"cloud-image": "host", "privileges": ["all"]}, "privileges: 'all' is not a privilege"),
+    ],
+)
+def test_invalid_labels_are_refused_with_their_position(label: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as refused:
+        load(hosts=[HOST], pools=[{"name": "main", "labels": [{"name": "small", **label}]}])
+    where = refused.value.where
+    assert where[where.index("pools") :][:4] == ("pools", 0, "labels", 0)
