@@ -1,4 +1,4 @@
-"""Assigns slivers to backing nodes by the actual capacity of their node managers.
+"""Connects to backing nodes, and assigns slivers to them by their actual capacity.
 
 Bookkeeping, records, locks and writes are those of the metastatic driver (MST-3). ``label`` in ``user_data`` is the backing
 label, as all labels of the provider share a backing node, and ``slots`` is the number of slivers that its node manager admits;
