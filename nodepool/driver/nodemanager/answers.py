@@ -17,6 +17,8 @@ from nodepool.nodemanager.client.texts import clean
 #: Largest plausible amount of anything; sums of such amounts stay exact.
 MAX_AMOUNT = 1 << 50
 MAX_TEXT = 4096
+#: Maximum number of errors that are named.
+MAX_ERRORS = 3
 
 
 def _bad(wanted: str, value: object) -> v.Invalid:
@@ -104,5 +106,6 @@ def check(method: str, arguments: Sequence[Any], answer: Any) -> None:
             if answer["name"] != name:
                 raise _bad(repr(name), answer["name"])
     except v.Invalid as error:
-        what = ".".join(map(str, (method, *error.path)))
-        raise RpcError(f"invalid answer: {what} {error.msg}; check the host's node manager") from None
+        errors = error.errors if isinstance(error, v.MultipleInvalid) else [error]
+        texts = sorted(f"{'.'.join(map(str, (method, *each.path)))} {each.msg}" for each in errors)
+        raise RpcError(f"invalid answer: {'; '.join(texts[:MAX_ERRORS])}; check the host's node manager") from None
