@@ -67,10 +67,6 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _word(value: object) -> str:
-    return str(value or "")
-
-
 def _number(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and abs(value) < LARGEST_NUMBER else None
 
@@ -83,7 +79,7 @@ def _numbers(value: object) -> dict[str, float]:
     return {name: number for name, entry in _object(value).items() if (number := _number(entry)) is not None}
 
 
-def _record(**keys: Check) -> Check:
+def _record(**keys: Check) -> Callable[[object], dict[str, Any]]:
     return lambda value: {key: check(_object(value).get(key)) for key, check in keys.items()}
 
 
@@ -100,17 +96,20 @@ def _by_name(check: Check, kind: type = dict) -> Check:
 
 
 _USE = {"limits": _numbers, "used": _numbers}
-_REASONS = _each(_record(**dict.fromkeys(REASON, _word)))
-_CALLS = _record(
-    paces=_by_name(str, str), throttled=bool, last_error=_optional(_record(operation=str, kind=str, message=str, time=_number))
-)
+_REASONS = _each(_record(**dict.fromkeys(REASON, lambda value: str(value or ""))))
 _PROVIDER = _record(
     driver=_text,
     max_concurrency=_number,
     launching=_number,
     pools=_by_name(_record(labels=_texts, max_servers=_number, id=_text)),
     hosts=_each(_record(name=str, usable=bool, problem=_text, **_USE)),
-    calls=_optional(_CALLS),
+    calls=_optional(
+        _record(
+            paces=_by_name(str, str),
+            throttled=bool,
+            last_error=_optional(_record(operation=str, kind=str, message=str, time=_number)),
+        )
+    ),
     **_USE,
 )
 _REPORT = _record(
@@ -138,8 +137,7 @@ def parse(data: bytes | None) -> dict[str, Any]:
 
     :raises RecordError: it is damaged, or a required key is missing.
     """
-    found: dict[str, Any] = _REPORT(_unpack(data, _SHAPE))
-    return found
+    return _REPORT(_unpack(data, _SHAPE))
 
 
 def parse_config(data: bytes | None) -> dict[str, Any]:
