@@ -55,7 +55,7 @@ class LeakCleaner:
     def _floating_ips(self) -> Iterator[OpenStackResource]:
         if not any(pool.auto_floating_ip for pool in self.provider.pools.values()) or not self.adapter._api.has_floating_ips():
             return
-        for address in self.adapter._api.list_floating_ips():
+        for address in self.adapter._listFloatingIps():
             metadata = floating_ip_metadata(address.get("description"))
             if metadata and not address.get("port_id"):
                 yield OpenStackResource(metadata, "floatingip", address["id"])

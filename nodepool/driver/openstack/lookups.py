@@ -191,6 +191,9 @@ class CloudLookups(statemachine.Adapter):
     def _listPorts(self, status: str | None = None) -> list[Any]:
         return self._api.list_ports({"status": status} if status else None)
 
+    def _listFloatingIps(self) -> list[Any]:
+        return self._api.list_floating_ips()
+
     def _listImages(self) -> list[Any]:
         return self._api.list_images()
 

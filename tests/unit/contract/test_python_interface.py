@@ -469,6 +469,15 @@ def test_plug_in_api_has_the_names_of_the_contract(path: str) -> None:
     find(path)
 
 
+@pytest.mark.spec("OST-1.7: methods that subclasses and test benches replace")
+@pytest.mark.parametrize("name", [
+    "_getClient", "_getServer", "_listServers", "_listPorts", "_listImages", "_findImage", "_findNetwork", "_listFlavors",
+    "_listAZs", "_listVolumes", "_listFloatingIps", "_createServer", "_deleteServer", "IMAGE_CHECK_TIMEOUT",
+])  # fmt: skip
+def test_openstack_adapter_has_the_names_of_the_contract(name: str) -> None:
+    find(f"nodepool.driver.openstack.adapter:OpenStackAdapter.{name}")
+
+
 @pytest.mark.spec("DRV-7.2: getCreateStateMachine is called with seven positional arguments")
 def test_create_state_machine_arguments() -> None:
     from nodepool.driver.statemachine import Adapter

@@ -275,8 +275,8 @@ class CloudApi(ImageApi):
     def get_floating_ip_by_id(self, floating_ip_id: str) -> dict[str, Any] | None:
         return self.find("get_floating_ip", "network", f"/floatingips/{floating_ip_id}", "floatingip")
 
-    def list_floating_ips(self, **filters: object) -> list[dict[str, Any]]:
-        return self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"project_id": self.project(), **filters})
+    def list_floating_ips(self) -> list[dict[str, Any]]:
+        return self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"project_id": self.project()})
 
     def delete_floating_ip(self, floating_ip_id: str) -> bool:
         return self.delete("delete_floating_ip", "network", f"/floatingips/{floating_ip_id}")
