@@ -8,17 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import Logger, getLogger
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodepool.nodemanager.client.privileges import PRIVILEGES
-from nodepool.nodemanager.helper.zygote import Pending, Zygote
-from nodepool.nodemanager.limits.cgroups import Cgroups
-from nodepool.nodemanager.limits.disks import Disks
-from nodepool.nodemanager.network.veth import Network
 from nodepool.nodemanager.outcomes import BackendError as BackendError
 from nodepool.nodemanager.outcomes import Exit as Exit
 from nodepool.nodemanager.outcomes import Problem as Problem
 from nodepool.nodemanager.rootfs.ssh_files import SSHD_ARGV
+
+if TYPE_CHECKING:  # of the services, a backend without root uses the helper only
+    from nodepool.nodemanager.helper.zygote import Pending, Zygote
+    from nodepool.nodemanager.limits.cgroups import Cgroups
+    from nodepool.nodemanager.limits.disks import Disks
+    from nodepool.nodemanager.network.veth import Network
 
 Handle = dict[str, Any]
 """JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth (dict: veth, address, gateway),
