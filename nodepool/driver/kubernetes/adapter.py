@@ -10,6 +10,8 @@ from nodepool import exceptions
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallsStopped, CallTimeout, CloudCalls
 from nodepool.cloud.http import NoAccess, NoAnswer, retry_after
+from nodepool.driver.common import adapter as common
+from nodepool.driver.common.adapter import MachineInstance
 from nodepool.driver.kubernetes import bodies, trouble
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
 from nodepool.driver.kubernetes.api.client import Client, Object
@@ -45,31 +47,24 @@ ACCOUNT_TRIES = 12
 _NO_ACCOUNT = "error looking up service account"
 
 
-class ContainerInstance(Instance):
+class ContainerInstance(MachineInstance):
     """A namespace or pod."""
 
     def __init__(self, job: Job, cloud: str | None, connection_type: str, port: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(job.external_id, job.labels, bodies.quota(job.label))
         self.ready = True
-        self.external_id = job.external_id
         self.cloud = cloud
-        self.metadata = job.labels
         self.connection_type = connection_type
         self.connection_port = port
         self.interface_ip = job.pod
-        self.quota = bodies.quota(job.label)
-
-    def getQuotaInformation(self) -> QuotaInformation:
-        return self.quota
 
 
-class Leftover(Resource):
+class Leftover(common.Leftover):
     """A namespace, pod or project that has our labels."""
 
     def __init__(self, target: Target, labels: dict[str, str]) -> None:
-        super().__init__(labels, "node")
+        super().__init__(labels, "node", target.name)
         self.target = target
-        self.id = target.name
 
 
 class KubernetesAdapter(Adapter):

@@ -42,6 +42,12 @@ _SPEC = {
 }
 _FALSE_COUNTS = ("automount-token",)
 _ALL = ["create", "delete", "get", "list", "patch", "update", "watch"]
+#: What Zuul may use of its pod, and in its namespace.
+_OF_POD = ("pods/exec", "pods/logs", "pods/log", "pods/portforward")
+_OF_NAMESPACE = [
+    "pods", "pods/exec", "pods/log", "pods/portforward", "services", "endpoints", "crontabs", "jobs", "deployments",
+    "replicasets", "configmaps", "secrets",
+]  # fmt: skip
 
 
 def _dynamic(templates: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
@@ -86,23 +92,14 @@ def token(labels: dict[str, str]) -> dict[str, Any]:
 def role(pod: bool) -> dict[str, Any]:
     """Return the role of Zuul: for its own namespace, or for the one pod."""
     if pod:
-        rules = [("pods", ["get", "list"])]
-        rules += [(what, _ALL) for what in ("pods/exec", "pods/logs", "pods/log", "pods/portforward")]
-        name = "zuul-restricted"
+        name, rules = "zuul-restricted", [_rule(["pods"], ["get", "list"]), *(_rule([what], _ALL) for what in _OF_POD)]
     else:
-        name = "zuul"
-        rules = []
-    resources = [
-        "pods", "pods/exec", "pods/log", "pods/portforward", "services", "endpoints", "crontabs", "jobs", "deployments",
-        "replicasets", "configmaps", "secrets",
-    ]  # fmt: skip
-    found = [{"apiGroups": [""], "resources": [what], "verbs": verbs} for what, verbs in rules]
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": {"name": name},
-        "rules": found or [{"apiGroups": [""], "resources": resources, "verbs": _ALL}],
-    }
+        name, rules = "zuul", [_rule(_OF_NAMESPACE, _ALL)]
+    return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": name}, "rules": rules}
+
+
+def _rule(resources: list[str], verbs: list[str]) -> dict[str, Any]:
+    return {"apiGroups": [""], "resources": resources, "verbs": verbs}
 
 
 def role_binding(namespace_name: str, role_name: str) -> dict[str, Any]:
