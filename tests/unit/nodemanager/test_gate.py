@@ -14,6 +14,7 @@ from nodepool.nodemanager.outcomes import BackendError
 from nodepool.nodemanager.ssh import gate as ssh_gate
 from nodepool.nodemanager.ssh.gate import MAX_STARTING, Gate
 from tests.conftest import wait_for
+from tests.support.ports import reserve
 
 LIMIT = 5
 
@@ -44,8 +45,8 @@ class Server:
 
 class Bench:
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = reserve(1)
+        self.clients: list[socket.socket] = []
         self.servers: list[Server] = []
         self.patience = 60.0
         self.gate = Gate("127.0.0.1", self.port, self.port, self.serve, LIMIT)
@@ -57,7 +58,8 @@ class Bench:
         return self.servers[-1]
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), 5)
+        self.clients.append(socket.create_connection(("127.0.0.1", self.port), 5))
+        return self.clients[-1]
 
 
 @pytest.fixture
@@ -67,6 +69,8 @@ def bench() -> Iterator[Bench]:
     made.gate.open("s1", 1, {})
     yield made
     made.gate.stop()
+    for client in made.clients:
+        client.close()
     for server in made.servers:
         assert server.closed
         for descriptor in (server.starting, server.start, server.pidfd, server.stop):
@@ -86,25 +90,20 @@ def closed(connection: socket.socket) -> bool:
 
 
 def test_few_servers_of_a_sliver_start_in_parallel(bench: Bench) -> None:
-    clients = [bench.connect() for _ in range(MAX_STARTING + 1)]
-    begun(bench, MAX_STARTING)
-    time.sleep(0.1)
+    clients = [bench.connect() for _ in range(LIMIT + 1)]
+    assert closed(clients[-1]), "the gate has seen all others"
     assert len(bench.servers) == MAX_STARTING
     os.write(bench.servers[0].start, b"x")
     begun(bench, MAX_STARTING + 1)
     wait_for(lambda: bench.gate.sessions("s1") == 1, 5, "a session")
     os.write(bench.servers[0].stop, b"x")
     wait_for(lambda: bench.gate.sessions("s1") == 0 and bench.servers[0].closed, 5, "its end")
-    for client in clients:
-        client.close()
 
 
 def test_connections_above_the_limit_are_refused(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     clients = [bench.connect() for _ in range(LIMIT + 1)]
     assert closed(clients[-1])
-    assert f"refused: {LIMIT} sessions" in caplog.text
-    for client in clients:
-        client.close()
+    wait_for(lambda: f"refused: {LIMIT} sessions" in caplog.text, 5, "the reason")
 
 
 def test_frequent_connections_wait_in_the_kernel(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +116,6 @@ def test_frequent_connections_wait_in_the_kernel(bench: Bench, monkeypatch: pyte
     clients[3].settimeout(0.3)
     with pytest.raises(TimeoutError):
         clients[3].recv(1)
-    for client in clients:
-        client.close()
 
 
 def test_server_that_does_not_start_in_time_frees_its_slot(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,16 +125,16 @@ def test_server_that_does_not_start_in_time_frees_its_slot(bench: Bench, caplog:
     bench.patience = 0.2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Server, "process", late)
-        client = bench.connect()
+        bench.connect()
         server = begun(bench, 1)[0]
         wait_for(lambda: "Cannot serve a connection to s1: no answer" in caplog.text, 5)
     server.close()
     assert bench.gate.sessions("s1") == 0
-    client.close()
 
 
 def test_closed_door_frees_port_and_connections(bench: Bench) -> None:
-    clients = [bench.connect() for _ in range(3)]
+    for _ in range(3):
+        bench.connect()
     os.write(begun(bench, MAX_STARTING)[0].start, b"x")
     wait_for(lambda: bench.gate.sessions("s1") == 1, 5, "a session")
     bench.gate.close("s1")
@@ -148,5 +145,3 @@ def test_closed_door_frees_port_and_connections(bench: Bench) -> None:
     bench.gate.open("s2", 1, {})
     assert not bench.gate.free(1)
     assert bench.gate.sessions("s1") == 0
-    for client in clients:
-        client.close()
