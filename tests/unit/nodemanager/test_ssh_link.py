@@ -20,8 +20,8 @@ TARGET = Target(
     python="python3", key_file="/key",
 )  # fmt: skip
 #: Answers the loader, says it is ready, and runs until its input ends.
-READY = """echo Welcome; echo 'nodepool:{"state": "have"}'; echo 'nodepool:{"state": "ready", "socket": "/far"}'
-echo $$ > "$DIRECTORY/pid"; cat > /dev/null"""
+READY = """echo $$ > "$DIRECTORY/pid"; echo Welcome; echo 'nodepool:{"state": "have"}'
+echo 'nodepool:{"state": "ready", "socket": "/far"}'; cat > /dev/null"""
 
 
 @pytest.fixture
@@ -31,9 +31,10 @@ def ssh(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     monkeypatch.setenv("DIRECTORY", str(tmp_path))
 
     def install(script: str, forwards: int = 0) -> None:
-        program = tmp_path / "ssh"
+        program = tmp_path / "ssh.new"
         program.write_text(f'#!/bin/sh\ncase "$*" in *"-O forward"*) echo no way >&2; exit {forwards};; esac\n{script}\n')
         program.chmod(0o755)
+        program.rename(tmp_path / "ssh")  # a shell may be reading the other one
 
     return install
 
