@@ -258,6 +258,7 @@ class Api:
         is_delegate: Callable[[str], bool],
     ) -> None:
         self._calls = {"Help": help_text, **calls}
+        assert self._calls.keys() == METHODS.keys(), "each method needs its function"
         self._sliver_record = sliver_record
         self._is_delegate = is_delegate
         self._lock = threading.Lock()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from nodepool.driver.aws.adapter import (
 from nodepool.driver.aws.api import errors
 from nodepool.driver.aws.api.lookups import all_pages
 from nodepool.driver.aws.launch import parameters
+from nodepool.driver.aws.launch.machines import AwsCreateStateMachine
 from nodepool.driver.aws.launch.offers import Offer
 
 PROVIDER = SimpleNamespace(region_name="us-east-1")
@@ -252,8 +255,6 @@ class Types:
 
 @pytest.mark.spec("AWS-2.7: what labels need")
 def test_label_needs_are_those_of_its_instance_type() -> None:
-    import logging
-
     part = quota.AwsQuota(Types(), logging.getLogger("test"))
 
     def needs(**values: Any) -> dict[str, Any]:
@@ -288,3 +289,32 @@ def test_all_pages_of_an_answer_are_read() -> None:
     pages[:] = [{"Things": [1], "NextToken": "x"}, {"Things": [2]}]
     assert all_pages(ask, "Things") == [1, 2]
     assert asked == [{}, {"NextToken": "x"}]
+
+
+@pytest.mark.parametrize(("dedicated", "result", "deleted"), [
+    (True, "h-1", ("host", "h-1")),
+    (False, ({"InstanceId": "i-1"}, None), ("instance", "i-1")),
+])  # fmt: skip
+def test_what_an_abandoned_launch_has_created_is_deleted(dedicated: bool, result: Any, deleted: tuple[str, str]) -> None:
+    started: list[Future[Any]] = []
+    deletions: list[tuple[str, str]] = []
+
+    def run(_call: Any, lane: str) -> Future[Any]:
+        started.append(Future())
+        started[-1].set_running_or_notify_cancel()
+        return started[-1]
+
+    deletes = SimpleNamespace(delete=lambda kind, key: deletions.append((kind, key)))
+    adapter: Any = SimpleNamespace(calls=SimpleNamespace(run=run), launching=None, deletes=deletes)
+    wanted: Any = SimpleNamespace(name="small", dedicated_host=dedicated, tags={}, dynamic_tags={})
+    request: Any = None
+    for created in (True, False):
+        log: Any = logging.getLogger("test")
+        machine = AwsCreateStateMachine(adapter, "np1", wanted, "ami", {}, request, log)
+        machine.advance()
+        machine.abandon()
+        if created:
+            started[-1].set_result(result)
+        else:
+            started[-1].set_exception(RuntimeError("refused"))
+    assert deletions == [deleted]
