@@ -35,12 +35,23 @@ from demo import image, slivers
 from progress import step
 
 TOOLS = pathlib.Path(__file__).resolve().parent.parent
-STEP_TIMEOUT = 60.0
+#: Seconds that a step, and the build of the image, may take on a machine that is slow and busy.
+STEP_TIMEOUT, BUILD_TIMEOUT = 300.0, 5400.0
+#: Seconds until a daemon that does not end is killed.
+STOP_TIMEOUT = 60.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def program(name: str) -> str:
+    return str(pathlib.Path(sys.executable).with_name(name))
+
+
+def last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing was printed")
 
 
 @dataclass
@@ -79,7 +90,8 @@ class Demo:
         self.facade: Any = None
         self.config = self.work / "nodepool.yaml"
         self.slivers = slivers.SliverDemo(self.work)
-        self.image: image.ImageDemo | None = None
+        self.builds_image = False
+        self.images: list[dict[str, Any]] = []
 
     # -- starting
 
@@ -95,23 +107,21 @@ class Demo:
         problem = None if self.arguments.no_image else image.obstacle()
         if problem is not None:
             say(f"No image is built: {problem}")
-        if not self.arguments.no_image and problem is None:
-            self.image = image.ImageDemo(self.work, self.config)
+        self.builds_image = not self.arguments.no_image and problem is None
         self._write_config()
         say("Starting nodepool-launcher")
-        program = str(pathlib.Path(sys.executable).with_name("nodepool-launcher"))
-        options = ["-f", "-c", str(self.config), "-p", str(self.work / "launcher.pid")]
-        process = self._launch("nodepool-launcher", [program, *options], "launcher.log")
-        self._wait_ready(process)
+        self._start_daemon("launcher")
+        self._wait_ready()
         client = ZooKeeperClient(
             f"127.0.0.1:{self.server['port']}", tls_cert=self.server["cert"], tls_key=self.server["key"], tls_ca=self.server["ca"]
         )
-        client.connect(timeout=30)
+        client.connect(timeout=STEP_TIMEOUT)
         client.state_listeners.append(self._connection_changed)
         self.facade = zk.ZooKeeper(client)
-        self.facade.wait_synced(30)
+        self.facade.wait_synced(STEP_TIMEOUT)
         self.facade.request_tree.listeners.append(self._request_changed)
         self.facade.node_tree.listeners.append(self._node_changed)
+        self.facade.image_tree.listeners.append(lambda _image: self._notify())
 
     def _start_zookeeper(self) -> None:
         say("Starting ZooKeeper (TLS, loopback only)")
@@ -119,7 +129,7 @@ class Demo:
             [sys.executable, str(TOOLS / "zookeeper"), "start", "--dir", str(self.work / "zookeeper")],
             check=True,
             capture_output=True,
-            timeout=120,
+            timeout=STEP_TIMEOUT,
         )
         self.server = json.loads(out.stdout)
 
@@ -139,8 +149,13 @@ class Demo:
         self._watch(name, process, log)
         return process
 
+    def _start_daemon(self, name: str) -> None:
+        """Start ``nodepool-NAME`` with our configuration."""
+        options = ["-f", "-c", str(self.config), "-p", str(self.work / f"{name}.pid")]
+        self._launch(f"nodepool-{name}", [program(f"nodepool-{name}"), *options], f"{name}.log")
+
     def _write_config(self) -> None:
-        images = [image.IMAGE] if self.image is not None else []
+        images = [image.IMAGE] if self.builds_image else []
         self.config.write_text(
             yaml.safe_dump(
                 {
@@ -148,7 +163,7 @@ class Demo:
                     "zookeeper-tls": {name: self.server[name] for name in ("ca", "cert", "key")},
                     "webapp": {"port": self.web_port, "listen_address": "127.0.0.1"},
                     "access": {"socket": str(self.work / "api.sock"), "certificates": self._certificates()},
-                    **(self.image.settings() if self.image is not None else {}),
+                    **(image.settings(self.work) if self.builds_image else {}),
                     "labels": [{"name": label} for label in ("host", *images)],
                     "providers": [self.slivers.provider(images)],
                 },
@@ -161,10 +176,10 @@ class Demo:
         key = self.work / "ssh_ca"
         if not key.exists():
             argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)]
-            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=30)
+            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=STEP_TIMEOUT)
         return {"key": str(key), "public": key.with_suffix(".pub").read_text().strip()}
 
-    def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait_ready(self) -> None:
         deadline = time.monotonic() + STEP_TIMEOUT
         while True:
             try:
@@ -173,28 +188,34 @@ class Demo:
                         return
             except (urllib.error.URLError, OSError):
                 pass
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = (self.work / "launcher.log").read_text(errors="replace")[-3000:]
-                sys.exit(f"nodepool-launcher did not become ready; end of its log:\n{tail}")
-            time.sleep(0.05)
+            with self.condition:
+                self.check()
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"nodepool-launcher is not ready after {STEP_TIMEOUT:.0f} s; read {self.work}/launcher.log")
+                self.condition.wait(0.05)
 
     # -- watching
 
-    def _watch(self, name: str, process: subprocess.Popen[bytes], log: str) -> None:
-        """Notice at once when a daemon ends."""
+    def _notify(self) -> None:
+        with self.condition:
+            self.condition.notify_all()
+
+    def _watch(self, name: str, process: subprocess.Popen[bytes], log: str | None = None) -> None:
+        """Notice when a process ends; one with a log is a daemon, and should not."""
 
         def wait() -> None:
             status = process.wait()
             with self.condition:
-                if not self.stopping:
+                if not self.stopping and log is not None:
                     how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
-                    self.dead[name] = f"{name} {how}; its log is {self.work}/{log}"
+                    self.dead[name] = f"{name} {how}; read its log, {self.work}/{log}, and start again"
                 self.condition.notify_all()
 
         threading.Thread(target=wait, name=f"Thread-{name}", daemon=True).start()
 
     def _connection_changed(self, state: str) -> None:
-        if state == "LOST":
+        # The small one is watched as a process; on a busy machine a session may end although its server lives.
+        if state == "LOST" and self.arguments.zookeeper:
             with self.condition:
                 if not self.stopping:
                     self.dead["zookeeper"] = f"ZooKeeper does not answer any more; its log is in {self.work}/zookeeper"
@@ -226,8 +247,7 @@ class Demo:
 
     def _node_changed(self, _node_id: str, _old: Any, new: Any) -> None:
         if new is None or not new.allocated_to:
-            with self.condition:
-                self.condition.notify_all()
+            self._notify()
             return
         now = time.monotonic()
         with self.condition:
@@ -236,14 +256,14 @@ class Demo:
                     order.note(f"keys scanned ({len(new.host_keys)})", now)
             self.condition.notify_all()
 
-    def _wait(self, what: str, condition: Any) -> None:
-        deadline = time.monotonic() + STEP_TIMEOUT
+    def _wait(self, what: str, condition: Any, timeout: float = STEP_TIMEOUT, log: str = "launcher.log") -> None:
+        deadline = time.monotonic() + timeout
         with self.condition:
             while not condition():
                 self.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise SystemExit(f"{what} took more than {STEP_TIMEOUT:.0f} s; see {self.work}/launcher.log")
+                    raise SystemExit(f"{what} took more than {timeout:.0f} s; read {self.work}/{log}")
                 self.condition.wait(left)
 
     # -- the show
@@ -269,7 +289,7 @@ class Demo:
         self._wait("Serving the requests", lambda: all({"ready", "failed"} & set(o.events) for o in self.orders))
         failed = [o.request_id for o in self.orders if "failed" in o.events]
         if failed:
-            raise SystemExit(f"requests failed: {', '.join(failed)}; see launcher.log and nodemanager.log in {self.work}")
+            raise SystemExit(f"requests failed: {', '.join(failed)}; read launcher.log and nodemanager.log in {self.work}")
 
     def log_in(self) -> None:
         say("\nAccepting the nodes and running a command on each")
@@ -278,7 +298,7 @@ class Demo:
             for order in self.orders:
                 request = self.facade.getNodeRequest(order.request_id)
                 node = self.facade.getNode(request.nodes[0])
-                self.facade.lockNode(node, blocking=True, timeout=10)
+                self.facade.lockNode(node, blocking=True, timeout=STEP_TIMEOUT)
                 self.facade.deleteNodeRequest(request)
                 node.state = zk.IN_USE
                 self.facade.storeNode(node)
@@ -305,17 +325,17 @@ class Demo:
                 "-o",
                 "StrictHostKeyChecking=yes",
                 "-o",
-                "ConnectTimeout=10",
+                f"ConnectTimeout={STEP_TIMEOUT:.0f}",
                 f"{node.username}@{node.interface_ip}",
                 "echo $(hostname), $(. /etc/os-release; echo $PRETTY_NAME), as $(id -un)",
             ],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=STEP_TIMEOUT,
             check=False,
         )
         if out.returncode:
-            raise SystemExit(f"cannot log in to node {node.id}: {out.stderr.strip()}")
+            raise SystemExit(f"cannot log in to node {node.id}: {last_line(out.stderr)}; read {self.work}/nodemanager.log")
         order.note(f"ssh: {out.stdout.strip()}")
         order.events["ssh"] = order.events[f"ssh: {out.stdout.strip()}"]
 
@@ -341,10 +361,10 @@ class Demo:
         """Everything, one after the other."""
         for label, count, what in (
             ("host", 3, "this machine's own system, read-only below a disk of their own"),
-            *([(image.IMAGE, 2, "the image just built")] if self.image is not None else []),
+            *([(image.IMAGE, 2, "the image just built")] if self.builds_image else []),
         ):
-            if label != "host" and self.image is not None:
-                self.image.run()
+            if label != "host":
+                self.build_image()
             self.order_nodes(label, count, what)
             self.log_in()
             if label == "host":
@@ -363,6 +383,43 @@ class Demo:
                 for o in self.orders
             ]
 
+    def build_image(self) -> None:
+        """Build, upload and list an image.
+
+        :raises SystemExit: it could not be built or uploaded.
+        """
+        nodepool = [program("nodepool"), "-c", str(self.config)]
+        say(f"\nBuilding a Debian {image.RELEASE} image with diskimage-builder (a few minutes; --no-image skips it)")
+        # Ctrl-C is for us: the build ends with everything else.
+        waiting = subprocess.Popen(
+            [*nodepool, "image-build", image.IMAGE, "--wait"], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            self._watch("image-build", waiting)
+            # A builder that is there first builds the image without a request, and then again for it.
+            self._wait(
+                "Requesting the image",
+                lambda: waiting.poll() is not None or image.IMAGE in self.facade.image_tree.data().requests,
+            )
+            self._start_daemon("builder")
+            self._wait("Building the image", lambda: waiting.poll() is not None, BUILD_TIMEOUT, "builder.log")
+        finally:
+            if waiting.poll() is None:
+                waiting.kill()
+        if waiting.returncode:
+            raise SystemExit(f"the image was not built; read {self.work}/build-logs, or leave the image out with --no-image")
+        with step("Uploading the image to the node manager", sys.stdout):
+            self._wait("Uploading the image", self._ready_uploads, log="builder.log")
+        for table in ("dib-image-list", "image-list"):
+            say(f"\nnodepool {table}")
+            subprocess.run([*nodepool, table], check=True, timeout=STEP_TIMEOUT)
+        upload = self._ready_uploads()[0]
+        build = self.facade.getBuild(image.IMAGE, upload.build_id)
+        self.images = [image.summary(self.work, build, upload)]
+
+    def _ready_uploads(self) -> list[Any]:
+        return [upload for upload in self.facade.image_tree.data().uploads if upload.state == zk.READY]
+
     def lease(self) -> None:
         """Lease a node as a program would, without ZooKeeper and without a key of our own."""
         say("\nLeasing a node with nodepool.client, through the socket of the launcher (times since the call)")
@@ -375,25 +432,21 @@ class Demo:
             with Pool(f"unix://{self.work}/api.sock").lease("host", purpose="quickstart", wait=STEP_TIMEOUT) as lease:
                 note(f"lease {lease.id}: node {lease.nodes[0].id}, held until this program ends")
                 command = "echo $(hostname), as $(id -un)"
-                note(f"a command, relayed by the launcher: {lease.run(command, timeout=30, check=True).stdout.decode().strip()}")
+                printed = lease.run(command, timeout=STEP_TIMEOUT, check=True).stdout.decode().strip()
+                note(f"a command, relayed by the launcher: {printed}")
                 argv = ["ssh", "-F", lease.write_ssh(self.work / "lease"), "n1", command]
-                done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+                done = subprocess.run(argv, capture_output=True, text=True, timeout=STEP_TIMEOUT, check=True)
                 note(f"SSH, with a certificate of the lease: {done.stdout.strip()}")
             self._wait("Deleting the node", lambda: self.facade.node_tree.get(lease.nodes[0].id) is None)
             note("returned, and the node is deleted")
         except (NodepoolError, subprocess.SubprocessError) as error:
-            raise SystemExit(f"the lease failed: {error}; see launcher.log in {self.work}") from error
+            raise SystemExit(f"the lease failed: {error}; read {self.work}/launcher.log") from error
 
     def summary(self) -> dict[str, Any]:
-        return {
-            "nodes": self.nodes,
-            "images": [self.image.summary] if self.image is not None and self.image.summary else [],
-            "limits": self.slivers.limits,
-            "left_behind": [],
-        }
+        return {"nodes": self.nodes, "images": self.images, "limits": self.slivers.limits, "left_behind": []}
 
     def keep(self) -> None:
-        nodepool = f"{pathlib.Path(sys.executable).with_name('nodepool')} -c {self.config}"
+        nodepool = f"{program('nodepool')} -c {self.config}"
         say(f"""
 It is running; try these in another terminal:
 
@@ -408,7 +461,7 @@ It is running; try these in another terminal:
   np explain request ID           tells why, what would help, and the place in line; so does the request's page
   tail -f {self.work}/launcher.log
 
-  {pathlib.Path(sys.executable).with_name("nodepool-nm")} --url {self.slivers.url} top    slivers, live
+  {program("nodepool-nm")} --url {self.slivers.url} top    slivers, live
 
 Log in to a node (its port is in: np list --detail):
 
@@ -434,7 +487,7 @@ Ctrl-C stops everything.""")
             return self._stop()
 
     def _stop(self) -> list[str]:
-        left: list[str] = self.image.stop() if self.image is not None else []
+        left: list[str] = []
         if self.facade is not None:
             left += [
                 f"node {n.id} ({n.state}): goes with the rest"
@@ -445,7 +498,7 @@ Ctrl-C stops everything.""")
         for name, process in reversed(self.processes):
             process.terminate()
             try:
-                process.wait(15)
+                process.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(5)
@@ -472,12 +525,17 @@ def write(path: pathlib.Path | None, summary: dict[str, Any]) -> None:
         path.write_text(json.dumps(summary, indent=2) + "\n")
 
 
-def main() -> int:
-    arguments = quickstart_options.create_parser().parse_args()
+def parse_arguments() -> argparse.Namespace:
+    arguments: argparse.Namespace = quickstart_options.create_parser().parse_args()
     problem = quickstart_options.obstacle(arguments)
     if problem is not None:
         print(f"tools/quickstart: error: {problem}", file=sys.stderr)
-        return 2
+        sys.exit(2)
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
     demo = Demo(arguments)
     for number in ENDS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
@@ -494,15 +552,16 @@ def main() -> int:
         demo.start()
         demo.show()
         summary = demo.summary()
-        good = True
         if arguments.keep:
             write(arguments.json, summary)
-            good = False
             demo.keep()
-            good = True
+        good = True
     except KeyboardInterrupt:
         interrupted = True
         say("interrupted")
+    except Exception as error:
+        logging.exception("The demonstration failed")
+        say(f"{type(error).__name__}: {last_line(str(error))}; read {demo.work}/quickstart.log, and start again")
     finally:
         summary["left_behind"] = demo.stop()
         write(arguments.json, summary)

@@ -1,24 +1,20 @@
-"""The image part of tools/quickstart: a real builder, a real diskimage-builder image, live progress."""
+"""The image of tools/quickstart: what it needs on this machine and in the configuration."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
-import time
 from typing import Any
 
-from progress import step
+from nodepool.zk.records import ImageBuild, ImageUpload
 
 IMAGE = "debian"
 RELEASE = "bookworm"
-BUILD_TIMEOUT = 1500.0
-UPLOAD_TIMEOUT = 60.0
+#: The mirrors that diskimage-builder can be given, and the public archive that it uses otherwise.
+ARCHIVES = {"DIB_DISTRIBUTION_MIRROR": "deb.debian.org/debian", "DIB_DEBIAN_SECURITY_MIRROR": "security.debian.org"}
 #: What diskimage-builder needs for a Debian tree in a tar file.
 PROGRAMS = {
     "debootstrap": "debootstrap",
@@ -74,110 +70,45 @@ def loop_devices(work: pathlib.Path) -> list[str]:
     return found
 
 
-class ImageDemo:
-    """Builder, image and upload in a working directory of the demonstration."""
+def missing_mirrors(mirrors: dict[str, str]) -> str | None:
+    """Return one line about archives that apt of this machine does not name; None: it names all."""
+    missing = [host for variable, host in ARCHIVES.items() if variable not in mirrors]
+    if not missing:
+        return None
+    return (
+        f"The apt sources of this machine name no mirror of {' and '.join(missing)}, so the build uses the public one; "
+        "in a closed network, add it to the apt sources first"
+    )
 
-    def __init__(self, work: pathlib.Path, config: pathlib.Path) -> None:
-        self.work = work
-        self.images = work / "images"
-        self.config = config
-        self.summary: dict[str, Any] = {}
-        self.process: subprocess.Popen[bytes] | None = None
 
-    def _program(self, name: str) -> str:
-        return str(pathlib.Path(sys.executable).with_name(name))
+def settings(work: pathlib.Path) -> dict[str, Any]:
+    """Return what the image adds to the configuration."""
+    images = work / "images"
+    images.mkdir()
+    mirrors = apt_mirrors(read_apt_sources())
+    if (note := missing_mirrors(mirrors)) is not None:
+        say(note)
+    return {
+        "images-dir": str(images),
+        "build-log-dir": str(work / "build-logs"),
+        "diskimages": [
+            {
+                "name": IMAGE,
+                "elements": ["debian-minimal", "openssh-server"],
+                "release": RELEASE,
+                "username": "root",
+                "env-vars": {"DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0", "DIB_IMAGE_CACHE": str(work / "dib-cache"), **mirrors},
+            }
+        ],
+    }
 
-    def settings(self) -> dict[str, Any]:
-        """What the image adds to the configuration."""
-        self.images.mkdir()
-        return {
-            "images-dir": str(self.images),
-            "build-log-dir": str(self.work / "build-logs"),
-            "diskimages": [
-                {
-                    "name": IMAGE,
-                    "elements": ["debian-minimal", "openssh-server"],
-                    "release": RELEASE,
-                    "username": "root",
-                    "env-vars": {
-                        "DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0",
-                        "DIB_IMAGE_CACHE": str(self.work / "dib-cache"),
-                        **apt_mirrors(read_apt_sources()),
-                    },
-                }
-            ],
-        }
 
-    def run(self) -> None:
-        """Build, upload, list.
-
-        :raises SystemExit: the image could not be built or uploaded.
-        """
-        environment = dict(os.environ)
-        nodepool = [self._program("nodepool"), "-c", str(self.config)]
-        say(f"\nBuilding a Debian {RELEASE} image with diskimage-builder (a few minutes; --no-image skips it)")
-        # Asked for before the builder is there, so that its first build is the one that is followed.
-        waiting = subprocess.Popen(
-            [*nodepool, "image-build", IMAGE, "--wait", "--timeout", str(int(BUILD_TIMEOUT))],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # Ctrl-C is for us: the build ends with all the rest
-        try:
-            with open(self.work / "builder.log", "wb") as log:
-                self.process = subprocess.Popen(
-                    [self._program("nodepool-builder"), "-f", "-c", str(self.config), "-p", str(self.work / "builder.pid")],
-                    stdout=log,
-                    stderr=log,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                    start_new_session=True,
-                )
-            if waiting.wait(BUILD_TIMEOUT + 60):
-                raise SystemExit(f"the image was not built; see {self.work}/build-logs and {self.work}/builder.log")
-        finally:
-            if waiting.poll() is None:
-                waiting.kill()
-                waiting.wait(5)
-        with step("Uploading the image to the node manager", sys.stdout):
-            upload = self._wait_upload(nodepool, environment)
-        say("\nnodepool dib-image-list")
-        subprocess.run([*nodepool, "dib-image-list"], env=environment, check=True, timeout=60)
-        say("nodepool image-list")
-        subprocess.run([*nodepool, "image-list"], env=environment, check=True, timeout=60)
-        build = self._json([*nodepool, "dib-image-list", "--detail"], environment)[0]
-        (file,) = self.images.glob("*.tar")
-        self.summary = {
-            "name": IMAGE,
-            "formats": build["formats"],
-            "state": build["state"],
-            "seconds": build.get("elapsed"),
-            "bytes": file.stat().st_size,
-            "uploads": [upload["provider"]],
-        }
-
-    def _json(self, command: list[str], environment: dict[str, str]) -> Any:
-        out = subprocess.run([*command, "--format", "json"], env=environment, check=True, timeout=60, capture_output=True)
-        return json.loads(out.stdout)
-
-    def _wait_upload(self, nodepool: list[str], environment: dict[str, str]) -> Any:
-        deadline = time.monotonic() + UPLOAD_TIMEOUT
-        while time.monotonic() < deadline:
-            uploads = [u for u in self._json([*nodepool, "image-list"], environment) if u["state"] == "ready"]
-            if uploads:
-                return uploads[0]
-            time.sleep(0.2)
-        raise SystemExit(f"the image was not uploaded within {UPLOAD_TIMEOUT:.0f} s; see {self.work}/builder.log")
-
-    def stop(self) -> list[str]:
-        """End the builder; what it left behind."""
-        if self.process is None:
-            return []
-        self.process.terminate()
-        try:
-            self.process.wait(25)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(5)
-            return ["nodepool-builder had to be killed; nothing to do"]
-        return []
+def summary(work: pathlib.Path, build: ImageBuild, upload: ImageUpload) -> dict[str, Any]:
+    """Return what ``--json`` shows of the build that was uploaded."""
+    return {
+        "name": IMAGE,
+        "formats": build.formats,
+        "state": build.state,
+        "bytes": (work / "images" / f"{IMAGE}-{build.id}.tar").stat().st_size,
+        "uploads": [upload.provider_name],
+    }
