@@ -72,11 +72,22 @@ def resolv_conf(given: Iterable[str]) -> bytes | None:
     return "".join(f"{line}\n" for line in [*(f"nameserver {server}" for server in servers), *more]).encode() if servers else None
 
 
+def _routes() -> list[list[str]]:
+    """Return the words of each IPv4 route of this host."""
+    return [line.split() for line in _ROUTES.read_text().splitlines()[1:]] if _ROUTES.exists() else []
+
+
+def uplink() -> str | None:
+    """Return the device of the default route of this host with the lowest metric."""
+    found = [(int(words[6]), words[0]) for words in _routes() if words[1] == words[7] == "00000000"]
+    return min(found)[1] if found else None
+
+
 def connected() -> list[str]:
     """Return the IPv4 networks of this host, without those of slivers."""
     found = []
-    for line in _ROUTES.read_text().splitlines()[1:] if _ROUTES.exists() else ():
-        device, destination, gateway, *_rest = words = line.split()
+    for words in _routes():
+        device, destination, gateway = words[:3]
         if gateway == "00000000" and destination != "00000000" and not device.startswith("nm"):
             address, mask = (socket.inet_ntoa(struct.pack("=I", int(word, 16))) for word in (destination, words[7]))
             found.append(str(ipaddress.IPv4Network(f"{address}/{mask}", strict=False)))
@@ -86,6 +97,8 @@ def connected() -> list[str]:
 def ruleset(table: str, config: NodeManagerConfig, strangers: bool) -> str:
     """Return the table, which replaces itself as a whole.
 
+    TCP segments fit the devices on both sides of this host, whose MTU may be smaller than that of a sliver and may change; path
+    MTU discovery alone fails where ICMP is filtered or an overlay network drops larger packets.
     A source address is valid if the route back to it uses the device that the packet came from.
 
     :param strangers: this host was no router before: do not forward packets from or to others.
@@ -142,6 +155,11 @@ table inet {table} {{
     icmp type echo-request accept
     icmpv6 type {{ echo-request, nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit }} accept
     drop
+  }}
+  chain segments {{
+    type filter hook forward priority mangle; policy accept;
+    iifname "nm*" tcp flags syn tcp option maxseg size set rt mtu
+    oifname "nm*" tcp flags syn tcp option maxseg size set rt mtu
   }}
   chain forward {{
     type filter hook forward priority filter; policy accept;

@@ -22,7 +22,7 @@ from typing import Any
 
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.kernel import commands
-from nodepool.nodemanager.network.firewall import Firewall, resolv_conf, ruleset
+from nodepool.nodemanager.network.firewall import Firewall, resolv_conf, ruleset, uplink
 from nodepool.nodemanager.network.shaping import Shaper
 from nodepool.nodemanager.network.tools import NetworkError, batch, supports, sysctl
 from nodepool.nodemanager.outcomes import Problem
@@ -137,7 +137,7 @@ class Network:
             ),
             (
                 "networks nat and bridge",
-                "nf_tables, nft_fib_inet, nft_masq, nft_connlimit",
+                "nf_tables, nft_fib_inet, nft_masq, nft_connlimit, nft_exthdr, nft_rt",
                 [("printf", "%s", f"'{ruleset('probe', self._config, True)}'", "|", "nft", "-f", "-")],
             ),
         )
@@ -255,11 +255,13 @@ class Network:
         veth = self._new_name(index)
         info = NetInfo(veth, *reversed(addresses(self._subnet, index))) if bridge is None else NetInfo(veth)
         mac, gateway_mac = _new_mac(), _new_mac()
+        mtu = _mtu(bridge or uplink())
         try:
             batch(
                 "ip",
                 [
-                    f"link add {veth} address {gateway_mac} type veth peer name {INSIDE} address {mac} netns {netns_pid}",
+                    f"link add {veth} address {gateway_mac}{mtu} type veth "
+                    f"peer name {INSIDE} address {mac}{mtu} netns {netns_pid}",
                     f"link set {veth} alias nodepool-nm{self.tag}:{index}:{name}",
                 ],
             )
@@ -427,6 +429,13 @@ class Network:
         with self._lock:
             ending = {name for name, _ in (*self._removals.values(), *self._left.values())}
         return sorted({name for name, _, _ in self._scan()} - ending)
+
+
+def _mtu(device: str | None) -> str:
+    """Return the option of ``ip link`` for the MTU of a device; empty (the kernel's default) if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return f" mtu {int((CLASS_NET / (device or '-') / 'mtu').read_text())}"
+    return ""
 
 
 def _new_mac() -> str:

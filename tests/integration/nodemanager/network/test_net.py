@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from nodepool.nodemanager.config import parse
+from nodepool.nodemanager.network import firewall, veth
 from nodepool.nodemanager.network.tools import batch, run
 from nodepool.nodemanager.network.veth import Network, NetworkError
 from tests.conftest import wait_for
@@ -215,6 +216,62 @@ def bench(tmp_path: pathlib.Path) -> Iterator[Bench]:
         wait_for(lambda: made.link not in os.listdir("/sys/class/net"), 10, "link gone")
         assert ours not in run("nft", ["list", "tables"])
         assert before - set(os.listdir("/sys/class/net")) <= before
+
+
+#: Receives 3 MB, and shows what it can send without being fragmented.
+FETCH = """
+import socket, sys
+connection = socket.create_connection((sys.argv[1], 5001), timeout=float(sys.argv[2]))
+connection.sendall(b's')
+total = 0
+while total < 3_000_000: total += len(connection.recv(1 << 20))
+print('received', connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= int(sys.argv[3]))
+"""
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_transfers_fit_an_uplink_whose_mtu_is_smaller_than_that_of_the_peer(bench: Bench, when: str) -> None:
+    """As behind an overlay network or a tunnel; the MTU may change while the sliver runs."""
+    bench.outside()
+    smaller = [f"link set {bench.link} mtu 1400"]
+    if when == "before":
+        batch("ip", smaller)
+    bench.sliver("alice", 1)
+    batch("ip", smaller)
+    assert bench.run("alice", FETCH, OUTSIDE, limit(20), 1360) == "received True"
+
+
+def test_devices_of_slivers_have_the_mtu_of_the_uplink_or_bridge(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.outside()
+    batch("ip", [f"link set {bench.link} mtu 1442"])
+    monkeypatch.setattr(veth, "uplink", lambda: bench.link)
+    name = f"b{uuid.uuid4().hex[:8]}"
+    try:
+        bench.bridge(name)
+        batch("ip", [f"link set {name} mtu 1400"])
+        nat = bench.sliver("alice", 1)
+        bridged = bench.sliver("bob", 2, mode=f"bridge:{name}")
+        for sliver, info, mtu in (("alice", nat, "1442"), ("bob", bridged, "1400")):
+            inside = ["nsenter", f"--net=/proc/{bench.names[sliver]}/ns/net", "ip", "-o", "link", "show", "eth0"]
+            assert f"mtu {mtu} " in subprocess.run(inside, capture_output=True, text=True, check=True, timeout=20).stdout
+            assert pathlib.Path(f"/sys/class/net/{info.veth}/mtu").read_text().strip() == mtu
+        assert pathlib.Path(f"/sys/class/net/{name}/mtu").read_text().strip() == "1400"
+    finally:
+        batch("ip", [f"link del {name}"], force=True)
+
+
+def test_uplink_is_the_device_of_the_default_route_with_the_lowest_metric(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes = tmp_path / "route"
+    monkeypatch.setattr(firewall, "_ROUTES", routes)
+    assert firewall.uplink() is None
+    line = "{}\t00000000\t0102A8C0\t0003\t0\t0\t{}\t00000000\t0\t0\t0\n"
+    near = "lan0\t0002A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
+    routes.write_text("Iface\tDestination ...\n" + near + line.format("wlan0", 600) + line.format("eth1", 100))
+    assert firewall.uplink() == "eth1"
+    assert firewall.connected() == ["192.168.2.0/24"]
 
 
 @pytest.mark.slow
