@@ -18,6 +18,7 @@ from nodepool.nodemanager import backends
 from nodepool.nodemanager.api.methods import Api, NodeError, Program, wait
 from nodepool.nodemanager.backends.base import Handle, Services
 from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.confinement import seccomp
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.host import Host, make_services
 from nodepool.nodemanager.kernel import descriptors
@@ -190,6 +191,7 @@ class NodeManager:
             self.log.warning("%s: %s", problem.feature, problem.remedy)
         if os.geteuid() == 0:  # other backends give no privilege
             descriptors.raise_terminals()
+            self.log.info("All filter programs of slivers and of this host share %s", seccomp.shared_area())
         self._running = True
         self.free_space.keep()
         self.database.open()

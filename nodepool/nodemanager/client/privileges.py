@@ -24,7 +24,9 @@ PRIVILEGES: dict[str, Privilege] = {
     "apt": Privilege("packages whose files carry capabilities can be installed (CAP_SETFCAP)", frozenset((SETFCAP,))),
     "ping": Privilege("ping for all users, by ICMP datagram sockets; no capability"),
     "tcpdump": Privilege(
-        "raw and packet sockets: the packets of the sliver's own network are seen and forged (CAP_NET_RAW)", frozenset((NET_RAW,))
+        "raw and packet sockets, and filters on sockets: the packets of the sliver's own network are seen and forged "
+        "(CAP_NET_RAW)",
+        frozenset((NET_RAW,)),
     ),
     "network-admin": Privilege(
         "interfaces, routes, packet filters of the sliver's own network (CAP_NET_ADMIN); much code of the "
@@ -41,7 +43,11 @@ PRIVILEGES: dict[str, Privilege] = {
         "containers inside, without cgroups of their own: a complete /proc and /sys in addition to the masked ones, sysctls "
         "of the sliver's own network (CAP_SETPCAP), and what it includes",
         frozenset((SETPCAP,)),
-        includes=("apt", "mount", "network-admin", "tcpdump"),
+        includes=("apt", "mount", "network-admin", "seccomp", "tcpdump"),
+    ),
+    "seccomp": Privilege(
+        "programs install system call filters of their own, for which the kernel has one area (net.core.bpf_jit_limit) for all "
+        "slivers and the host; no capability"
     ),
     "systemd": Privilege(
         "systemd as process 1, with the capabilities that systemd-nspawn gives: backend nspawn only", includes=("mount",)

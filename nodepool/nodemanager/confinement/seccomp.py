@@ -3,7 +3,8 @@
 The calls and reasons are in :mod:`system_calls`; additional calls that a label may ask for, in :mod:`privileges`.  Some calls
 are allowed with certain arguments only: new namespaces only with the privilege (user namespaces never: they would restore the
 capabilities that the sliver has lost), sockets only of the families and protocols that jobs use, since every other one is
-kernel code that a hostile program could attack.
+kernel code that a hostile program could attack.  Filter programs, on sockets and of system calls, only with a privilege: the
+kernel compiles all of them into one area (net.core.bpf_jit_limit) that no limit of a sliver covers and that logins need.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import errno
 import functools
 import struct
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 
 from nodepool.nodemanager.client import privileges
 from nodepool.nodemanager.confinement import system_calls
@@ -23,6 +25,7 @@ _X32_BIT = 0x40000000
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
 _SECCOMP_MODE_FILTER = 2
+_AREA = Path("/proc/sys/net/core/bpf_jit_limit")
 
 _LOAD, _AND, _JEQ, _JGT, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
 _NR, _ARCH = 0, 4
@@ -50,6 +53,9 @@ _NETLINK_ADMINISTRATION = (6, 12, 16)
 _TERMINAL_TRICKS = (0x5412, 0x541C, 0x5423)
 #: PER_LINUX, PER_LINUX32, both with UNAME26, and the query. Not READ_IMPLIES_EXEC or old memory layouts.
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
+#: Options of sockets that attach programs, all at one level: SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF.
+_SOL_SOCKET, _ATTACH = 1, (26, 50, 51, 52)
+_PR_SET_SECCOMP, _SECCOMP_SET_MODE_FILTER = 22, 1
 #: SECCOMP_FILTER_FLAG_NEW_LISTENER: answers system calls of other processes, which no job needs.
 _NEW_LISTENER = 8
 
@@ -74,6 +80,12 @@ def _argument(number: int) -> bytes:
 def _one_of(values: Iterable[int]) -> list[bytes]:
     """Return code that allows if the loaded value is one of these, and continues otherwise."""
     return [part for value in values for part in (_jump(_JEQ, value, 0, 1), _statement(_RETURN, _ALLOW))]
+
+
+def _refuse_these(values: Iterable[int], *refusal: bytes) -> list[bytes]:
+    """Return code that refuses these loaded values and allows others; without `refusal`, all."""
+    refused = [part for value in values for part in (_jump(_JEQ, value, 0, 1), *refusal)] if refusal else []
+    return [*refused, _statement(_RETURN, _ALLOW)]
 
 
 def _none_of(bits: int, refusal: bytes) -> list[bytes]:
@@ -109,19 +121,37 @@ def _sockets(given: Collection[str]) -> list[bytes]:
 def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
     """Return the calls with checked arguments and the code for each, which ends in a verdict."""
     eperm = _refuse(errno.EPERM)
+    # As a kernel without seccomp answers, which programs are prepared for.
+    no_filters = [] if "seccomp" in given else [_refuse(errno.EINVAL)]
+    allow = _statement(_RETURN, _ALLOW)
     spaces = syscalls.CLONE_NEWUSER if "mount" in given else _NAMESPACES
     return {
         "clone": [_argument(0), *_none_of(spaces, eperm)],
         "unshare": [_argument(0), *_none_of(spaces if "mount" in given else spaces | _CLONE_NEWTIME, eperm)],
         "socket": _sockets(given),
         "socketpair": [_argument(0), *_one_of((_UNIX,)), _refuse(errno.EAFNOSUPPORT)],
-        "ioctl": [
+        "setsockopt": [
             _argument(1),
-            *(part for value in _TERMINAL_TRICKS for part in (_jump(_JEQ, value, 0, 1), eperm)),
-            _statement(_RETURN, _ALLOW),
+            _jump(_JEQ, _SOL_SOCKET, 1, 0),
+            allow,
+            _argument(2),
+            *(_refuse_these(() if "tcpdump" in given else _ATTACH, eperm)),
         ],
+        "ioctl": [_argument(1), *_refuse_these(_TERMINAL_TRICKS, eperm)],
         "personality": [_argument(0), *_one_of(_PERSONALITIES), eperm],
-        "seccomp": [_argument(1), *_none_of(_NEW_LISTENER, eperm)],
+        "prctl": [
+            _argument(0),
+            _jump(_JEQ, _PR_SET_SECCOMP, 1, 0),
+            allow,
+            _argument(1),
+            *_refuse_these((_SECCOMP_MODE_FILTER,), *no_filters),
+        ],
+        "seccomp": [
+            _argument(0),
+            *_refuse_these((_SECCOMP_SET_MODE_FILTER,), *no_filters)[:-1],
+            _argument(1),
+            *_none_of(_NEW_LISTENER, eperm),
+        ],
     }
 
 
@@ -184,6 +214,14 @@ def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
             program += [_jump(_JGE, first, 0, 2), _jump(_JGT, last, 1, 0), answer]
     program.append(_refuse(errno.ENOSYS))
     return b"".join(program)
+
+
+def shared_area() -> str:
+    """Return the name and size of the area for the compiled filters of the whole host."""
+    try:
+        return f"{int(_AREA.read_text()) >> 20} MiB (net.core.bpf_jit_limit)"
+    except (OSError, ValueError) as error:
+        return f"an area of unknown size ({_AREA}: {error})"
 
 
 class _Program(ctypes.Structure):

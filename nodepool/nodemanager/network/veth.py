@@ -432,7 +432,7 @@ class Network:
 
 
 def _mtu(device: str | None) -> str:
-    """Return the option of ``ip link`` for the MTU of a device; empty (the kernel's default) if there is none."""
+    """Return the option of ``ip link`` for the MTU of a device; empty if it has none."""
     with contextlib.suppress(OSError, ValueError):
         return f" mtu {int((CLASS_NET / (device or '-') / 'mtu').read_text())}"
     return ""

@@ -73,7 +73,7 @@ attempt_calls(
         ("a call that no kernel has yet", _NONE, (599,)),
         ("10 a call of x32", _NONE, (0x40000000 + 39,)),
         ("personality READ_IMPLIES_EXEC", _NO, (135, 0x0400000)),
-        ("seccomp with a listener", _NO, (317, 1, 8, 0)),
+        ("seccomp with a listener", ("EPERM", "EINVAL"), (317, 1, 8, 0)),
         ("TIOCLINUX", _NO, (16, 0, 0x541C, 0)),
         ("TIOCSETD: a line discipline of a module", _NO, (16, 0, 0x5423, 0)),
     ]
@@ -218,6 +218,38 @@ def raw_sockets() -> str:
         except OSError as error:
             return name_of(-(error.errno or 0))
     return "open"
+
+
+def _accept_all() -> ctypes.Array[ctypes.c_char]:
+    """A filter of one instruction that lets everything through: its length, its address, and itself."""
+    whole = ctypes.create_string_buffer(24)
+    whole[:] = struct.pack("@HPHBBI", 1, ctypes.addressof(whole) + 16, 0x06, 0, 0, 0x7FFF0000)
+    return whole
+
+
+@attempt("filters on sockets, which the kernel compiles into an area of all slivers and the host", {"refused"}, {"done"})
+def filters_on_sockets() -> str:
+    results = set()
+    for make in (lambda: socket.socket(2, 2), lambda: socket.socket(1, 2), lambda: socket.socket(16, 3, 0)):
+        for option in (26, 51):
+            with make() as end:
+                results.add(name_of(call(54, end.fileno(), 1, option, _accept_all(), 16)))
+    # The other option belongs to sockets that share a port.
+    return "refused" if results == {"EPERM"} else "done" if "done" in results else str(sorted(results))
+
+
+@attempt("system call filters of a program", {"EINVAL EINVAL"}, {"done done"})
+def filters_of_system_calls() -> str:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        call(157, 38, 1, 0, 0, 0)
+        results = [call(157, 22, 2, _accept_all(), 0, 0), call(317, 1, 0, _accept_all())]
+        os.write(writing, " ".join(name_of(result) for result in results).encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    return os.read(reading, 100).decode()
 
 
 @attempt("20 typing into the terminal of who looks in", {"EPERM"})

@@ -423,7 +423,7 @@ def decide(machine: str, number: int, *arguments: int, architecture: int | None 
 def test_only_listed_system_calls_are_allowed(machine: str) -> None:
     column = list(ARCHITECTURES).index(machine)
     named = {name: numbers[column] for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
-    checked = {"clone", "unshare", "socket", "socketpair", "ioctl", "personality", "seccomp"}
+    checked = {"clone", "unshare", "socket", "socketpair", "setsockopt", "ioctl", "personality", "prctl", "seccomp"}
     let_through = {number for name, number in named.items() if number is not None and name not in checked}
     for number in let_through:
         assert decide(machine, number) == 0
@@ -463,7 +463,15 @@ def test_filter_of_arguments(machine: str) -> None:
     assert answers("socketpair", (1, 1, 0), (40, 1, 0)) == [0, 97]
     assert answers("ioctl", (0, 0x5401), (0, 0x5412), (0, 0x541C), (0, 0x5423), (0, 0xFFFFFFFF00005412)) == [0, 1, 1, 1, 1]
     assert answers("personality", (0,), (0xFFFFFFFF,), (0x0400000,), (0x8,)) == [0, 0, 1, 0]
-    assert answers("seccomp", (1, 0), (1, 1), (1, 8), (1, 9)) == [0, 0, 1, 1]
+    assert answers("seccomp", (1, 0), (1, 1), (1, 8), (1, 9), given=("seccomp",)) == [0, 0, 1, 1]
+    assert answers("seccomp", (0, 0), (1, 0), (1, 8), (2, 0), (1 << 32 | 1, 0)) == [0, 22, 22, 0, 22]
+    assert answers("prctl", (38, 1), (22, 1), (22, 2), (21, 2)) == [0, 0, 22, 0]
+    assert answers("prctl", (22, 2), given=("docker",)) == [0]
+    attach = [(0, 1, option) for option in (26, 50, 51, 52)]
+    assert answers("setsockopt", *attach, (0, 1 << 32 | 1, 26)) == [1] * 5
+    assert answers("setsockopt", (0, 1, 27), (0, 1, 8), (0, 0, 26), (0, 6, 50), (0, 41, 26)) == [0] * 5
+    assert answers("setsockopt", *attach, given=("tcpdump",)) == [0] * 4
+    assert answers("setsockopt", *attach, given=("seccomp",)) == [1] * 4
 
 
 @pytest.mark.spec("issue 10, 3: the capability sets are as small as real jobs allow; privileges are named")
