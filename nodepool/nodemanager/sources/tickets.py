@@ -209,13 +209,30 @@ def _time(value: object) -> float:
     return float(value)
 
 
+def _verifier() -> Any:
+    """Return a verifier whose canonical form is that of xmlsec1, also of elements without a prefix.
+
+    lxml (6.1.3) adds an empty default namespace to elements deep in a part of a tree that declares one.
+    """
+    from lxml import etree
+    from signxml.verifier import XMLVerifier
+
+    class Verifier(XMLVerifier):
+        def _c14n(self, nodes: Any, *arguments: Any, **options: Any) -> Any:
+            # Parsed on its own; lxml writes the namespaces of its parents to it.
+            alone = etree.fromstring(etree.tostring(nodes, with_tail=False))
+            return super()._c14n(alone, *arguments, **options)
+
+    return Verifier()
+
+
 def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, now: float) -> Ticket:
     """Verify the enveloped signature of the original; only signed content is used."""
     from cryptography.exceptions import InvalidSignature
     from lxml.etree import LxmlError
     from signxml.algorithms import DigestAlgorithm, SignatureMethod
     from signxml.exceptions import SignXMLException
-    from signxml.verifier import SignatureConfiguration, XMLVerifier
+    from signxml.verifier import SignatureConfiguration
 
     certificates = _read(options.get("xml-keys") or ())
     if not certificates:
@@ -234,7 +251,7 @@ def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, now: flo
     problem: Exception | None = None
     for certificate in certificates:
         try:
-            verified = XMLVerifier().verify(document, x509_cert=certificate.decode("ascii"), expect_config=settings)
+            verified = _verifier().verify(document, x509_cert=certificate.decode("ascii"), expect_config=settings)
         except (SignXMLException, InvalidSignature, LxmlError, ValueError, TypeError, KeyError, AttributeError) as error:
             problem = error
             continue

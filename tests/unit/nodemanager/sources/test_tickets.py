@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import pathlib
+import shutil
 import subprocess
 import time
 from typing import Any
@@ -188,6 +189,57 @@ def test_xml_tickets_with_rsa_sha256_are_accepted(rsa: tuple[bytes, str]) -> Non
     assert "rsa-sha256" in text
     assert "REC-xml-c14n-20010315" in text
     assert [record["name"] for record in check(rsa, text)] == ["a"]
+
+
+C14N, C14N_11, EXCLUSIVE = (
+    "http://www.w3.org/TR/2001/REC-xml-c14n-20010315",
+    "http://www.w3.org/2006/12/xml-c14n11",
+    "http://www.w3.org/2001/10/xml-exc-c14n#",
+)
+#: Canonicalization, prefix of the signature, attributes of the envelope, white space, transformation of the content.
+FORMS = {
+    "as templates of xmlsec1 and SFA are": (C14N, "", "", "", ""),
+    "with white space": (C14N, "", "", "\n  ", ""),
+    "with comments": (C14N + "#WithComments", "", "", "", ""),
+    "version 1.1": (C14N_11, "", "", "", ""),
+    "exclusive": (EXCLUSIVE, "", "", "", ""),
+    "a prefix": (C14N, "ds", "", "", ""),
+    "a prefix, exclusive": (EXCLUSIVE, "ds", "", "", ""),
+    "more namespaces": (C14N, "", ' xmlns:a="urn:a" xmlns:b="urn:b"', "\n", ""),
+    "more namespaces and a prefix": (C14N, "ds", ' xmlns:a="urn:a"', "", C14N),
+    "content transformed, too": (C14N, "", ' version="1"', "", EXCLUSIVE),
+}
+
+
+@pytest.mark.skipif(shutil.which("xmlsec1") is None, reason="xmlsec1 is not installed: the other implementation")
+@pytest.mark.spec("NM-C.6: enveloped signature of any implementation; xmlsec1 is the judge")
+@pytest.mark.parametrize("form", FORMS)
+def test_tickets_that_xmlsec1_signs_are_accepted(rsa: tuple[bytes, str], tmp_path: pathlib.Path, form: str) -> None:
+    method, prefix, more, space, transform = FORMS[form]
+    colon = prefix and f"{prefix}:"
+    further = f'<{colon}Transform Algorithm="{transform}"/>' if transform else ""
+    template = f"""<Envelope xmlns="urn:envelope"{more}><Data>{json.dumps(claims())}</Data>{space}
+<{colon}Signature xmlns{prefix and ":" + prefix}="http://www.w3.org/2000/09/xmldsig#">{space}<{colon}SignedInfo>{space}
+<{colon}CanonicalizationMethod Algorithm="{method}"/>{space}
+<{colon}SignatureMethod Algorithm="http://www.w3.org/2001/04/xmldsig-more#rsa-sha256"/>
+<{colon}Reference URI=""><{colon}Transforms>{space}
+<{colon}Transform Algorithm="http://www.w3.org/2000/09/xmldsig#enveloped-signature"/>{further}</{colon}Transforms>
+<{colon}DigestMethod Algorithm="http://www.w3.org/2001/04/xmlenc#sha256"/><{colon}DigestValue/></{colon}Reference>
+</{colon}SignedInfo>{space}<{colon}SignatureValue/></{colon}Signature></Envelope>"""
+    (tmp_path / "template").write_text(template)
+    (tmp_path / "key").write_bytes(rsa[0])
+    signed = tmp_path / "signed"
+
+    def xmlsec1(*arguments: object) -> int:
+        return subprocess.run(["xmlsec1", *map(str, arguments)], check=False, capture_output=True, timeout=60).returncode
+
+    assert xmlsec1("--sign", "--privkey-pem", tmp_path / "key", "--output", signed, tmp_path / "template") == 0
+    assert xmlsec1("--verify", "--pubkey-cert-pem", rsa[1], signed) == 0
+    assert [record["name"] for record in check(rsa, signed.read_text())] == ["a"]
+    signed.write_text(signed.read_text().replace('"jti": "1"', '"jti": "2"'))
+    assert xmlsec1("--verify", "--pubkey-cert-pem", rsa[1], signed) != 0
+    with pytest.raises(TicketError, match="signature"):
+        check(rsa, signed.read_text())
 
 
 @pytest.mark.spec("NM-C.6: ECDSA-SHA256 too")
