@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec, missing_ssh_server
 from nodepool.nodemanager.backends.native import NativeBackend
 from nodepool.nodemanager.helper.operations import ALL_NAMESPACES
+from nodepool.nodemanager.kernel import removal
 from nodepool.nodemanager.setup.rootless import MARK
 
 _RLIMITS = (("nm_pids_max", "NPROC", 1), ("nm_mem_limit", "DATA", 1 << 20), ("nm_disk_quota", "FSIZE", 1024))
@@ -50,7 +50,8 @@ class RootlessBackend(NativeBackend):
         except BackendError as error:
             problems.insert(0, Problem("user namespaces", True, str(error)))
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                removal.remove_tree(directory)
         return problems
 
     def base(self, index: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -14,10 +15,13 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
     Directories inside are moved up to the top before they are emptied: this needs neither recursion nor
     a growing path, and a crash in between does no harm. Links are not
     followed, and other file systems are not entered. A failure does not stop the rest.
+    Without root, directories that their owner may not enter or change are opened up first.
 
     :raises FileNotFoundError: the directory does not exist.
     :raises OSError: something could not be removed; the first such error.
     """
+    if os.geteuid() != 0:
+        _open_up(os.fspath(path), None)
     top = os.open(path, _DIRECTORY)
     try:
         failure = _Removal(top).run()
@@ -26,6 +30,15 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
     if failure is not None:
         raise failure
     os.rmdir(path)
+
+
+def _open_up(name: str, directory: int | None) -> None:
+    """Give the owner all rights to a directory, not to what a link leads to."""
+    descriptor = os.open(name, _DIRECTORY | os.O_PATH, dir_fd=directory)
+    try:
+        os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IRWXU)
+    finally:
+        os.close(descriptor)
 
 
 class _Removal:
@@ -59,7 +72,10 @@ class _Removal:
             try:
                 if not is_directory:
                     os.unlink(name, dir_fd=directory)
-                elif directory == self._top:
+                    continue
+                if os.geteuid() != 0:
+                    _open_up(name, directory)
+                if directory == self._top:
                     self._directories.append(name)
                 else:
                     self._count += 1

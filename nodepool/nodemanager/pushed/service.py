@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.kernel import removal, syscalls
 
 #: Seconds.
 START_TIMEOUT, COMMAND_TIMEOUT = 75.0, 60.0
@@ -248,12 +247,4 @@ def _remove_tree(directory: Path) -> None:
     left = mounts_below(directory)
     if left:
         raise OSError(f"{left[0]} is still mounted")
-
-    if os.geteuid() != 0:
-        # A user's slivers may have created directories that even their owner cannot enter.
-        for parent, names, _ in os.walk(directory):
-            for name in names:
-                path = os.path.join(parent, name)
-                if not os.path.islink(path):
-                    os.chmod(path, stat.S_IRWXU)
-    shutil.rmtree(directory)
+    removal.remove_tree(directory)

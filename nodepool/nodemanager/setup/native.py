@@ -53,8 +53,12 @@ MASKED = (
     "proc/mdstat",
     "proc/cmdline",
     "proc/diskstats",
+    "proc/partitions",
     # Files of loop devices are named after slivers.
     "sys/block",
+    "sys/class/block",
+    "sys/class/bdi",
+    "sys/dev/block",
     "sys/devices/virtual/block",
     "sys/fs/ext4",
     "sys/firmware",

@@ -314,21 +314,13 @@ def calls_of_32_bit() -> str:
 
 @attempt("names of other slivers, the state directory and what others write, by disks", {"none"})
 def disks_of_others() -> str:
-    for path in ("/proc/cmdline", "/proc/diskstats"):
+    for path in ("/proc/cmdline", "/proc/diskstats", "/proc/partitions"):
         with open(path, "rb") as file:
             if text := file.read(4096):
                 raise Escape(f"{path}: {text[:80]!r}")
-    places = ("/sys/block", "/sys/devices/virtual/block", "/sys/fs/ext4", "/sys/class/block", "/sys/class/bdi")
-    for place in places:
-        for name in os.listdir(place) if os.path.isdir(place) else ():
-            for leaf in ("loop/backing_file", "stat", "lifetime_write_kbytes"):
-                try:
-                    with open(os.path.join(place, name, leaf), "rb") as file:
-                        text = file.read(4096)
-                except OSError:
-                    continue
-                if leaf == "loop/backing_file" or name.startswith("loop"):
-                    raise Escape(f"{place}/{name}/{leaf}: {text!r}")
+    for place in ("block", "devices/virtual/block", "fs/ext4", "class/block", "class/bdi", "dev/block"):
+        if os.path.isdir(f"/sys/{place}") and os.listdir(f"/sys/{place}"):
+            raise Escape(f"/sys/{place}: {os.listdir(f'/sys/{place}')}")
     return "none"
 
 

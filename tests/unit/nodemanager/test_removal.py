@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from nodepool.nodemanager.kernel.removal import remove_tree
 from nodepool.nodemanager.manager import NodeManager
+from tests import REPOSITORY
+from tests.support.deadline import limit
 
 
 def dig(top: pathlib.Path, depth: int) -> None:
@@ -34,6 +38,33 @@ def test_tree_of_any_depth_is_removed(tmp_path: pathlib.Path) -> None:
     assert os.listdir(tmp_path) == []
     with pytest.raises(FileNotFoundError):
         remove_tree(top)
+
+
+def test_user_removes_directories_of_any_depth_that_nobody_may_enter(tmp_path: pathlib.Path) -> None:
+    """As slivers of an ordinary user can leave them."""
+    top = tmp_path / "top"
+    top.mkdir()
+    dig(top, 1500)
+    for name in ("locked", "locked/below"):
+        (top / name).mkdir()
+    (top / "locked/below/file").touch()
+    (top / "link").symlink_to(tmp_path)
+    tmp_path.chmod(0o711)
+    os.chmod(top / "locked/below", 0)
+    os.chmod(top / "locked", 0)
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "-Rh", "65534:65534", str(tmp_path)], check=True, timeout=60)
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from nodepool.nodemanager.kernel import removal
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+removal.remove_tree("top")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=limit(60), cwd=tmp_path)
+    assert os.listdir(tmp_path) == []
+    assert tmp_path.stat().st_mode & 0o777 == 0o711
 
 
 def test_links_are_removed_not_followed(tmp_path: pathlib.Path) -> None:
