@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.machinery
 import importlib.util
 import json
@@ -21,7 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from tests import REPOSITORY
 from tests.support import selection
@@ -190,6 +191,15 @@ def make_chroot(folder: pathlib.Path) -> Iterator[Chroot]:
     cleaner = chroot.connect()
     _wipe(cleaner.client)
     cleaner.disconnect()
+
+
+def delete_tree(kazoo: Any, path: str) -> None:
+    """Delete everything, as ``deleteall`` does, until nothing new is in its way."""
+    for _ in range(100):
+        with contextlib.suppress(NotEmptyError):
+            kazoo.delete(path, recursive=True)
+            return
+    raise AssertionError(f"{path} is not deleted")
 
 
 def _wipe(kazoo: Any) -> None:

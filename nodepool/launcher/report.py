@@ -109,6 +109,8 @@ class Reporter:
         there = reports.path(self._state.identifier).rpartition("/")[2] in zk.report_tree.reports
         if there and content == self._published:
             return
+        if not there:
+            self._published_config = (None, None)  # others deleted both, or this is the first report
         for reduced in _reduced({**content, "time": self._state.clock.time()}):
             try:
                 reports.write(zk.kazoo_client, reports.path(self._state.identifier), reduced)

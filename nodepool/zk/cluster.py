@@ -233,6 +233,7 @@ class ClusterHistory:
         # The point covers those with a time stamp, the range those without.
         self.note(force=True)
         self.change(lambda known: known.with_skipped(counter, highest))
+        self._kazoo().ensure_path(paths.NODES)
         path = f"{paths.NODES}/skip-{uuid.uuid4().hex}"
         while (missing := highest + 1 - self.counter()) > 0:
             transaction = self._kazoo().transaction()

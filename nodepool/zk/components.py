@@ -135,6 +135,14 @@ class Component:
         if path == self.path and not self._unregistered.is_set():
             self._start_registration(path)
 
+    def _exists(self) -> bool:
+        """Return whether our entry exists.
+
+        After the store was emptied, it can have the path of an earlier one, whose deletion is reported late.
+        """
+        stat = self.client.kazoo.exists(self.path)
+        return stat is not None and stat.ephemeralOwner == self._session
+
     def _start_registration(self, gone: str | None = None) -> None:
         threading.Thread(target=self._register_again, args=(gone,), name="ThreadPoolExecutor component", daemon=True).start()
 
@@ -148,7 +156,7 @@ class Component:
                 if self._unregistered.is_set():
                     return
                 try:
-                    if self._session != self.client.session_id or self.path in (None, gone):
+                    if self._session != self.client.session_id or self.path is None or (self.path == gone and not self._exists()):
                         self._register()
                     elif self._unwritten:
                         self._write()

@@ -18,10 +18,11 @@ from kazoo.client import KazooClient
 
 from nodepool.base.problems import one_line
 from nodepool.reasons import Reason, render
+from nodepool.zk import paths
 from nodepool.zk.reading import answers, children
 from nodepool.zk.records import RecordError, parse_object
 
-ROOT = "/nodepool/request-declines"
+ROOT = paths.DECLINES
 
 _LAUNCHER = re.compile(r"(?P<host>.*?)-PoolWorker\.(?P<pool>.*)-[0-9a-f]{32}\Z")
 

@@ -12,6 +12,9 @@ IMAGES = "/nodepool/images"
 COMPONENTS = "/nodepool/components"
 ELECTIONS = "/nodepool/elections"
 CLUSTER = "/nodepool/cluster"
+DECLINES = "/nodepool/request-declines"
+#: Directories that exist as long as the store has not been emptied, parents first.
+DIRECTORIES = (NODES, REQUESTS, REQUEST_LOCKS, IMAGES, COMPONENTS, f"{COMPONENTS}/pool", f"{COMPONENTS}/launcher", DECLINES)
 
 _CONTENDER = re.compile(r"__lock__(\d{10})$")
 

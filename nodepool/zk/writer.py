@@ -9,10 +9,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import RolledBackError, RuntimeInconsistency
+from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, Transaction
 from kazoo.security import OPEN_ACL_UNSAFE
 
+from nodepool.zk import paths
 from nodepool.zk.connection.protocol import Client
 from nodepool.zk.connection.reply import Reply
 
@@ -45,7 +46,7 @@ class TransactionFailed(Exception):
 class Txn:
     """Operations that succeed or fail together."""
 
-    __slots__ = ("callback", "client", "operations", "records")
+    __slots__ = ("callback", "client", "operations", "records", "sent_again")
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -53,6 +54,7 @@ class Txn:
         #: operation index -> (tree, path or parent, record): what the mirror shows after the commit.
         self.records: dict[int, tuple[Tree[Any], str, Any]] = {}
         self.callback: Callback | None = None
+        self.sent_again = False
 
     def create(
         self,
@@ -101,6 +103,9 @@ class Writer:
 
     While :data:`MAX_IN_FLIGHT` are pending, further ones are collected and sent together. If a merged one is refused,
     its parts are sent one by one, so that only the invalid part fails.
+
+    If a directory that every store has is missing, because the store was emptied, all are created, and the transaction is
+    sent again, once.
     """
 
     MAX_IN_FLIGHT = 2
@@ -116,6 +121,8 @@ class Writer:
         #: Paths that collected transactions write, until they are sent; those of merged ones, which may have to be sent
         #: again, until they are answered. Later writes of these paths must not overtake them.
         self._unsettled: Counter[str] = Counter()
+        #: Why directories of an emptied store could not be created.
+        self._not_created: BaseException | None = None
         self.sent = 0
 
     def submit(self, txn: Txn, callback: Callback | None = None) -> None:
@@ -164,6 +171,7 @@ class Writer:
         again: list[Txn] = []
         finished: list[tuple[Txn, list[Any] | None, BaseException | None]] = []
         start = 0
+        emptied = False
         for txn in txns:
             end = start + len(txn.operations)
             part: list[Any] | None = None
@@ -171,8 +179,16 @@ class Writer:
             if error is None and failed < 0:
                 part = answers[start:end]
             elif error is None and start <= failed < end:
-                path = self._client.unchroot(txn.operations[failed - start].path)
-                problem = TransactionFailed(failed - start, answers[failed], path)
+                operation = txn.operations[failed - start]
+                path = self._client.unchroot(operation.path)
+                lacks_parent = isinstance(operation, Create) and isinstance(answers[failed], NoNodeError)
+                lacks_parent = lacks_parent and path.rpartition("/")[0] in paths.DIRECTORIES
+                if lacks_parent and not txn.sent_again:
+                    emptied = txn.sent_again = True
+                    again.append(txn)
+                else:
+                    cause = (lacks_parent and self._not_created) or answers[failed]
+                    problem = TransactionFailed(failed - start, cause, path)
             elif error is None:
                 again.append(txn)
             for index, (tree, path, record) in txn.records.items():
@@ -190,11 +206,26 @@ class Writer:
                 self._guard(txn.callback, part, problem)
         with self._lock:
             self._in_flight += len(again) - 1
+        if emptied:
+            self._create_directories()
         for txn in again:  # in their order
             self._send([txn])
         if len(txns) > 1:
             self._settle(txns)
         self._flush()
+
+    def _create_directories(self) -> None:
+        """Create what an emptied store lacks, before ZooKeeper processes what is sent later."""
+        self._not_created = None
+        log.warning("The directories below %s were deleted; creating them again", paths.ROOT)
+        top = self._client.full_path(paths.ROOT)
+        above = [top[:end] for end, character in enumerate(top) if character == "/" and end]
+        for path in (*above, top, *map(self._client.full_path, paths.DIRECTORIES)):
+            self._client.submit(Create(path, b"", OPEN_ACL_UNSAFE, 0), Reply(lambda _path, error, _zxid: self._created(error)))
+
+    def _created(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, NodeExistsError):
+            self._not_created = error
 
     @staticmethod
     def _guard(function: Callable[..., Any], *args: object) -> None:

@@ -54,7 +54,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
 
     :param client: connected, or connected later by its owner.
     :param enable_cache: keep a live mirror of nodes, requests, images and components.
-    :param only_images: mirror only images, for builders, which do not use nodes and requests.
+    :param only_images: mirror only images and components, for builders, which do not use nodes and requests.
     """
 
     def __init__(self, client: ZooKeeperClient, enable_cache: bool = True, only_images: bool = False) -> None:
@@ -69,11 +69,11 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         self.feed: Feed | None = None
         if enable_cache:
             self.image_tree = ImageTree(client)
+            self.component_tree = ComponentTree(client)  # also for builders, whose own entry may be deleted
             if not only_images:
                 self.node_tree = NodeTree(client)
                 self.reservations = self.node_tree.reservations
                 self.request_tree = RequestTree(client)
-                self.component_tree = ComponentTree(client)
                 self.report_tree = ReportTree(client)
             self.progress_tree = ProgressTree(client)
             if client.client is not None:
@@ -97,14 +97,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         """Start to mirror; called automatically once connected."""
         if self.kazoo_client.chroot:
             self.kazoo_client.ensure_path("/")
-        for path in (
-            paths.NODES,
-            paths.REQUESTS,
-            paths.REQUEST_LOCKS,
-            paths.IMAGES,
-            f"{paths.COMPONENTS}/pool",
-            f"{paths.COMPONENTS}/launcher",
-        ):
+        for path in paths.DIRECTORIES:
             self.kazoo_client.ensure_path(path)
         for tree in self.trees:
             tree.start()

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 
 from nodepool.zk.connection.client import ZooKeeperClient
 from tests import REPOSITORY
-from tests.conftest import wait_for
+from tests.conftest import delete_tree, wait_for
+from tests.support.deadline import limit
 from tests.support.faults.launcher import HERE, Bench, LauncherProcess, Zuul, own_server
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -65,6 +67,14 @@ class Drill:
         self.zuul.connection.disconnect()
         shutil.rmtree(self.server["data"])
         shutil.copytree(self.backup, self.server["data"])
+        self.server["start"]()
+        self.reconnect()
+
+    def empty(self) -> None:
+        """Lose all data, as with a volume that was replaced."""
+        self.server["stop"]()
+        self.zuul.connection.disconnect()
+        shutil.rmtree(self.server["data"])
         self.server["start"]()
         self.reconnect()
 
@@ -203,6 +213,40 @@ def test_machines_survive_an_emptied_tree(drill: Drill) -> None:
     assert len(drill.run("--delete", "--all")) == 2
     wait_for(lambda: not drill.problem(launcher), 30, "the problem gone")
     assert sorted(drill.machines().values()) == used[:2]
+
+
+@pytest.mark.parametrize("how", ["data lost", "tree deleted"])
+def test_running_launcher_serves_again_after_its_store_was_emptied(drill: Drill, how: str) -> None:
+    bench = drill.bench
+    launcher = bench.start(drill.config)
+    drill.zuul.give_back(*drill.use_some(1))
+    bench.wait_nothing_left()
+    if how == "data lost":
+        drill.empty()
+    else:
+        delete_tree(drill.zuul.kazoo, "/nodepool")
+    bench.wait_pools(1)
+    drill.zuul.kazoo.ensure_path("/nodepool/requests")  # as Zuul does with its request
+    began = time.monotonic()
+    ids = [drill.zuul.submit("l0") for _ in range(3)]
+    drill.zuul.wait_fulfilled(ids)
+    assert time.monotonic() - began < limit(10)
+    for kind in ("components/launcher", "launcher-reports", "launcher-configs"):
+        path = f"/nodepool/{kind}"
+        wait_for(lambda path=path: drill.zuul.kazoo.exists(path) and len(drill.zuul.kazoo.get_children(path)) == 1, 10, kind)
+    drill.zuul.use(ids)
+    bench.wait_nothing_left()
+    assert "trying again" not in launcher.text()
+
+
+def test_recovery_needs_no_launcher_after_the_store_was_emptied(drill: Drill) -> None:
+    launcher = drill.bench.start(drill.config)
+    used = sorted(drill.use_some(2))
+    launcher.stop()
+    drill.empty()
+    drill.zuul.kazoo.delete("/nodepool", recursive=True)
+    assert [row["result"] for row in drill.run("--hold", "--label", "l0", *used)] == ["held"] * 2
+    assert sorted(drill.zuul.read("nodes")) == used
 
 
 def test_a_recovery_killed_before_any_write_can_be_repeated(drill: Drill) -> None:

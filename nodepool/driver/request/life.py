@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.base import RequestHandler
@@ -30,6 +30,10 @@ CONFLICT_RETRIES = 3
 END_RETRIES = 10
 #: Seconds after which a request is tried again that another client has locked for a moment.
 SHORT_TURN = 0.05
+#: Seconds after which a request is tried again that ZooKeeper does not let us write, for example because of an ACL.
+NOT_ALLOWED = 5.0
+#: Other clients have written or locked something at the same time.
+CONFLICTS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 
 
 class Life(Engine):
@@ -199,6 +203,9 @@ class Life(Engine):
         if not isinstance(error, TransactionFailed):
             handler.log.warning("ZooKeeper failed while working on the request: %r", error)
             raise End(DROPPED)
+        if not isinstance(error.cause, CONFLICTS):
+            handler.log.warning("Cannot write %s: %r; next attempt in %g s", error.path, error.cause, NOT_ALLOWED)
+            raise End(Outcome(How.RETURNED, NOT_ALLOWED))
         if not handler.accepted:
             self._refused_request(error)
         elif error.path == request.lock.path:

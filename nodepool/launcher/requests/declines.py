@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
-from kazoo.handlers.utils import AsyncResult
 
 from nodepool import metrics
 from nodepool.base import hostnames
@@ -16,6 +15,7 @@ from nodepool.reasons import Declined, Reason, render
 from nodepool.zk import declines
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import NodeRequest
+from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import ZooKeeper
 
 
@@ -35,8 +35,6 @@ class Declines:
         self._noted: dict[str, dict[str, str]] = {}
         #: Label -> pool -> why it last declined to launch nodes for min-ready.
         self.min_ready: dict[str, dict[str, tuple[Reason, ...]]] = {}
-        #: The client on which the parent znode was created.
-        self._parent_made: object = None
 
     def note(self, request: NodeRequest, launcher_id: str, pool: str, reasons: list[Reason]) -> None:
         """Publish the reasons; call it before the decline is written.
@@ -54,13 +52,9 @@ class Declines:
         with self._lock:
             self._noted.setdefault(request_id, {})[launcher_id] = one_line(f"{pool}: {render(reasons)}")
         try:
-            kazoo = self._zk().kazoo_client
-            if self._parent_made is not kazoo:
-                self._parent_made = kazoo
-                kazoo.create_async(declines.ROOT, makepath=True).rawlink(self._written)
-            kazoo.create_async(declines.path(request_id, launcher_id), declines.serialize(pool, reasons), ephemeral=True).rawlink(
-                self._written
-            )
+            txn = Txn(self._zk().kazoo_client)
+            txn.create(declines.path(request_id, launcher_id), declines.serialize(pool, reasons), ephemeral=True)
+            self._zk().writer.submit(txn, self._written)
         except Exception as error:  # the decline itself matters
             self.log.debug("Cannot publish why request %s was declined: %r", request_id, error)
         if self._zk().request_tree.get(request_id) is None:
@@ -84,13 +78,13 @@ class Declines:
             noted = self._noted.pop(request_id, {})
         for launcher_id in noted:
             try:
-                self._zk().kazoo_client.delete_async(declines.path(request_id, launcher_id)).rawlink(self._written)
+                txn = Txn(self._zk().kazoo_client)
+                txn.delete(declines.path(request_id, launcher_id))
+                self._zk().writer.submit(txn, self._written)
             except Exception as error:  # it ends with the session
                 self.log.debug("Cannot delete the decline reasons of request %s now: %r", request_id, error)
 
-    def _written(self, answer: AsyncResult) -> None:
-        error = answer.exception
-        if isinstance(error, NoNodeError):
-            self._parent_made = None  # others deleted it, or there was nothing to delete
-        elif error is not None and not isinstance(error, NodeExistsError):
-            self.log.debug("Cannot write a decline reason: %r", error)
+    def _written(self, _results: object, error: BaseException | None) -> None:
+        cause = error.cause if isinstance(error, TransactionFailed) else error
+        if cause is not None and not isinstance(cause, (NodeExistsError, NoNodeError)):  # it was written, or deleted
+            self.log.debug("Cannot write a decline reason: %r", cause)

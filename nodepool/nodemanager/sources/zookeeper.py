@@ -131,6 +131,10 @@ class ZooKeeperSource:
             raise ConnectionLoss(str(errors[0]) if errors else "no answer")
         self._armed = connection
 
+    def _touched(self, _event: object) -> None:
+        """Check our announcement, which was changed or deleted."""
+        self._wake.set()
+
     def changed(self) -> None:
         """Publish again what this host has and has assigned."""
         self._wake.set()
@@ -181,9 +185,10 @@ class ZooKeeperSource:
             },
             sort_keys=True,
         )
-        if text == self._announced:
-            return
         path = f"{HOSTS}/{self._config.host_name}"
+        known = kazoo.exists(path, watch=self._touched)
+        if text == self._announced and known is not None:
+            return
         try:
             kazoo.create(path, text.encode(), ephemeral=True, makepath=True)
         except NodeExistsError:
@@ -194,8 +199,12 @@ class ZooKeeperSource:
                     "(host-name)",
                     path,
                 )
-                kazoo.delete(path)
-                kazoo.create(path, text.encode(), ephemeral=True)
+                replacement = kazoo.transaction()  # the other one announces itself again when it finds none
+                replacement.delete(path)
+                replacement.create(path, text.encode(), ephemeral=True)
+                for result in replacement.commit():
+                    if isinstance(result, Exception):
+                        raise result
             else:
                 kazoo.set(path, text.encode())
         self._announced = text

@@ -140,14 +140,7 @@ class NodeMethods(FacadeBase):
             for node in part:
                 node.created_time = node.state_time
                 txn.create(f"{paths.NODES}/", node.serialize(), sequence=True, tree=self.node_tree, record=node.copy())
-            try:
-                results = self.writer.run(txn)
-            except TransactionFailed as error:
-                if not isinstance(error.cause, NoNodeError):
-                    raise
-                self.kazoo_client.ensure_path(paths.NODES)
-                results = self.writer.run(txn)
-            for node, path in zip(part, results, strict=True):
+            for node, path in zip(part, self.writer.run(txn), strict=True):
                 node.id = str(path).rsplit("/", 1)[1]
 
     def updateNode(self, node: Node) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from nodepool.base.backoff import Backoff
 from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
-from tests.conftest import wait_for
+from tests.conftest import delete_tree, wait_for
 from tests.support.builder import CREATE, PERIOD, BuilderBench, alive
 from tests.support.deadline import limit
 from tests.support.launcher import StatsdReceiver, expire_session
@@ -59,6 +59,17 @@ def test_builder_is_registered_until_it_stops(builders: BuilderBench) -> None:
     assert b'"state": "running"' in kazoo.get(f"{path}/{name}")[0]
     builders.stop(builder)
     assert kazoo.get_children(path) == []
+
+
+def test_images_are_built_again_after_the_store_was_emptied(builders: BuilderBench) -> None:
+    builders.start(builders.config([builders.image()], [builders.provider()]))
+    lost = builders.wait_build()
+    builders.wait_upload()
+    delete_tree(builders.zk.kazoo_client, "/nodepool")
+    build = builders.wait_build(besides=(lost.id,))
+    builders.wait_upload(build=build.id)
+    wait_for(lambda: len(builders.zk.getBuilders()) == 1, what="the builder registered again")
+    assert [b.id for b in builders.builds(state=None)] == [build.id]
 
 
 @pytest.mark.spec("BLD-21: Start with one provider and one image: build, file, log and upload appear without any request")

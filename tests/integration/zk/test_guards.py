@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 import pytest
+from kazoo.exceptions import NoAuthError
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 from nodepool import exceptions
 from nodepool.zk import zookeeper as zkm
@@ -137,8 +139,29 @@ def test_nodes_are_created_although_the_folder_was_removed(zk: Any, other: Other
     kazoo = zk_chroot.connect().client
     late = other.before(creates(NODES), lambda _path: kazoo.delete(NODES.rstrip("/")))
     node = idle(zk)
-    assert late.refused() == NODES
+    assert late.outcome == [None]
     assert kazoo.exists(NODES + node.id)
+
+
+def test_directory_that_may_not_be_created_is_the_reason_of_the_refusal(zk: Any, zk_chroot: Chroot) -> None:
+    kazoo = zk_chroot.connect().client
+    kazoo.delete(NODES.rstrip("/"))
+    kazoo.set_acls("/nodepool", [make_acl("world", "anyone", read=True, delete=True, admin=True)])
+    try:
+        with pytest.raises(TransactionFailed) as refused:
+            idle(zk)
+    finally:
+        kazoo.set_acls("/nodepool", OPEN_ACL_UNSAFE)
+    assert (type(refused.value.cause), refused.value.path) == (NoAuthError, NODES)
+
+
+def test_missing_record_does_not_count_as_a_missing_directory(zk: Any) -> None:
+    sent = zk.writer.sent
+    txn = Txn(zk.kazoo_client)
+    txn.set(NODES + "0000000099", b"")
+    with pytest.raises(TransactionFailed):
+        zk.writer.run(txn)
+    assert zk.writer.sent == sent + 1
 
 
 def test_lock_that_was_taken_and_released_between_two_readings_is_told_as_free(zk: Any) -> None:

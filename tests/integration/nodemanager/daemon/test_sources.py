@@ -17,7 +17,7 @@ from nodepool.nodemanager.config import parse
 from nodepool.nodemanager.sources import sources
 from nodepool.nodemanager.sources.sources import SlicesXmlSource
 from nodepool.nodemanager.sources.zookeeper import ZooKeeperSource
-from tests.conftest import Chroot, wait_for
+from tests.conftest import Chroot, delete_tree, wait_for
 from tests.support.authority import Authority
 from tests.support.nodemanager.node import KEY, MemoryNode
 
@@ -325,6 +325,12 @@ def test_zookeeper_is_emptied(node: MemoryNode, kazoo: Any, source: ZooKeeperSou
     wait_for(lambda: kazoo.exists("/nodemanager/hosts/here"), what="it has looked")
     again.stop()
     assert node.sliver_names() == ["a"]
+
+
+def test_host_announces_itself_again_after_its_record_was_deleted(kazoo: Any, source: ZooKeeperSource) -> None:
+    wait_for(lambda: kazoo.exists("/nodemanager/hosts/here"), what="the announcement")
+    delete_tree(kazoo, "/nodemanager")
+    wait_for(lambda: kazoo.exists("/nodemanager/hosts/here"), what="the new announcement")
 
 
 @pytest.mark.spec("NM-C.6: host announces itself with an ephemeral /nodemanager/hosts/<name>")

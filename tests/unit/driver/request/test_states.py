@@ -12,13 +12,14 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kazoo.exceptions import BadVersionError, ConnectionLoss, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import BadVersionError, ConnectionLoss, NoAuthError, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.protocol.serialization import Create, SetData
 
 from nodepool.base.clock import SYSTEM
 from nodepool.base.problems import LabelProblems
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.handler import NodeRequestHandler
+from nodepool.driver.request.life import NOT_ALLOWED
 from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
@@ -244,6 +245,14 @@ def happen(world: World, event: str) -> None:
     else:
         world.answer(None if event == "ok" else world.refusal(event))
     world.steps()
+
+
+def test_refusal_that_is_no_conflict_is_not_tried_again_at_once() -> None:
+    world = World(9, 0)
+    happen(world, "run")
+    world.sent.pop(0)[1](None, TransactionFailed(0, NoAuthError(), paths.NODES + "/"))
+    world.steps()
+    assert world.sent == [] and world.pool.outcomes == [Outcome(How.RETURNED, NOT_ALLOWED)]
 
 
 @given(st.lists(EVENTS, max_size=40), st.integers(0, 2), st.integers(0, 3))
