@@ -417,6 +417,9 @@ class Life(Engine):
             if not isinstance(error, TransactionFailed) or conflicts > END_RETRIES:
                 handler.log.warning("Cannot release the request: %r", error)
                 return DROPPED
+            if not isinstance(error.cause, CONFLICTS):
+                handler.log.warning("Cannot release the request: %r; next attempt in %g s", error, NOT_ALLOWED)
+                return Outcome(How.DROPPED, NOT_ALLOWED)
             if error.path == request_lock:
                 if isinstance(error.cause, NotEmptyError):
                     return Outcome(How.RETURNED, SHORT_TURN)

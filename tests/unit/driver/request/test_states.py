@@ -255,6 +255,14 @@ def test_refusal_that_is_no_conflict_is_not_tried_again_at_once() -> None:
     assert world.sent == [] and world.pool.outcomes == [Outcome(How.RETURNED, NOT_ALLOWED)]
 
 
+def test_end_that_may_not_be_written_is_not_tried_again_at_once() -> None:
+    world = World(9, 0)
+    happen(world, "decline")
+    world.sent.pop(0)[1](None, TransactionFailed(0, NoAuthError(), paths.request_lock("100-0000000001")))
+    world.steps()
+    assert world.sent == [] and world.pool.outcomes == [Outcome(How.DROPPED, NOT_ALLOWED)]
+
+
 @given(st.lists(EVENTS, max_size=40), st.integers(0, 2), st.integers(0, 3))
 def test_any_order_of_events(events: list[str], room: int, ready: int) -> None:
     world = World(room, ready)
