@@ -68,11 +68,6 @@ class Pool(abc.ABC):
     def capacity_changed(self) -> None:
         """Retry paused handlers in request order, because quota may have become free."""
 
-    def make_way(self) -> None:
-        """Return the requests we are paused for to the queue: a more urgent one is coming."""
-        for handler in list(self.paused_handlers):
-            self.post(handler, handler.make_way)
-
     def session_lost(self) -> None:
         """Drop every handler, because our locks are lost; this or another launcher restarts them."""
         for handler in list(self.request_handlers):

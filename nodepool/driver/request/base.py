@@ -62,9 +62,8 @@ class Capacity(Protocol):
     #: The pool, as "provider-pool".
     label: str
 
-    @property
-    def paused(self) -> bool:
-        """Return whether a request waits for capacity; the pool then accepts nothing more."""
+    def blocks(self, handler: RequestHandler) -> bool:
+        """Return whether requests wait for capacity that this one may not overtake."""
 
     def pause_changed(self, handler: RequestHandler) -> None:
         """Record whether the handler's request waits for capacity."""
@@ -376,12 +375,6 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         missing = self._satisfied_types.missing(self.request.node_types)
         self.pw.capacity.note_full(missing, self.shortage or because(Code.NO_ROOM, labels=",".join(missing)))
         self.life.happen(Event.MOVE, End(Outcome(How.RETURNED, retry_after, hand_to=to), discard=discard))
-
-    def make_way(self) -> None:
-        """Let a more urgent request overtake this one, unless it has nodes by now."""
-        if self.holds_nothing:
-            self.log.info("Returning the request: pool %s has a more urgent one", self.pw.capacity.label)
-            self.move()
 
     def drop(self) -> None:
         """Stop without writing (lost session, lost lock): leave everything to the cleanup."""

@@ -94,7 +94,7 @@ class Life(Engine):
         if reasons := handler.decline_reasons():
             raise handler.declined(reasons)
         # In its first step only: later the pool may be paused for this request itself.
-        if event is Event.CHECK or (host.capacity.paused and self.state is State.OFFERED):
+        if event is Event.CHECK or (self.state is State.OFFERED and host.capacity.blocks(handler)):
             raise End(Outcome(How.WITHDRAWN, checked=True))
         step = Step(handler, self.labels)
         try:
@@ -138,7 +138,7 @@ class Life(Engine):
             if serial and not host.capacity.begin_creation(handler):
                 step.forget()
                 return False  # run() is called when it is our turn
-            if serial and not handler.accepted and host.capacity.paused:
+            if serial and not handler.accepted and host.capacity.blocks(handler):
                 # Another handler of the pool has paused while this one waited for its turn.
                 raise End(Outcome(How.WITHDRAWN, checked=True))
             if not step.create(label):

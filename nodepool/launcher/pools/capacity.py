@@ -55,17 +55,19 @@ class PoolCapacity:
 
     # -- pauses
 
-    @property
-    def paused(self) -> bool:
-        return self._pool.paused
+    def blocks(self, handler: RequestHandler) -> bool:
+        key = handler.request.priority[:2]
+        return any(
+            not waiting.holds_nothing or waiting.request.priority[:2] <= key for waiting in list(self._pool.paused_handlers)
+        )
 
     def pause_changed(self, handler: RequestHandler) -> None:
-        pool, before = self._pool, self.paused
+        pool, before = self._pool, self._pool.paused
         if handler.paused:
             pool.paused_handlers.add(handler)
         else:
             pool.paused_handlers.discard(handler)
-        if before != self.paused:
+        if before != pool.paused:
             pool.publish_soon()
             pool.assignment.wake()
 

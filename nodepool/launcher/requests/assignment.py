@@ -261,6 +261,8 @@ class Assignment(threading.Thread):
                 return
             self._remove(request_id)
         bisect.insort(cls.queue, (sort_key, request_id))
+        if cls.queue[0][1] == request_id:
+            cls.look_again(Code.POOL_PAUSED)  # the former head may wait where a more urgent one need not
         self._where[request_id] = (cls, sort_key)
 
     def rebuild(self) -> None:
@@ -426,9 +428,6 @@ class Assignment(threading.Thread):
         decision = choose(cls, pools, views, self.version, insist)
         if decision.pool in contested:
             return
-        if decision.overtakes and decision.pool is not None:
-            workers[decision.pool].make_way()  # the pool wakes us when it is no longer paused
-            decision = Decision(reasons=decision.reasons)
         worker = workers[decision.pool] if decision.pool is not None else None
         again_at = math.inf if left is None or insist else left[1] + OTHERS_TURN
         if decision.decline_by and now < self.others_return_until:

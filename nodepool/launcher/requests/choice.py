@@ -89,8 +89,6 @@ class Decision:
     #: It could wait here, pending, but is left to other launchers.
     left_to_others: bool = False
     reasons: tuple[Reason, ...] = ()
-    #: The requests that the pool is paused for hold nothing and are less urgent: they return to the queue first.
-    overtakes: bool = False
 
 
 def eligible_pools(cls: RequestClass, pools: list[RegisteredPool]) -> list[RegisteredPool]:
@@ -163,7 +161,7 @@ def choose(
     if others_open:
         reasons.append(because(Code.OTHER_LAUNCHER))
     elif overtaking:
-        return Decision(pool=least_busy(overtaking), overtakes=True, reasons=tuple(reasons))
+        return Decision(pool=least_busy(overtaking))
     return Decision(reasons=tuple(reasons), left_to_others=bool(waitable))
 
 

@@ -50,14 +50,35 @@ def test_urgent_request_overtakes_a_paused_one_that_holds_nothing(bench: Launche
     also_low = bench.submit("fake-label", priority="300")
     wait_for(lambda: waits_behind(pool, also_low, low), what="the reason with the id of the request that comes first")
     urgent = bench.submit("fake-label", priority="100")
-    bench.wait_request(urgent, "pending")
-    bench.wait_request(low, "requested")
-    wait_for(lambda: waits_behind(pool, low, urgent) and waits_behind(pool, also_low, urgent))
+    bench.wait_request(urgent, "pending", timeout=1)  # at once, although others with its labels wait behind the first
+    wait_for(lambda: waits_behind(pool, also_low, urgent))
     bench.use_up(blockers[0])
     bench.wait_request(urgent, "fulfilled")
-    bench.wait_request(low, "pending")
+    assert bench.zuul.request(low)["state"] == "pending"
     bench.use_up(blockers[1])
     bench.wait_request(low, "fulfilled")
+
+
+def test_overtaken_request_changes_its_state_as_often_as_any_other(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 1})))
+    states: dict[str, list[str]] = {}
+    pool.zk.request_tree.listeners.append(
+        lambda i, old, new: (
+            states.setdefault(i, []).append(new.state) if new and (old is None or old.state != new.state) else None
+        )
+    )
+    used = bench.fulfilled("fake-label")[0]
+    low = bench.submit("fake-label", priority="300")
+    bench.wait_request(low, "pending")
+    for _ in range(4):
+        urgent = bench.submit("fake-label", priority="100")
+        bench.wait_request(urgent, "pending")
+        bench.use_up(used)
+        bench.wait_request(urgent, "fulfilled")
+        used = urgent
+    bench.use_up(used)
+    bench.wait_request(low, "fulfilled")
+    assert states[low] == ["requested", "pending", "fulfilled"]
 
 
 def test_request_is_not_overtaken_when_it_holds_a_node_or_is_as_urgent(bench: LauncherBench) -> None:

@@ -17,6 +17,7 @@ from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.life import CONFLICT_RETRIES, Life
 from nodepool.driver.request.state import End, Event, How, LabelRecorder, Outcome, State
 from nodepool.driver.test.handler import TestHandler
+from nodepool.launcher.pools.capacity import PoolCapacity
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.requests.moves import Moves
 from nodepool.zk.mirror.requests import MIN_READY
@@ -173,6 +174,14 @@ def test_request_that_the_pool_declines_is_not_moved_to_it(bench: LauncherBench,
 def test_only_accepted_requests_are_overtaken(accepted: bool) -> None:
     handler: Any = SimpleNamespace(accepted=accepted, paused=True, nodeset=[])
     assert NodeRequestHandler.holds_nothing.fget(handler) is accepted  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("urgency, holds_nothing, blocked", [("1", True, False), ("2", True, True), ("1", False, True)])
+def test_paused_pool_accepts_only_what_may_overtake(urgency: str, holds_nothing: bool, blocked: bool) -> None:
+    waiting = SimpleNamespace(request=NodeRequest("200-0000000001"), holds_nothing=holds_nothing)
+    pool: Any = SimpleNamespace(label="pool", paused_handlers={waiting.request: waiting}.values())
+    coming: Any = SimpleNamespace(request=NodeRequest(f"{urgency}00-0000000002"))
+    assert PoolCapacity(pool).blocks(coming) is blocked
 
 
 @pytest.mark.parametrize("accepted, done", [(True, False), (False, False), (True, True)])

@@ -71,6 +71,9 @@ class Pool:
     def getProviderManager(self) -> Any:
         return SimpleNamespace(errorLabels=lambda: (), PAUSE_AT_QUOTA=True, label_problems=LabelProblems("p"))
 
+    def blocks(self, _handler: Any) -> bool:
+        return self.paused
+
     def post(self, _handler: Any, function: Callable[..., Any], *args: Any) -> None:
         self.tasks.append((function, args))
 
