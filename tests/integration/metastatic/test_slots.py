@@ -675,3 +675,34 @@ def test_ready_node_locked_by_a_dead_release_11_launcher_is_unlocked(
     monkeypatch.setattr(housekeeping, "SIGNING_TIME", 0.0)
     bench.adapter.periodic()
     assert zk.getNodeLockContenders(node) == []
+
+
+@pytest.mark.parametrize("step", ["adopt", "check", "release"])
+def test_slot_is_kept_for_a_node_that_the_mirror_has_not_read_yet(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    one, two = make(), make()
+    two.adapter.slots.initialize()
+    machine = one.machine()
+    machine.advance()
+    backing = one.fulfil()
+    one.finish(machine)
+    (record,) = wait_for(two.records)
+    wait_for(lambda: record.allocated_nodes[0] == machine.node_id)
+    seen = two.zk.node_tree.get
+    monkeypatch.setattr(two.zk.node_tree, "get", lambda node_id: None if node_id == machine.node_id else seen(node_id))
+    slots = two.adapter.slots
+    if step == "check":
+        slots.housekeeping._check(record)
+    else:
+        slots.book.drop(record)
+        if step == "release":
+            fresh = slots.new_record(SimpleNamespace(name="small", max_parallel_jobs=2))
+            fresh.node_id = backing.id
+            slots.book.add(fresh)
+            slots.housekeeping.release(fresh)
+        else:
+            slots.housekeeping.adopt(backing.id or "")
+    (record,) = two.records()
+    assert record.allocated_nodes[0] == machine.node_id
+    assert two.zk.getNode(backing.id or "").state == IN_USE  # type: ignore[union-attr]
