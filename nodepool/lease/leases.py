@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError, SessionExpiredError
 
+from nodepool.base import hostnames
 from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
 from nodepool.lease.record import (
     LEAST,
@@ -34,13 +37,15 @@ from nodepool.lease.record import (
 from nodepool.lease.record import renewed as once_more
 from nodepool.zk import paths
 from nodepool.zk.locks import LockHandle, add_unlocked_check
+from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.records import FULFILLED, HOLD, READY, REQUESTED, USED, Node, NodeRequest
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import ZooKeeper
 
 log = logging.getLogger("nodepool.lease")
 
-KEYS = "/nodepool/lease-keys"
+#: Seconds to wait while another request of the same owner is created.
+TURN = 2.0
 #: Seconds to wait for the lock of a node: Zuul waits as long for its nodes.
 HAND_OVER_LOCK, LOCK = 30.0, 5.0
 #: Seconds for ZooKeeper to come back after a hand-over whose answer is lost, and between two attempts to read it.
@@ -49,10 +54,9 @@ OUTCOME, RECONNECT = 30.0, 0.5
 TOO_LATE = 15.0
 
 
-def key_path(owner: str, key: str) -> str:
-    """Return the path of an idempotency key of this owner."""
-    digest = hashlib.sha256("\0".join((owner, key)).encode())
-    return f"{KEYS}/{digest.hexdigest()[:32]}"
+def turn_of(kazoo: KazooClient, owner: str) -> TurnLock:
+    """Return the mark of who creates a request of this owner."""
+    return TurnLock(kazoo, hostnames.short(), "lease", hashlib.sha256(owner.encode()).hexdigest()[:32])
 
 
 def _of(lease_id: str, nodes: Sequence[Node]) -> list[Node]:
@@ -77,13 +81,20 @@ class Leases:
     # -- ask
 
     def ask(
-        self, labels: Sequence[str], terms: Terms, tenant: str | None = None, provider: str | None = None, priority: str = "200"
+        self,
+        labels: Sequence[str],
+        terms: Terms,
+        tenant: str | None = None,
+        provider: str | None = None,
+        priority: str = "200",
+        most: int | None = None,
     ) -> Lease:
         """Request the nodes of a lease; it lives as long as this session, until it is handed over.
 
         A lease of the same owner with the same key is returned instead.
 
-        :raises LeaseError: the key belongs to a request for other labels.
+        :param most: leases of this owner, held and waiting; None: any number.
+        :raises LeaseError: the key belongs to a request for other labels, or the owner has that many leases.
         """
         terms = replace(terms, created=self._now(), size=len(labels))
         request = NodeRequest()
@@ -91,49 +102,72 @@ class Leases:
         request.node_types, request.requestor, request.requestor_data = list(labels), REQUESTOR, terms.stored()
         request.tenant_name, request.provider, request.created_time = tenant, provider, terms.created
         request.event_id = uuid.uuid4().hex
-        if terms.key is None:
+        if terms.key is None and most is None:
             self._zk.storeNodeRequest(request, priority)
             return of_request(request, terms)
-        return self._ask_once(request, terms, terms.key, priority)
+        return self._ask_in_turn(request, terms, priority, most)
 
-    def _ask_once(self, request: NodeRequest, terms: Terms, key: str, priority: str) -> Lease:
-        """Create the request and the znode of its key in one transaction.
+    def _ask_in_turn(self, request: NodeRequest, terms: Terms, priority: str, most: int | None) -> Lease:
+        """Create the request unless the owner has too many leases, or one with this key.
 
-        Two askers cannot both create that znode.
+        Of all servers, one at a time does this for an owner: each sees what the others have created.
         """
-        kazoo, path, version = self._zk.kazoo_client, key_path(terms.owner, key), -1
-        kazoo.ensure_path(KEYS)
-        kazoo.ensure_path(paths.REQUESTS)
+        kazoo, deadline = self._zk.kazoo_client, time.monotonic() + TURN
+        turn = turn_of(kazoo, terms.owner)
         while True:
-            found = self._with_key(terms.owner, key)
-            if found is not None:
-                if not found.fits(request.node_types):
-                    raise LeaseError(Reason.KEY_IN_USE, f"key {key} belongs to lease {found.id} of {', '.join(found.labels)}")
-                return found
-            txn = Txn(kazoo)
-            if version < 0:
-                txn.create(path, ephemeral=True)
-            else:  # of an ended lease, in a session that lives: of two who write it, one fails
-                txn.set(path, b"", version)
-            index = txn.create(f"{paths.REQUESTS}/{priority}-", request.serialize(), ephemeral=True, sequence=True)
-            try:
-                request.id = str(self._zk.writer.run(txn)[index]).rpartition("/")[2]
-                return of_request(request, terms)
-            except TransactionFailed as error:
-                if not isinstance(error.cause, (NodeExistsError, BadVersionError, NoNodeError)):
-                    raise
-            stat = kazoo.exists(path)
-            version = -1 if stat is None else stat.version
+            self._wait_for(turn, deadline)
+            session = kazoo.client_id
+            with ExitStack() as unless_deleted:
+                unless_deleted.callback(turn.drop)
+                known = self._known(turn, request.node_types, terms, most)
+                if known is not None:
+                    return known
+                txn = Txn(kazoo)
+                index = txn.create(f"{paths.REQUESTS}/{priority}-", request.serialize(), ephemeral=True, sequence=True)
+                txn.delete(turn.path)
+                try:
+                    path = str(self._zk.writer.run(txn)[index])
+                except TransactionFailed as error:
+                    if not isinstance(error.cause, NoNodeError):
+                        raise
+                    if error.path != turn.path:
+                        kazoo.ensure_path(paths.REQUESTS)
+                    continue
+                unless_deleted.pop_all()
+            if kazoo.client_id != session:  # the mark that was deleted may have been that of another server
+                kazoo.delete(path)
+                raise SessionExpiredError
+            request.id = path.rpartition("/")[2]
+            return of_request(request, terms)
 
-    def _with_key(self, owner: str, key: str) -> Lease | None:
-        """Find a lease by its key; one that no launcher has deleted since its end is none.
+    @staticmethod
+    def _wait_for(turn: TurnLock, deadline: float) -> None:
+        """Take the turn.
 
-        Requests are read first: one transaction turns a request into nodes.
+        :raises LeaseError: others have had it until the deadline.
         """
-        kazoo = self._zk.kazoo_client
-        kazoo.sync(paths.ROOT)
-        found = (lease for lease in self._all() if (lease.terms.owner, lease.terms.key) == (owner, key))
-        return next((lease for lease in found if lease.ends is None or lease.ends > self._now()), None)
+        while not turn.take():
+            gone = threading.Event()
+            turn.when_gone(gone.set)
+            if not gone.wait(max(0.0, deadline - time.monotonic())):
+                raise LeaseError(Reason.BUSY, "Another request of the same owner is being created; try again")
+
+    def _known(self, turn: TurnLock, labels: Sequence[str], terms: Terms, most: int | None) -> Lease | None:
+        """Return the owner's lease with this key; None: there is none, and one more is allowed.
+
+        A lease that no launcher has deleted since its end has no key.
+        """
+        for tree in (self._zk.request_tree, self._zk.node_tree):
+            turn.catch_up(tree)
+        leases = [lease for lease in self._all(changing=True) if lease.terms.owner == terms.owner]
+        living = (lease for lease in leases if lease.ends is None or lease.ends > self._now())
+        found = next((lease for lease in living if terms.key is not None and lease.terms.key == terms.key), None)
+        if found is not None and not found.fits(labels):
+            raise LeaseError(Reason.KEY_IN_USE, f"key {terms.key} belongs to lease {found.id} of {', '.join(found.labels)}")
+        if found is None and most is not None and len(leases) >= most:
+            text = f"{terms.owner} has {len(leases)} leases; at most {most} are allowed. Return one first"
+            raise LeaseError(Reason.TOO_MANY, text)
+        return found
 
     # -- hand over
 
@@ -325,13 +359,20 @@ class Leases:
         """Return all leases, and all other held nodes, by id."""
         return sorted(self._all(), key=lambda lease: lease.id)
 
-    def _all(self) -> Iterator[Lease]:
+    def _all(self, changing: bool = False) -> Iterator[Lease]:
+        """Yield all leases.
+
+        One transaction turns a request into nodes: requests are read first.
+
+        :param changing: also read the nodes whose last change the mirror does not show yet.
+        """
         for request in self._zk.readRequests():
             terms = Terms.read(request.requestor_data)
             if terms is not None and request.requestor == REQUESTOR:
                 yield of_request(request, terms)
         held: dict[str, list[Node]] = defaultdict(list)
-        for node in self._zk.readNodes():
+        changed = self._zk.readChangingNodes() if changing else []
+        for node in {node.id: node for node in (*self._zk.readNodes(), *changed)}.values():
             if node.state == HOLD:
                 held[id_of(node)].append(node)
         for lease_id, nodes in held.items():

@@ -31,6 +31,8 @@ class Reason(enum.Enum):
     TOO_LATE = "too-late"
     KEY_IN_USE = "key-in-use"
     UNAVAILABLE = "unavailable"
+    TOO_MANY = "too-many-leases"
+    BUSY = "busy"
     BAD_REQUEST = "bad-request"
 
 

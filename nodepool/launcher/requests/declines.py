@@ -18,6 +18,9 @@ from nodepool.zk.records import NodeRequest
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import ZooKeeper
 
+#: Reasons that are published at a time: a server records the end of a session, with all it owns, in one message.
+MOST = 2000
+
 
 class Declines:
     """Writes reasons and deletes those of deleted requests, without blocking or failing.
@@ -33,6 +36,7 @@ class Declines:
         self._lock = threading.Lock()
         #: Request id -> launcher id -> ``pool: reason``.
         self._noted: dict[str, dict[str, str]] = {}
+        self._published: set[str] = set()
         #: Label -> pool -> why it last declined to launch nodes for min-ready.
         self.min_ready: dict[str, dict[str, tuple[Reason, ...]]] = {}
 
@@ -49,12 +53,17 @@ class Declines:
             return
         for word in {reason.code.word for reason in reasons}:
             self._statsd.incr(metrics.REQUESTS_DECLINED(hostnames.short(), word))
+        path = declines.path(request_id, launcher_id)
         with self._lock:
             self._noted.setdefault(request_id, {})[launcher_id] = one_line(f"{pool}: {render(reasons)}")
+            publish = len(self._published) < MOST
+            if publish:
+                self._published.add(path)
         try:
             txn = Txn(self._zk().kazoo_client)
-            txn.create(declines.path(request_id, launcher_id), declines.serialize(pool, reasons), ephemeral=True)
-            self._zk().writer.submit(txn, self._written)
+            txn.create(path, declines.serialize(pool, reasons), ephemeral=True)
+            if publish:
+                self._zk().writer.submit(txn, self._written)
         except Exception as error:  # the decline itself matters
             self.log.debug("Cannot publish why request %s was declined: %r", request_id, error)
         if self._zk().request_tree.get(request_id) is None:
@@ -75,11 +84,12 @@ class Declines:
 
     def _forget(self, request_id: str) -> None:
         with self._lock:
-            noted = self._noted.pop(request_id, {})
-        for launcher_id in noted:
+            paths = {declines.path(request_id, one) for one in self._noted.pop(request_id, {})} & self._published
+            self._published -= paths
+        for path in paths:
             try:
                 txn = Txn(self._zk().kazoo_client)
-                txn.delete(declines.path(request_id, launcher_id))
+                txn.delete(path)
                 self._zk().writer.submit(txn, self._written)
             except Exception as error:  # it ends with the session
                 self.log.debug("Cannot delete the decline reasons of request %s now: %r", request_id, error)

@@ -33,6 +33,8 @@ RETRY = Backoff(1.0, 30.0)
 RESYNC = 30.0
 #: Seconds until a label that no pool can serve, or whose check failed, is checked again.
 LOOK_AGAIN = 5.0
+#: Requests at a time, of all labels: a server records the end of a session, with all it owns, in one message.
+MOST = 2000
 
 
 class MinReady(threading.Thread):
@@ -125,7 +127,8 @@ class MinReady(threading.Thread):
         with zk.request_tree.lock:
             # The node of a fulfilled one is still allocated and therefore does not count as ready.
             wanted = zk.request_tree.min_ready_open[label.name] + zk.request_tree.min_ready_done[label.name]
-        return int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted) - self._arriving(label)
+        missing = int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted) - self._arriving(label)
+        return min(missing, max(1, MOST // len(self.state.config.labels)) - int(wanted))
 
     def _arriving(self, label: Label) -> int:
         """Return the number of nodes of min-ready requests that are about to become free.

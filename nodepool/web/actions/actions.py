@@ -23,7 +23,7 @@ from nodepool.web.actions.execution import ProgramCalls
 from nodepool.web.actions.leases import LeaseCalls
 from nodepool.web.actions.openapi import TEXT, document
 from nodepool.web.actions.operators import OperatorCalls
-from nodepool.web.actions.routes import JSON, PROBLEM, Call, Later, Refused, Reply, Route, Stream, Table, parse
+from nodepool.web.actions.routes import JSON, PROBLEM, Call, Later, Refused, Reply, Route, Stream, Table, busy, parse
 from nodepool.web.actions.waiting import Waiting
 from nodepool.web.http import HttpError, Request, Response, path_of
 from nodepool.web.tables import Leasing
@@ -166,8 +166,7 @@ class Actions:
         """Answer a call now: too many wait already."""
         parked.later.deadline = 0.0
         outcome = self.resume(parked)
-        busy = Refused(http.HTTPStatus.SERVICE_UNAVAILABLE, "busy", "Too many clients wait; try again")
-        return parked.done(busy) if isinstance(outcome, Parked) else outcome
+        return parked.done(busy("Too many clients wait; try again")) if isinstance(outcome, Parked) else outcome
 
     @staticmethod
     def _call(environ: Mapping[str, Any], identity: Identity, route: Route, names: dict[str, str]) -> Reply | Later | Stream:

@@ -18,7 +18,7 @@ from nodepool.lease import ssh
 from nodepool.web.actions import frames
 from nodepool.web.actions.bodies import NewProgram
 from nodepool.web.actions.leases import LeaseCalls
-from nodepool.web.actions.routes import Call, Refused, Reply, Route, Stream
+from nodepool.web.actions.routes import Call, Refused, Reply, Route, Stream, busy
 from nodepool.web.tables import Leasing
 
 #: Programs at a time, seconds for the start of one, and for its input to be sent.
@@ -99,7 +99,7 @@ class ProgramCalls:
             raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", text)
         node = nodes[body.node - 1]
         if not self._places.acquire(blocking=False):
-            raise Refused(http.HTTPStatus.SERVICE_UNAVAILABLE, "busy", f"{MOST} programs run already; try again")
+            raise busy(f"{MOST} programs run already; try again")
         try:
             execution = None
             with suppress(KeyError):  # a provider of another launcher

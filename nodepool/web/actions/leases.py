@@ -35,7 +35,7 @@ from nodepool.web.actions.bodies import (
     Renewal,
     Why,
 )
-from nodepool.web.actions.routes import Call, Later, Refused, Reply, Route
+from nodepool.web.actions.routes import Call, Later, Refused, Reply, Route, busy
 from nodepool.web.actions.waiting import Waiting
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -55,6 +55,7 @@ _STATUS = {
     Reason.TOO_LATE: http.HTTPStatus.CONFLICT,
     Reason.KEY_IN_USE: http.HTTPStatus.CONFLICT,
     Reason.UNAVAILABLE: http.HTTPStatus.CONFLICT,
+    Reason.TOO_MANY: http.HTTPStatus.TOO_MANY_REQUESTS,
     Reason.BAD_REQUEST: http.HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 
@@ -65,6 +66,8 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except LeaseError as error:
+        if error.reason is Reason.BUSY:
+            raise busy(str(error)) from error
         raise Refused(_STATUS[error.reason], error.reason.value, str(error)) from error
 
 
@@ -134,6 +137,8 @@ class LeaseCalls:
         identity = call.identity
         self._check(identity, body)
         self._check_end(identity, self._now() + body.seconds, self._now(), body.seconds)
+        if self.waiting.full:
+            raise busy("Too many leases wait here; try again later")
         secret = secrets.token_urlsafe(32)
         terms = Terms(
             identity.owner,
@@ -145,7 +150,9 @@ class LeaseCalls:
             notes=_checked_notes(body.notes),
         )
         with refusals():
-            lease = self.leases.ask(body.labels, terms, self._tenant(identity, body), body.provider, body.priority)
+            lease = self.leases.ask(
+                body.labels, terms, self._tenant(identity, body), body.provider, body.priority, identity.per_owner
+            )
         known = lease.terms.secret != terms.secret
         if known and lease.state is LeaseState.HELD:
             # The client that repeats a call may have lost the answer, and with it the token.
@@ -173,11 +180,6 @@ class LeaseCalls:
         missing = why_not_offered(body.labels, pools, "launcher") if pools else None
         if missing is not None:
             raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "unknown-label", missing)
-        if identity.per_owner is not None:
-            count = sum(lease.terms.owner == identity.owner for lease in self.leases.all())
-            if count >= identity.per_owner:
-                text = f"{identity.owner} has {count} leases; at most {identity.per_owner} are allowed. Return one first"
-                raise Refused(http.HTTPStatus.TOO_MANY_REQUESTS, "too-many-leases", text)
 
     def _check_end(self, identity: Identity, end: float, began: float, seconds: float) -> None:
         """Check the end of a lease against the limits of the caller and of the configuration."""

@@ -17,6 +17,8 @@ from nodepool.zk import paths
 
 JSON = "application/json"
 PROBLEM = "application/problem+json"
+#: Seconds after which a client repeats a call that was refused because the server is busy.
+RETRY_AFTER = 1
 B = TypeVar("B", bound=Body)
 
 
@@ -31,6 +33,11 @@ class Refused(Exception):
 
     def problem(self) -> Problem:
         return Problem(self.status.phrase, self.status.value, self.code, str(self))
+
+
+def busy(detail: str) -> Refused:
+    """Return the answer of a server that can do no more of this now."""
+    return Refused(http.HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, (("Retry-After", str(RETRY_AFTER)),))
 
 
 @dataclass(frozen=True)

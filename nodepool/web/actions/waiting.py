@@ -30,6 +30,8 @@ HAND_OVERS = 8
 #: Seconds until a hand-over that failed because of ZooKeeper is repeated.
 RETRY = 5.0
 MOST_POLLS, MOST_ENDED = 300, 1000
+#: Leases: a server records the end of a session, with all requests of it, in one message.
+MOST_EXPECTED = 2000
 
 log = logging.getLogger("nodepool.lease")
 
@@ -86,6 +88,11 @@ class Waiting:
         with self._lock:
             self._expected[lease_id] = seconds
         self._arrived.put(lease_id)
+
+    @property
+    def full(self) -> bool:
+        """Return whether as many leases wait here as one session should own."""
+        return len(self._expected) >= MOST_EXPECTED
 
     def expects(self, lease_id: str) -> bool:
         """Return whether this server hands the lease over, or is about to note why it cannot."""

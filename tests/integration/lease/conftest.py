@@ -111,3 +111,17 @@ def places(
 def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
     with places(bench, sshd, tmp_path) as made:
         yield made
+
+
+def ephemerals(bench: LauncherBench, session: int, path: str = "/nodepool") -> list[str]:
+    """Return the paths of the znodes that end with a session."""
+    client = bench.zuul.client
+    found = []
+    for name in client.get_children(path):
+        below = f"{path}/{name}"
+        stat = client.exists(below)
+        if stat is not None and stat.ephemeralOwner == session:
+            found.append(below)
+        elif stat is not None:
+            found += ephemerals(bench, session, below)
+    return found

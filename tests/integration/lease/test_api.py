@@ -101,6 +101,26 @@ def test_same_key_gives_the_same_lease_with_a_new_token(api: Api) -> None:
     assert api.call("POST", "/leases", NEW, api.token("bob"), key).status == 201
 
 
+def test_repeated_call_gives_its_lease_although_the_owner_has_as_many_as_allowed(api: Api) -> None:
+    token = api.token(per_owner=1)
+    first = api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-1"})
+    again = api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-1"})
+    assert (first.status, again.status, again.content["id"]) == (201, 200, first.content["id"])
+    other = api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-2"})
+    assert (other.status, other.content["code"]) == (429, "too-many-leases")
+
+
+def test_no_more_leases_wait_than_one_session_should_own(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.web.actions.waiting.MOST_EXPECTED", 1)
+    held = [api.call("POST", "/leases", NEW, api.token(f"user{number}")).content["id"] for number in range(4)]
+    assert api.call("POST", "/leases", {**NEW, "wait": 0}, api.token("bob")).status == 202
+    status, content, headers = api.call("POST", "/leases", NEW, api.token("carol"))
+    assert (status, content["code"], headers["Retry-After"]) == (503, "busy", "1")
+    assert api.call("DELETE", f"/leases/{held[0]}", token=api.token("user0")).status == 204
+    wait_for(lambda: not api.actions.waiting.full, what="the hand-over to bob")
+    assert api.call("POST", "/leases", {**NEW, "wait": 0}, api.token("carol")).status == 202
+
+
 def test_concurrent_calls_with_one_key_give_one_lease(api: Api) -> None:
     token, answers = api.token(), []
     threads = [

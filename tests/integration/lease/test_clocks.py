@@ -17,7 +17,7 @@ from nodepool.access.identity import Role
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands import lease as command
 from nodepool.lease import Lease, LeaseError, Leases, Reason, Terms
-from nodepool.lease.leases import KEYS, TOO_LATE, key_path
+from nodepool.lease.leases import TOO_LATE
 from nodepool.lease.record import LEAST, end_of
 from nodepool.zk.records import HOLD
 from tests.integration.lease.conftest import Api
@@ -233,16 +233,9 @@ def test_end_in_thousands_of_years_stops_no_launcher(
         bench.wait_gone(far_node, timeout=30)
 
 
-def leave_key(bench: LauncherBench, key: str) -> None:
-    """The znode of a key, of a session that the server still knows."""
-    bench.zuul.client.ensure_path(KEYS)
-    bench.zuul.client.create(key_path("alice", key), ephemeral=True)
-
-
 @pytest.mark.parametrize("left", [-30 * DAY, -1.0, 600.0])
 def test_key_gives_a_new_lease_if_its_lease_has_ended_although_it_is_still_stored(bench: LauncherBench, left: float) -> None:
     old, _ = stored(bench, left, Terms("alice", "token:alice", key="job-1"))
-    leave_key(bench, "job-1")
     lease: Lease = Leases(bench.zk).ask(["fake-label"], Terms("alice", "token:alice", key="job-1"))
     assert (lease.id == old) == (left > 0)
 
@@ -251,8 +244,6 @@ def test_key_that_is_repeated_after_the_restore_gives_the_lease_that_lives(bench
     old = {
         left: stored(bench, left, Terms("alice", "token:alice", key=f"job{left}"))[0] for left in (-DAY, 3600.0)
     }  # fmt: skip
-    for left in old:
-        leave_key(bench, f"job{left}")
     with served(bench, tmp_path) as api:
         pool = api.pool()
         found = {left: pool.lease("fake-label", for_=600, key=f"job{left}") for left in old}

@@ -6,14 +6,18 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from kazoo.exceptions import SessionExpiredError
 
 from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms
+from nodepool.lease.leases import turn_of
 from nodepool.zk.records import HOLD, READY
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import wait_for
+from tests.integration.lease.conftest import ephemerals
 from tests.support.launcher import LauncherBench, config, provider
 
 ALICE = Terms("alice", "unix:1000", "debug #12")
@@ -217,6 +221,111 @@ def test_two_servers_that_get_the_same_key_create_one_request(bench: LauncherBen
     for thread in threads:
         thread.join(30)
     assert len(found) == 4 and len(set(found)) == 1
+
+
+def test_keyed_leases_leave_nothing_in_the_session(bench: LauncherBench) -> None:
+    bench.start(config(provider()))
+    client = bench.chroot.connect()
+    leases = Leases(ZooKeeper(client, enable_cache=False))
+    ids = []
+    for number in range(3):
+        ids.append(leases.ask(["fake-label"], replace(ALICE, key=f"job-{number}"), most=3).id)
+        bench.wait_request(ids[-1], "fulfilled")
+    assert sorted(ephemerals(bench, client.session_id)) == sorted(f"/nodepool/requests/{one}" for one in ids)
+    leases.hand_over(ids[0], 600)
+    leases.hand_over(ids[1], 600)
+    leases.give_back(ids[1])
+    leases.give_back(ids[2])
+    assert ephemerals(bench, client.session_id) == []
+    again = leases.ask(["fake-label"], replace(ALICE, key="job-0"))
+    assert (again.id, ephemerals(bench, client.session_id)) == (ids[0], [])
+    refused(Reason.KEY_IN_USE, lambda: leases.ask(["other"], replace(ALICE, key="job-0")))
+    assert ephemerals(bench, client.session_id) == []
+
+
+def test_key_of_a_lease_that_was_just_handed_over_is_known_before_the_mirror_shows_it(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, terms = bench.start(config(provider())), replace(ALICE, key="job-1")
+    others = Leases(ZooKeeper(bench.chroot.connect(), enable_cache=False))
+    lease_id = ready(bench, others, "fake-label", terms=terms)
+    tree = launcher.zk.node_tree
+    wait_for(lambda: not tree.changing(), what="a mirror that has read everything")
+    # The answers do not come.
+    monkeypatch.setattr(tree, "_read", lambda path, *_args: tree.reading.update({path: 1}))
+    others.hand_over(lease_id, 3600)
+    assert Leases(launcher.zk).ask(["fake-label"], terms).id == lease_id
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_limit_per_owner_holds_for_concurrent_calls_of_several_servers(bench: LauncherBench, keyed: bool) -> None:
+    start, outcomes = threading.Barrier(8), []
+
+    def ask(zk: ZooKeeper, number: int) -> None:
+        start.wait(10)
+        while True:
+            try:
+                terms = replace(ALICE, key=f"job-{number}" if keyed else None)
+                outcomes.append(Leases(zk).ask(["fake-label"], terms, most=2).state)
+            except LeaseError as error:
+                if error.reason is Reason.BUSY:
+                    continue
+                outcomes.append(error.reason)
+            return
+
+    facades = [ZooKeeper(bench.chroot.connect(), enable_cache=False) for _ in range(4)]
+    threads = [threading.Thread(target=ask, args=(facades[i % 4], i), name="asks") for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(map(str, outcomes)) == sorted([str(LeaseState.WAITING)] * 2 + [str(Reason.TOO_MANY)] * 6)
+    assert len(bench.zk.getNodeRequests()) == 2
+
+
+def test_other_server_that_creates_a_request_of_the_owner_is_waited_for_briefly(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodepool.lease.leases.TURN", 0.2)
+    turn, terms = turn_of(bench.zuul.client, "alice"), replace(ALICE, key="job-1")
+    bench.zuul.client.create(turn.path, ephemeral=True, makepath=True)
+    refused(Reason.BUSY, lambda: leases.ask(["fake-label"], terms))
+    assert leases.ask(["fake-label"], replace(terms, owner="bob")).state is LeaseState.WAITING, "others do not wait"
+    bench.zuul.client.delete(turn.path)
+    assert leases.ask(["fake-label"], terms).state is LeaseState.WAITING
+
+
+def test_request_is_not_created_without_the_turn(bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark is lost before the transaction, as with the session."""
+    path, run, runs = turn_of(bench.zuul.client, "alice").path, bench.zk.writer.run, []
+
+    def interfere(txn: Any, *args: Any) -> Any:
+        runs.append(txn)
+        if len(runs) == 1:
+            bench.zuul.client.delete(path)
+            leases.ask(["fake-label"], replace(ALICE, key="job-2"))
+        return run(txn, *args)
+
+    monkeypatch.setattr(bench.zk.writer, "run", interfere)
+    refused(Reason.TOO_MANY, lambda: leases.ask(["fake-label"], replace(ALICE, key="job-1"), most=1))
+    assert len(bench.zk.getNodeRequests()) == 1
+
+
+def test_request_is_withdrawn_if_the_session_of_the_turn_has_ended(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction was sent in a later session: what it deleted may have been the mark of another server."""
+    kazoo, run = bench.zk.kazoo_client, bench.zk.writer.run
+
+    def renew_session(txn: Any, *args: Any) -> Any:
+        results = run(txn, *args)
+        monkeypatch.setattr(type(kazoo), "client_id", property(lambda _kazoo: (1, b"another")))
+        return results
+
+    monkeypatch.setattr(bench.zk.writer, "run", renew_session)
+    with pytest.raises(SessionExpiredError):
+        leases.ask(["fake-label"], replace(ALICE, key="job-1"))
+    assert bench.zuul.client.get_children("/nodepool/requests") == []
 
 
 def test_node_that_is_lost_does_not_end_the_lease(bench: LauncherBench, leases: Leases) -> None:

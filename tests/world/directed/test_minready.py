@@ -7,7 +7,9 @@ import threading
 from typing import Any
 
 import pytest
+from kazoo.protocol.serialization import Create
 
+from nodepool.zk.writer import Txn, Writer
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
@@ -29,6 +31,22 @@ def test_min_ready_nodes(bench: LauncherBench) -> None:
     assert bench.zuul.request(request_id)["nodes"][0] in {n.id for n in nodes}
     bench.wait_nodes(2, state="ready", allocated_to=None)
     wait_for(lambda: not pool.zk.request_tree.min_ready)
+
+
+def test_many_missing_nodes_are_requested_a_few_at_a_time(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a session is one message with all that the session owns."""
+    monkeypatch.setattr("nodepool.launcher.requests.minready.MOST", 2)
+    created: list[int] = []
+    run = Writer.run
+
+    def counted(writer: Writer, txn: Txn, *args: Any) -> Any:
+        created.append(sum(isinstance(op, Create) and "/requests/900-" in op.path for op in txn.operations))
+        return run(writer, txn, *args)
+
+    monkeypatch.setattr(Writer, "run", counted)
+    bench.start(config(provider(), labels={"fake-label": {"min-ready": 5}}))
+    bench.wait_nodes(5, state="ready", allocated_to=None)
+    assert max(created) == 2 and sum(created) == 5
 
 
 @pytest.mark.spec("ZK-5: our own requests carry what Zuul indexes; LAU-14")

@@ -182,6 +182,23 @@ def test_a_reason_for_a_request_that_has_gone_meanwhile_does_not_stay(bench: Lau
     assert not [name for name in bench.zuul.client.get_children(declines.ROOT) if "0000000099" in name]
 
 
+def test_no_more_reasons_are_published_than_one_session_should_own(
+    bench: LauncherBench, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodepool.launcher.requests.declines.MOST", 2)
+    bench.start(config(provider()))
+    client = bench.zuul.client
+    ids = []
+    for count in (1, 2, 2):
+        ids.append(bench.submit("nosuch"))
+        bench.wait_request(ids[-1], "failed")
+        wait_for(lambda count=count: len(client.get_children(declines.ROOT)) == count, what="the reasons")
+    command("request", "cancel", ids[0])
+    wait_for(lambda: len(client.get_children(declines.ROOT)) == 1, what="room for one")
+    bench.wait_request(bench.submit("nosuch"), "failed")
+    wait_for(lambda: len(client.get_children(declines.ROOT)) == 2, what="the reason of the next")
+
+
 def test_users_12_another_provider_serves(bench: LauncherBench, command: Command) -> None:
     bench.start(config(provider("fake-one", labels=["a"]), provider("fake-two", labels=["b"])))
     err = command("request", "create", "a", "--provider", "fake-two", "--wait")[1]
