@@ -180,7 +180,17 @@ class Leases:
         :param request: as it was just read.
         :raises LeaseError: there is no such request, it is not fulfilled, or its nodes cannot be had.
         """
-        seconds = self._checked(seconds)
+        seconds, deadline = self._checked(seconds), time.monotonic() + OUTCOME
+        while True:
+            try:
+                return self._hand_over(lease_id, seconds, terms, request)
+            except (KazooException, TimeoutError):
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(RECONNECT)
+
+    def _hand_over(self, lease_id: str, seconds: float, terms: Terms | None, request: NodeRequest | None) -> Lease:
+        """Hand over once; a lease for which this was done before, without an answer, is returned."""
         if request is None and "/" not in lease_id:
             request = self._zk.getNodeRequest(lease_id)
         if request is not None:
@@ -204,29 +214,17 @@ class Leases:
             )
             return of_nodes(lease_id, nodes)
         except LeaseError:
-            with suppress(NoNodeError):
+            try:
                 self._zk.kazoo_client.delete(paths.request(lease_id))
+            except NoNodeError:
+                return self._handed_over(lease_id)
             raise
-        except (KazooException, TimeoutError):
-            # The answer may have been lost, and is in the records then.
-            return self._outcome(lease_id)
 
     def _handed_over(self, lease_id: str) -> Lease:
         lease = self.get(lease_id)
         if lease is None or lease.state is not LeaseState.HELD:
             raise LeaseError(Reason.NOT_FOUND, f"Lease {lease_id} does not exist: it has ended, or its request was canceled")
         return lease
-
-    def _outcome(self, lease_id: str) -> Lease:
-        """Return the lease if the hand-over has happened, as soon as ZooKeeper can be read again."""
-        deadline = time.monotonic() + OUTCOME
-        while True:
-            try:
-                return self._handed_over(lease_id)
-            except (KazooException, TimeoutError):
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(RECONNECT)
 
     def hold(self, node: Node, terms: Terms, seconds: float) -> Lease:
         """Lease a node that the caller has locked, without a request.

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+from kazoo.exceptions import KazooException
 
 from nodepool.access.identity import Identity, Role
 from nodepool.access.tokens import LEASE_PREFIX, digest
@@ -149,10 +150,14 @@ class LeaseCalls:
             longest=identity.longest,
             notes=_checked_notes(body.notes),
         )
-        with refusals():
-            lease = self.leases.ask(
-                body.labels, terms, self._tenant(identity, body), body.provider, body.priority, identity.per_owner
-            )
+        try:
+            with refusals():
+                lease = self.leases.ask(
+                    body.labels, terms, self._tenant(identity, body), body.provider, body.priority, identity.per_owner
+                )
+        except (KazooException, TimeoutError):
+            self.waiting.withdraw(terms.secret)
+            raise
         known = lease.terms.secret != terms.secret
         if known and lease.state is LeaseState.HELD:
             # The client that repeats a call may have lost the answer, and with it the token.

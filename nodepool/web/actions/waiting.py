@@ -11,15 +11,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kazoo.exceptions import KazooException, NoNodeError
 
 from nodepool.exceptions import ZKException
-from nodepool.lease import LeaseError, Leases
+from nodepool.lease import LeaseError, Leases, Terms
 from nodepool.status import causes
 from nodepool.status.once import Once
-from nodepool.web.actions.routes import Later
+from nodepool.web.actions.routes import Later, Refused
 from nodepool.zk import paths
 from nodepool.zk.mirror.feed import Event, Feed
 from nodepool.zk.records import FAILED, FULFILLED
@@ -32,6 +32,8 @@ RETRY = 5.0
 MOST_POLLS, MOST_ENDED = 300, 1000
 #: Leases: a server records the end of a session, with all requests of it, in one message.
 MOST_EXPECTED = 2000
+
+K, V = TypeVar("K"), TypeVar("V")
 
 log = logging.getLogger("nodepool.lease")
 
@@ -51,12 +53,14 @@ class Waiting:
         self._feed = feed
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        #: Lease id -> seconds for which it is held.
+        #: Lease id -> seconds for which it is held; 0: its request is to be withdrawn.
         self._expected: dict[str, float] = {}
         #: Lease id -> whether something has changed since its hand-over was started.
         self._running: dict[str, bool] = {}
         #: Lease id -> monotonic time at which its hand-over is repeated.
         self._again: dict[str, float] = {}
+        #: Secrets of requests that may have been created, and that nobody follows.
+        self._unknown: OrderedDict[str | None, bool] = OrderedDict()
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._polls: dict[int, tuple[Later, Callable[[], None]]] = {}
         self._numbers = itertools.count()
@@ -88,6 +92,14 @@ class Waiting:
         with self._lock:
             self._expected[lease_id] = seconds
         self._arrived.put(lease_id)
+
+    def withdraw(self, secret: str | None) -> None:
+        """Delete the request with this secret as soon as it is seen: its creation has an unknown outcome."""
+        with self._lock:
+            _keep(self._unknown, secret, True)
+        with suppress(Refused):
+            for request in self._zk().readRequests():
+                self._arrived.put(request.id)
 
     @property
     def full(self) -> bool:
@@ -125,7 +137,7 @@ class Waiting:
 
     def _heard(self, event: Event) -> None:
         lease_id = event.get("request")
-        if isinstance(lease_id, str) and (lease_id in self._expected or self._polled(lease_id)):
+        if isinstance(lease_id, str) and (lease_id in self._expected or self._unknown or self._polled(lease_id)):
             self._arrived.put(lease_id)
 
     def _polled(self, lease_id: str) -> bool:
@@ -168,8 +180,16 @@ class Waiting:
 
     def _changed(self, lease_id: str) -> None:
         """Start the hand-over of an expected lease whose request is finished."""
-        request = self._zk().getCachedRequest(lease_id)
+        try:
+            request = self._zk().getCachedRequest(lease_id)
+        except Refused:  # the mirror is not complete
+            with self._lock:
+                self._again[lease_id] = self._monotonic() + RETRY
+            return
+        terms = None if request is None else Terms.read(request.requestor_data)
         with self._lock:
+            if terms is not None and self._unknown.pop(terms.secret, False):
+                self._expected[lease_id], request = 0.0, None
             if lease_id not in self._expected or (request is not None and request.state not in (FULFILLED, FAILED)):
                 return
             running = lease_id in self._running
@@ -183,7 +203,7 @@ class Waiting:
         finished, retry = True, False
         try:
             finished = self._hand_over(lease_id, seconds)
-        except (KazooException, ZKException, TimeoutError) as error:
+        except (KazooException, ZKException, TimeoutError, Refused) as error:
             log.warning("Lease %s: not handed over yet: %s: %s", lease_id, type(error).__name__, error)
             finished, retry = False, True
         except Exception:
@@ -200,6 +220,10 @@ class Waiting:
     def _hand_over(self, lease_id: str, seconds: float) -> bool:
         """Return False while the request is not finished."""
         zk = self._zk()
+        if not seconds:
+            with suppress(NoNodeError):
+                zk.kazoo_client.delete(paths.request(lease_id))
+            return True
         request = zk.getCachedRequest(lease_id)
         if request is None or request.state not in (FULFILLED, FAILED):
             request = zk.getNodeRequest(lease_id)  # the mirror may not have it yet
@@ -223,6 +247,11 @@ class Waiting:
     def _end(self, lease_id: str, code: str, text: str) -> None:
         log.info("Lease %s: not handed over: %s", lease_id, text)
         with self._lock:
-            self._ended[lease_id] = Ended(code, text)
-            while len(self._ended) > MOST_ENDED:
-                self._ended.popitem(last=False)
+            _keep(self._ended, lease_id, Ended(code, text))
+
+
+def _keep(entries: OrderedDict[K, V], key: K, value: V) -> None:
+    """Add an entry, and forget the oldest ones beyond the limit."""
+    entries[key] = value
+    while len(entries) > MOST_ENDED:
+        entries.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -9,9 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from kazoo.exceptions import ConnectionLoss
+from kazoo.protocol.serialization import Create
 
 from nodepool.access.identity import Role
 from nodepool.zk.records import BUILDING, DELETING, HOLD, READY, UPLOADING
+from nodepool.zk.writer import Txn, Writer
+from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import wait_for
 from tests.integration.lease.conftest import Api
 from tests.support.deadline import limit
@@ -119,6 +124,60 @@ def test_no_more_leases_wait_than_one_session_should_own(api: Api, monkeypatch: 
     assert api.call("DELETE", f"/leases/{held[0]}", token=api.token("user0")).status == 204
     wait_for(lambda: not api.actions.waiting.full, what="the hand-over to bob")
     assert api.call("POST", "/leases", {**NEW, "wait": 0}, api.token("carol")).status == 202
+
+
+def interrupt(api: Api, monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
+    """Let the mirror be incomplete when the threads that hand leases over look at it for the given times."""
+    kind, looks = type(api.launcher.zk), itertools.count()
+    synced = kind.synced
+
+    def get(zk: ZooKeeper) -> bool:
+        ours = threading.current_thread().name.startswith("Thread-WebApp-lease")
+        return synced.fget(zk) and not (ours and next(looks) in calls)
+
+    monkeypatch.setattr("nodepool.web.actions.waiting.RETRY", 0.1)
+    monkeypatch.setattr(kind, "synced", property(get))
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_lease_is_handed_over_although_the_mirror_was_not_complete(api: Api, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """The connection is lost before one of the reads on the way to the hand-over."""
+    interrupt(api, monkeypatch, call, call + 1)
+    waiting, token = api.actions.waiting, api.token()
+    lease = api.call("POST", "/leases", {**NEW, "wait": 0}, token).content
+    wait_for(lambda: not waiting.expects(lease["id"]), what="the hand-over")
+    assert api.call("GET", f"/leases/{lease['id']}?wait=30", token=token).content["state"] == "held"
+
+
+def test_request_that_was_canceled_while_the_mirror_was_not_complete_is_forgotten(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, token = api.actions.waiting, api.token()
+    for _ in range(4):
+        api.call("POST", "/leases", NEW, token)
+    lease = api.call("POST", "/leases", {**NEW, "wait": 0}, token).content
+    interrupt(api, monkeypatch, 0, 1)
+    api.bench.zuul.cancel(lease["id"])
+    wait_for(lambda: not waiting.expects(lease["id"]), what="the end of the lease")
+    answer = api.call("GET", f"/leases/{lease['id']}", token=token)
+    assert (answer.status, answer.content["code"]) == (410, "gone")
+
+
+def test_request_whose_creation_has_an_unknown_outcome_is_withdrawn(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, run = api.token(), Writer.run
+
+    def lose(writer: Writer, txn: Txn, *args: Any) -> Any:
+        results = run(writer, txn, *args)
+        if any("/requests/" in op.path for op in txn.operations if isinstance(op, Create)):
+            raise ConnectionLoss
+        return results
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "run", lose)
+        status, content, _ = api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-1"})
+        assert (status, content["code"]) == (503, "no-zookeeper")
+    wait_for(lambda: not api.bench.zk.getNodeRequests(), what="the end of the request that nobody follows")
+    assert api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-1"}).content["state"] == "held"
 
 
 def test_concurrent_calls_with_one_key_give_one_lease(api: Api) -> None:

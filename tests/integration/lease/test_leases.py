@@ -10,14 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kazoo.exceptions import SessionExpiredError
+from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 
 from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms
 from nodepool.lease.leases import turn_of
 from nodepool.zk.records import HOLD, READY
+from nodepool.zk.writer import Callback, Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import wait_for
 from tests.integration.lease.conftest import ephemerals
+from tests.support.faults.launcher import Proxy
 from tests.support.launcher import LauncherBench, config, provider
 
 ALICE = Terms("alice", "unix:1000", "debug #12")
@@ -173,6 +175,62 @@ def test_hand_over_whose_answer_was_lost_is_found_in_the_records(
     monkeypatch.setattr(bench.zk.writer, "run", lose)
     assert leases.hand_over(lease_id, 60).state is LeaseState.HELD
     assert leases.hand_over(lease_id, 60).state is LeaseState.HELD, "again"
+
+
+@pytest.mark.parametrize("lost", [ConnectionLoss, TimeoutError])
+def test_hand_over_that_was_lost_is_repeated(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch, lost: type[Exception]
+) -> None:
+    bench.start(config(provider()))
+    lease_id = ready(bench, leases)
+    run, losses = bench.zk.writer.run, [lost("never sent")]
+
+    def lose(txn: Any, *args: Any) -> Any:
+        if losses:
+            raise losses.pop()
+        return run(txn, *args)
+
+    monkeypatch.setattr(bench.zk.writer, "run", lose)
+    assert leases.hand_over(lease_id, 60).state is LeaseState.HELD
+
+
+def test_hand_over_that_is_repeated_with_an_old_request_returns_the_lease(bench: LauncherBench, leases: Leases) -> None:
+    """A server that lags shows the request although the transaction that deleted it has been applied."""
+    bench.start(config(provider()))
+    request = bench.zk.getNodeRequest(ready(bench, leases))
+    lease = leases.hand_over(request.id, 600, request=request)
+    assert leases.hand_over(request.id, 600, request=request).id == lease.id
+    leases.give_back(lease.id)
+    refused(Reason.NOT_FOUND, lambda: leases.hand_over(request.id, 600, request=request))
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_hand_over_is_decided_by_the_records_after_a_cut_connection(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, applied: bool
+) -> None:
+    bench.start(config(provider()))
+    proxy = Proxy(int(bench.chroot.hosts.rpartition(":")[2]))
+    zk = ZooKeeper(bench.chroot.connect(hosts=proxy.host), enable_cache=False)
+    leases = Leases(zk)
+    lease_id = ready(bench, leases)
+    submit = zk.writer.submit
+
+    def cut(txn: Txn, callback: Callback | None = None) -> None:
+        monkeypatch.undo()
+        proxy.set("deaf" if applied else "hold")
+        submit(txn, callback)
+        if applied:
+            wait_for(lambda: bench.zuul.request(lease_id) is None, what="the transaction")
+        proxy.set("close")
+        proxy.set("open")
+
+    monkeypatch.setattr(zk.writer, "submit", cut)
+    try:
+        lease = leases.hand_over(lease_id, 600)
+        assert (lease.state, [node.state for node in bench.nodes()]) == (LeaseState.HELD, [HOLD])
+        assert leases.give_back(lease_id)
+    finally:
+        proxy.stop()
 
 
 def test_lease_whose_asker_dies_before_the_hand_over_is_gone(bench: LauncherBench, leases: Leases) -> None:
