@@ -21,6 +21,7 @@ import contextlib
 import datetime
 import http.client
 import json
+import logging
 import os
 import pathlib
 import re
@@ -53,6 +54,7 @@ RETRY = 2.0
 MOST_INPUT, MOST_TIME = 45_000, 86_400.0
 #: Codes of answers to a lease that waits after which it is requested again.
 AGAIN = ("gone", "ended", "try-again")
+log = logging.getLogger(__name__)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 #: Seconds, or a text such as ``90s``, ``10m``, ``4h``, ``2d``.
@@ -340,6 +342,7 @@ class Lease:
 
     :ivar state: ``waiting``, ``ready``, ``held`` or ``failed``, when it was last read.
     :ivar ends: time with time zone; None: it has no end, or has not begun.
+    :ivar limited_by: what gave it an earlier end than you asked for, such as ``max-hold-age``; None: nothing.
     :ivar why: what it waits for: ``text``, and perhaps ``code``, ``suggestion``, ``queue_position``.
     :ivar token: renews and returns this lease from other processes.
     """
@@ -354,6 +357,7 @@ class Lease:
     lost: int
     notes: Mapping[str, Any]
     why: Mapping[str, Any] | None
+    limited_by: str | None
 
     def __init__(self, pool: Pool, answer: Mapping[str, Any], attached: bool = False, token: str | None = None) -> None:
         self._pool = pool
@@ -387,7 +391,7 @@ class Lease:
         self.give_back()
 
     def _apply(self, answer: Mapping[str, Any]) -> None:
-        for name in ("id", "state", "owner", "purpose", "tenant", "labels", "renewed", "lost", "notes", "why"):
+        for name in ("id", "state", "owner", "purpose", "tenant", "labels", "renewed", "lost", "notes", "why", "limited_by"):
             setattr(self, name, answer.get(name))
         self.created, self.ends = (_moment(answer.get(name)) for name in ("created", "ends"))
         self.token = answer.get("token") or self.token
@@ -480,6 +484,9 @@ class Lease:
                 if self.state == "held":
                     answer = self._pool.call("POST", _path(self.id) + "/renew", {"for": ATTACHED}, token=self.token)
                     self.ends = _moment(answer["ends"])
+                    if answer.get("limited_by") and not self.limited_by:
+                        self.limited_by = answer["limited_by"]
+                        log.warning("Lease %s ends at %s: %s permits no later end", self.id, self.ends, self.limited_by)
             except NodepoolError as error:
                 if isinstance(error, LeaseEnded) or (self.ends is not None and time.time() > self.ends.timestamp()):
                     self._ended = LeaseEnded(error.code, f"Lease {self.id} has ended: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 import time
 import uuid
@@ -72,11 +73,13 @@ class Leases:
     """The leases of a cluster.
 
     :param zk: with or without a mirror; reading and writing waits for ZooKeeper.
+    :param most: ``max-hold-age``: seconds after which launchers end any hold.
     """
 
-    def __init__(self, zk: ZooKeeper, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, zk: ZooKeeper, now: Callable[[], float] = time.time, most: float = math.inf) -> None:
         self._zk = zk
         self._now = now
+        self._most = most
 
     # -- ask
 
@@ -206,7 +209,7 @@ class Leases:
             if node.state != READY or node.allocated_to != lease_id:
                 text = f"Node {node.id} is {node.state} and allocated to {node.allocated_to}"
                 raise LeaseError(Reason.UNAVAILABLE, f"Lease {lease_id} cannot be handed over: {text}")
-            hold(node, terms, seconds, self._now())
+            hold(node, terms, seconds, self._now(), self._most)
 
         try:
             nodes = self._change_nodes(
@@ -237,7 +240,7 @@ class Leases:
         other = Terms.read(node.user_data) if node.state == HOLD else None
         if other is not None:
             raise LeaseError(Reason.UNAVAILABLE, f"Node {node.id} belongs to lease {id_of(node)} of {other.owner}")
-        hold(node, replace(terms, created=self._now(), size=1), seconds, self._now())
+        hold(node, replace(terms, created=self._now(), size=1), seconds, self._now(), self._most)
         # Two nodes of one request that are held by two people are two leases.
         node.allocated_to = None
         self._write([node])
@@ -246,7 +249,7 @@ class Leases:
     # -- change
 
     def renew(self, lease_id: str, seconds: float, latest: float | None = None) -> Lease:
-        """Let a lease end that many seconds from now, or later.
+        """Let a lease end that many seconds from now, or later; ``max-hold-age`` may allow less.
 
         :param latest: Unix time after which it must not end.
         :raises LeaseError: it does not exist, has ended or is about to end.
@@ -258,15 +261,15 @@ class Leases:
             if end is None:
                 raise LeaseError(Reason.BAD_REQUEST, f"Lease {lease_id} has no end")
             if end - now < TOO_LATE:
-                raise LeaseError(
-                    Reason.TOO_LATE, f"Lease {lease_id} ends in {max(0.0, end - now):.0f} s; it is too late to renew it"
-                )
-            wanted = now + seconds if latest is None else min(now + seconds, latest)
+                text = f"Lease {lease_id} ends in {max(0.0, end - now):.0f} s; it is too late to renew it"
+                raise LeaseError(Reason.TOO_LATE, text)
             # ``state_time`` stays: launchers count from it.
-            node.hold_expiration = max(node.hold_expiration or 0, int(wanted - (node.state_time or now)))
+            began = node.state_time or now
+            wanted = (now + seconds if latest is None else min(now + seconds, latest)) - began
+            node.hold_expiration = max(node.hold_expiration or 0, int(min(wanted, self._most)))
             terms = Terms.read(node.user_data)
             if terms is not None:
-                write_terms(node, once_more(terms))
+                write_terms(node, once_more(terms, wanted > self._most))
 
         return self._change(lease_id, change)
 

@@ -19,6 +19,8 @@ VERSION = 1
 LEAST, MOST = 60, 10 * 366 * 86400
 #: Bytes of the notes, as JSON.
 MOST_NOTES = 1024
+#: The option of the configuration that ends every hold.
+MAX_HOLD_AGE = "max-hold-age"
 
 
 class Reason(enum.Enum):
@@ -69,6 +71,7 @@ class Terms:
     :param renewed: how often.
     :param notes: of the holder, such as the id of a job.
     :param longest: seconds from now of a renewal with that token; None: as configured for all.
+    :param limit: what gave the lease an earlier end than it was asked for; None: nothing.
     """
 
     owner: str
@@ -81,6 +84,7 @@ class Terms:
     renewed: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
     longest: float | None = None
+    limit: str | None = None
 
     def stored(self) -> dict[str, Any]:
         """Return the JSON object for a request or a node."""
@@ -106,7 +110,7 @@ class Terms:
             owner=found["owner"], via=of("via", str, "unknown"), purpose=of("purpose", str, ""),
             created=float(of("created", (int, float), 0.0)), size=of("size", int, 1), key=of("key", str, None),
             secret=of("secret", str, None), renewed=of("renewed", int, 0),
-            longest=of("longest", (int, float), None), notes=of("notes", dict, {}),
+            longest=of("longest", (int, float), None), notes=of("notes", dict, {}), limit=of("limit", str, None),
         )  # fmt: skip
 
     def comment(self) -> str:
@@ -164,10 +168,13 @@ def write_terms(node: Node, terms: Terms) -> None:
     node.user_data, node.comment = {**others, **terms.stored()}, terms.comment()
 
 
-def hold(node: Node, terms: Terms, seconds: float, now: float) -> None:
-    """Let a node be held for some seconds from now."""
-    node.state, node.state_time, node.hold_expiration, node.hold_job = HOLD, now, int(seconds), None
-    write_terms(node, terms)
+def hold(node: Node, terms: Terms, seconds: float, now: float, most: float) -> None:
+    """Let a node be held for some seconds from now.
+
+    :param most: ``max-hold-age``, after which launchers end the hold in any case.
+    """
+    node.state, node.state_time, node.hold_expiration, node.hold_job = HOLD, now, int(min(seconds, most)), None
+    write_terms(node, replace(terms, limit=MAX_HOLD_AGE if seconds > most else None))
 
 
 def of_nodes(lease_id: str, nodes: Sequence[Node]) -> Lease:
@@ -196,5 +203,5 @@ def of_request(request: NodeRequest, terms: Terms) -> Lease:
     return Lease(request.id or "", state, terms, tuple(request.node_types), tenant=request.tenant_name)
 
 
-def renewed(terms: Terms) -> Terms:
-    return replace(terms, renewed=terms.renewed + 1)
+def renewed(terms: Terms, limited: bool) -> Terms:
+    return replace(terms, renewed=terms.renewed + 1, limit=MAX_HOLD_AGE if limited else None)

@@ -45,7 +45,8 @@ def _users(node: Node, now: float) -> Iterator[tuple[str, object]]:
     yield ("hold reason" if node.state == HOLD else "comment"), node.comment
     if node.state == HOLD:
         end = end_of(node)
-        yield "hold ends", "when the node is deleted" if end is None else moment(end, now)
+        limit = f", by {terms.limit}" if terms is not None and terms.limit else ""
+        yield "hold ends", "when the node is deleted" if end is None else moment(end, now) + limit
     yield from data_of(node.user_data)
 
 

@@ -18,6 +18,7 @@ from kazoo.exceptions import KazooException
 from nodepool.cmd.commands import login
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing, note, user
 from nodepool.cmd.commands.foreground import Foreground
+from nodepool.cmd.commands.nodes import limited
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower
 from nodepool.cmd.commands.requests.use import describe, environment, inventory
@@ -110,7 +111,7 @@ def get(context: Context) -> int:
     refused = context.config.why_not_leased(labels)
     if refused is not None:
         raise CommandError(refused)
-    leases = Leases(context.zk)
+    leases = Leases(context.zk, most=context.config.max_hold_age)
     why = reasons.not_offered(context.zk, labels) or reasons.other_provider(context.zk, labels, args.provider)
     if why is not None:
         note(why)
@@ -123,6 +124,8 @@ def get(context: Context) -> int:
                     leases.give_back(lease.id)
                     return outcome
                 lease = leases.hand_over(lease.id, args.time or ATTACHED)
+            if lease.terms.limit:
+                note(limited(lease))
             foreground.using = True
             ssh.write(lease, ssh.directory_of(lease.id), args.insecure)
             _print(args, lease)
@@ -188,7 +191,7 @@ def _print(args: argparse.Namespace, lease: Lease) -> None:
     if args.shell:
         print(f"export {VARIABLE}={lease.id}", flush=True)
         return
-    end = "until this command ends" if args.time is None else f"for {_span(lease.ends)}"
+    end = "until this command ends" if args.time is None else f"for {_span(lease)}"
     print(f"Lease {lease.id} {end}", flush=True)
     for name, node in ssh.names(lease.nodes):
         why = ssh.unreachable(node)
@@ -214,12 +217,15 @@ class _Renewal:
         self._done.set()
 
     def _run(self) -> None:
-        pause = RENEW_EVERY
+        pause, warned = RENEW_EVERY, bool(self._lease.terms.limit)
         while not self._done.wait(pause):
             pause = RETRY
             try:
-                self._leases.renew(self._lease.id, ATTACHED)
+                lease = self._leases.renew(self._lease.id, ATTACHED)
                 pause = RENEW_EVERY
+                if lease.terms.limit and not warned:
+                    warned = True
+                    note(limited(lease))
             except LeaseError as error:
                 if error.reason in (Reason.ENDED, Reason.TOO_LATE):
                     self.lost = error
@@ -238,12 +244,16 @@ def as_json(lease: Lease) -> dict[str, Any]:
     return {
         "id": lease.id, "state": lease.state.value, "owner": terms.owner, "purpose": terms.purpose, "tenant": lease.tenant,
         "labels": list(lease.labels), "created": terms.created, "ends": lease.ends, "renewed": terms.renewed,
-        "notes": dict(terms.notes), "lost": lease.lost, "nodes": [inventory(node) for node in lease.nodes],
+        "notes": dict(terms.notes), "lost": lease.lost, "limited_by": terms.limit,
+        "nodes": [inventory(node) for node in lease.nodes],
     }  # fmt: skip
 
 
-def _span(end: float | None) -> str:
-    return "-" if end is None else format_duration(end - time.time())
+def _span(lease: Lease) -> str:
+    """Return the time to the end, and what has decided it unless that is the holder."""
+    if lease.ends is None:
+        return "-"
+    return format_duration(lease.ends - time.time()) + (f" ({lease.terms.limit})" if lease.terms.limit else "")
 
 
 def lease_list(leases: Sequence[Lease]) -> Results:
@@ -251,7 +261,7 @@ def lease_list(leases: Sequence[Lease]) -> Results:
         {
             "id": lease.id, "state": lease.state.value, "owner": lease.terms.owner, "labels": ",".join(lease.labels),
             "nodes": ",".join(node.id or "" for node in lease.nodes) + (f" ({lease.lost} lost)" if lease.lost else ""),
-            "ends": "no end" if lease.ends is None and lease.nodes else _span(lease.ends), "purpose": lease.terms.purpose,
+            "ends": "no end" if lease.ends is None and lease.nodes else _span(lease), "purpose": lease.terms.purpose,
         }
         for lease in leases
     ]  # fmt: skip
@@ -292,7 +302,7 @@ def _reported() -> Iterator[None]:
 
 def _of_lease(function: Callable[[Context, Leases, Lease], int | None]) -> Callable[[Context], int | None]:
     def command(context: Context) -> int | None:
-        leases = Leases(context.zk)
+        leases = Leases(context.zk, most=context.config.max_hold_age)
         with _reported():
             lease = _chosen(context, leases, context.args.id)
             context.args.id = lease.id  # for the audit log
@@ -310,7 +320,7 @@ def show(context: Context, _leases: Leases, lease: Lease) -> None:
     created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(lease.terms.created)) if lease.terms.created else None
     for title, value in (
         ("State", lease.state.value), ("Owner", lease.terms.owner), ("Purpose", lease.terms.purpose), ("Tenant", lease.tenant),
-        ("Labels", ", ".join(lease.labels)), ("Created", created), ("Ends in", _span(lease.ends)),
+        ("Labels", ", ".join(lease.labels)), ("Created", created), ("Ends in", _span(lease)),
         ("Lost nodes", lease.lost or None),
     ):  # fmt: skip
         if value not in (None, ""):
@@ -326,7 +336,7 @@ def give_back(_context: Context, leases: Leases, lease: Lease) -> None:
 
 @_of_lease
 def renew(context: Context, leases: Leases, lease: Lease) -> None:
-    print(f"Lease {lease.id} ends in {_span(leases.renew(lease.id, context.args.time).ends)}")
+    print(f"Lease {lease.id} ends in {_span(leases.renew(lease.id, context.args.time))}")
 
 
 @_of_lease

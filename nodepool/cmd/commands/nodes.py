@@ -11,7 +11,7 @@ from typing import Any
 from nodepool import status
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_listing, add_table, note, running, user
 from nodepool.exceptions import TimeoutException
-from nodepool.lease import Leases, Terms, record
+from nodepool.lease import Lease, Leases, Terms, record
 from nodepool.process.program import duration
 from nodepool.status.results import format_duration
 from nodepool.zk.records import DELETING, HOLD, Node
@@ -110,10 +110,18 @@ def hold(context: Context) -> None:
 def _lease(context: Context, node: Node) -> bool:
     job = node.hold_job
     terms = Terms(user(), f"unix:{os.getuid()}", context.args.purpose or "")
-    Leases(context.zk).hold(node, terms, context.args.time)
+    lease = Leases(context.zk, most=context.config.max_hold_age).hold(node, terms, context.args.time)
+    if lease.terms.limit:
+        note(limited(lease))
     if job:
         note(f"node {node.id} was held by Zuul for {job}; Zuul may still end it with its autohold")
     return True
+
+
+def limited(lease: Lease) -> str:
+    """Return why the lease ends earlier than it was asked for."""
+    left = "" if lease.ends is None else f" in {format_duration(lease.ends - time.time())}"
+    return f"lease {lease.id} ends{left}: the configuration ({lease.terms.limit}) permits no later end"
 
 
 def _mark(state: str, context: Context, node: Node) -> bool:

@@ -6,6 +6,7 @@ import functools
 import http
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,7 +67,12 @@ class Actions:
         self._feed = feed
         self._access = Access(self._zk, access)
         self._who_sees = who_sees
-        self.waiting = Waiting(self._zk, feed)
+
+        def max_hold_age() -> float:
+            found = config()
+            return math.inf if found is None else found.max_hold_age
+
+        self.waiting = Waiting(self._zk, feed, max_hold_age)
         leases = LeaseCalls(self._zk, config, self.waiting)
         programs, operators = ProgramCalls(launcher, leases), OperatorCalls(self._zk, leases)
         self.table = Table([*leases.routes(), *programs.routes(), *operators.routes()])

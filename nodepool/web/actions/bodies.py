@@ -99,6 +99,8 @@ class LeaseView(Struct):
     notes: dict[str, Any]
     nodes: list[NodeView]
     why: Why | None = None
+    #: What gave the lease an earlier end than it was asked for: ``max-hold-age``.
+    limited_by: str | None = None
     #: Renews and returns this lease; only in the answer that creates it.
     token: str | None = None
 

@@ -124,7 +124,8 @@ class LeaseCalls:
 
     @property
     def leases(self) -> Leases:
-        return Leases(self._zk(), self._now)
+        config = self._config()
+        return Leases(self._zk(), self._now, math.inf if config is None else config.max_hold_age)
 
     @staticmethod
     def me(call: Call) -> Reply:
@@ -137,7 +138,7 @@ class LeaseCalls:
         body = call.parsed(NewLease)
         identity = call.identity
         self._check(identity, body)
-        self._check_end(identity, self._now() + body.seconds, self._now(), body.seconds)
+        self._check_end(identity, body.seconds)
         if self.waiting.full:
             raise busy("Too many leases wait here; try again later")
         secret = secrets.token_urlsafe(32)
@@ -186,15 +187,11 @@ class LeaseCalls:
         if missing is not None:
             raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "unknown-label", missing)
 
-    def _check_end(self, identity: Identity, end: float, began: float, seconds: float) -> None:
-        """Check the end of a lease against the limits of the caller and of the configuration."""
+    def _check_end(self, identity: Identity, seconds: float) -> None:
+        """Check the end of a lease against the limit of the caller."""
         if identity.longest is not None and seconds > identity.longest:
             latest = _time(self._now() + identity.longest)
             raise _forbidden("cap", f"A lease may last {identity.longest:g} s from now, until {latest.isoformat()}")
-        config = self._config()
-        most = math.inf if config is None else config.max_hold_age
-        if end - began > most:
-            raise _forbidden("cap", f"max-hold-age limits leases to {most:g} s, until {_time(began + most).isoformat()}")
 
     @staticmethod
     def _tenant(identity: Identity, body: NewLease) -> str | None:
@@ -253,9 +250,7 @@ class LeaseCalls:
 
     def renew(self, call: Call) -> Reply:
         lease, seconds = self._of(call), call.parsed(Renewal).seconds
-        now = self._now()
-        for node in lease.nodes:
-            self._check_end(call.identity, now + seconds, node.state_time or now, seconds)
+        self._check_end(call.identity, seconds)
         with refusals():
             return Reply(self.view(self.leases.renew(lease.id, seconds), call.identity))
 
@@ -313,7 +308,8 @@ class LeaseCalls:
         return LeaseView(
             lease.id, lease.state.value, terms.owner, terms.purpose, lease.tenant, list(lease.labels), _time(terms.created),
             None if lease.ends is None else _time(lease.ends), terms.renewed, lease.lost, dict(terms.notes) if full else {},
-            [_node_view(node, full) for node in lease.nodes], None if lease.nodes else self._why(lease, order), token,
+            [_node_view(node, full) for node in lease.nodes], None if lease.nodes else self._why(lease, order),
+            terms.limit, token,
         )  # fmt: skip
 
     def _why(self, lease: Lease, order: dict[str, int] | None) -> Why | None:

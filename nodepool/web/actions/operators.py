@@ -11,7 +11,7 @@ from kazoo.exceptions import KazooException, NoNodeError
 
 from nodepool.access.identity import Role
 from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
-from nodepool.lease import Leases, Terms, record
+from nodepool.lease import Terms, record
 from nodepool.status.results import format_duration
 from nodepool.web.actions.bodies import BuildChange, ImageChange, LeaseView, NewHold, NodeChange, UploadChange
 from nodepool.web.actions.leases import LeaseCalls, refusals
@@ -82,7 +82,7 @@ class OperatorCalls:
     def hold(self, call: Call) -> Reply:
         identity, body = call.identity, call.parsed(NewHold)
         with self._locked(call.names["id"]) as node, refusals():
-            lease = Leases(self._zk(), self._now).hold(node, Terms(identity.owner, identity.via, body.purpose), body.seconds)
+            lease = self._leases.leases.hold(node, Terms(identity.owner, identity.via, body.purpose), body.seconds)
             return Reply(self._leases.view(lease, identity), http.HTTPStatus.CREATED)
 
     def delete(self, call: Call) -> Reply:

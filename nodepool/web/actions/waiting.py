@@ -33,7 +33,8 @@ MOST_POLLS, MOST_ENDED = 300, 1000
 #: Leases: a server records the end of a session, with all requests of it, in one message.
 MOST_EXPECTED = 2000
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 log = logging.getLogger("nodepool.lease")
 
@@ -48,8 +49,15 @@ class Ended(NamedTuple):
 class Waiting:
     """The waiting leases of this server, and the clients that wait for leases."""
 
-    def __init__(self, zk: Callable[[], ZooKeeper], feed: Feed | None, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        zk: Callable[[], ZooKeeper],
+        feed: Feed | None,
+        max_hold_age: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._zk = zk
+        self._max_hold_age = max_hold_age
         self._feed = feed
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -237,7 +245,7 @@ class Waiting:
                 zk.kazoo_client.delete(paths.request(lease_id))
         elif request.state == FULFILLED:
             try:
-                Leases(zk).hand_over(lease_id, seconds, request=request)
+                Leases(zk, most=self._max_hold_age()).hand_over(lease_id, seconds, request=request)
             except LeaseError as error:
                 self._end(lease_id, "try-again", f"{error}; ask again")
         else:

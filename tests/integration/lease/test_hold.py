@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,7 +13,9 @@ from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands.context import CommandError, user
 from nodepool.lease import LeaseError, Leases, Reason, Terms
 from nodepool.zk.records import DELETING, HOLD, USED
-from tests.support.launcher import LauncherBench
+from tests.conftest import wait_for
+from tests.integration.lease.conftest import Api
+from tests.support.launcher import LauncherBench, config, provider
 
 Nodepool = Callable[..., tuple[str, str]]
 
@@ -130,3 +134,70 @@ def test_deletion_of_a_leased_node_names_owner_and_end(bench: LauncherBench, nod
     _out, err = nodepool("delete", leased.id, free.id)
     assert err.count("\n") == 1 and "bob" in err and "200-0000000007" in err and "1 h 59 min" in err
     assert [bench.node(node.id).state for node in (leased, free)] == [DELETING, DELETING]
+
+
+# -- max-hold-age
+
+
+@pytest.fixture
+def short(bench: LauncherBench, tmp_path: pathlib.Path) -> Iterator[Api]:
+    """A launcher that ends every hold after 100 s."""
+    made = Api(bench, bench.start(config(provider(), **{"max-hold-age": 100})), tmp_path)
+    try:
+        yield made
+    finally:
+        made.app.stop()
+
+
+def test_command_promises_no_more_than_max_hold_age(short: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    path = short.bench.config(config(provider(), **{"max-hold-age": 100}))
+
+    def run(*args: str) -> tuple[str, str]:
+        capsys.readouterr()
+        assert nodepoolcmd.main(["-c", path, *args]) == 0
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    out, err = run("lease", "fake-label", "--for", "10m")
+    assert re.search(r"for 1 min \d+ s \(max-hold-age\)", out), out
+    assert "the configuration (max-hold-age) permits no later end" in err
+    assert re.search(r"1 min \d+ s \(max-hold-age\)", run("lease", "list")[0])
+    out, _ = run("lease", "renew", "--for", "10m")
+    assert re.search(r"ends in 1 min \d+ s \(max-hold-age\)", out), out
+    [node] = short.bench.nodes(state=HOLD)
+    assert node.hold_expiration == 100
+    assert re.search(r"hold ends: .*\(in 1 min \d+ s\), by max-hold-age", run("explain", node.id)[0])
+    ready = short.bench.ready_node("fake-provider", "main", "fake-label")
+    _, err = run("hold", ready.id, "--for", "99d")
+    assert "(max-hold-age)" in err and short.bench.zuul.node(ready.id)["hold_expiration"] == 100
+    request_id = short.bench.submit("fake-label")
+    short.bench.wait_request(request_id, "fulfilled")
+    out, err = run("request", "accept", request_id, "--detach", "--for", "10m")
+    assert "for 1 min 40 s" in out and "(max-hold-age)" in err
+
+
+def test_api_grants_max_hold_age_and_names_it(short: Api) -> None:
+    token = short.token()
+    lease = short.call("POST", "/leases", {"labels": ["fake-label"], "for": 3600, "wait": 30}, token).content
+    assert (lease["limited_by"], short.bench.zuul.node(lease["nodes"][0]["id"])["hold_expiration"]) == ("max-hold-age", 100)
+    renewed = short.call("POST", f"/leases/{lease['id']}/renew", {"for": 3600}, token).content
+    assert (renewed["ends"], renewed["limited_by"]) == (lease["ends"], "max-hold-age")
+    other = short.call("POST", "/leases", {"labels": ["fake-label"], "for": 60, "wait": 30}, token).content
+    assert other["limited_by"] is None
+    renewed = short.call("POST", f"/leases/{other['id']}/renew", {"for": 90}, token).content
+    assert renewed["limited_by"] is None and renewed["ends"] > other["ends"]
+    assert short.call("POST", f"/leases/{other['id']}/renew", {"for": 120}, token).content["limited_by"] == "max-hold-age"
+
+
+def test_holder_of_an_attached_lease_is_warned_before_its_end(
+    bench: LauncherBench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nodepool.client.RENEW_EVERY", 0.1)
+    monkeypatch.setattr("nodepool.client.ATTACHED", 60)
+    made = Api(bench, bench.start(config(provider(), **{"max-hold-age": 62})), tmp_path)
+    try:
+        with made.pool().lease("fake-label") as lease:
+            wait_for(lambda: lease.limited_by == "max-hold-age", what="a renewal that is limited")
+            wait_for(lambda: "max-hold-age permits no later end" in caplog.text, what="the warning")
+    finally:
+        made.app.stop()

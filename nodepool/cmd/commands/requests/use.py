@@ -12,9 +12,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, user
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, note, user
 from nodepool.cmd.commands.foreground import Foreground
-from nodepool.cmd.commands.nodes import find_node
+from nodepool.cmd.commands.nodes import find_node, limited
 from nodepool.lease import Leases, Terms
 from nodepool.process.program import describe as describe_error
 from nodepool.process.program import duration, seconds
@@ -121,9 +121,12 @@ def _lease(context: Context) -> None:
     if refused is not None:
         raise CommandError(refused)
     lasts = DETACHED if args.time is None else args.time
-    lease = Leases(context.zk).hand_over(args.id, lasts, Terms(user(), f"unix:{os.getuid()}"))
+    most = context.config.max_hold_age
+    lease = Leases(context.zk, most=most).hand_over(args.id, lasts, Terms(user(), f"unix:{os.getuid()}"))
+    if lease.terms.limit:
+        note(limited(lease))
     if not args.json:
-        print(f"Lease {lease.id} for {format_duration(lasts)}", flush=True)
+        print(f"Lease {lease.id} for {format_duration(min(lasts, most))}", flush=True)
     _print_nodes(context, lease.nodes)
 
 
