@@ -210,7 +210,7 @@ def _time(value: object) -> float:
 
 
 def _verifier() -> Any:
-    """Return a verifier whose canonical form is that of xmlsec1, also of elements without a prefix.
+    """Return a verifier whose canonical form is that of xmlsec1, with or without prefixes.
 
     lxml (6.1.3) adds an empty default namespace to elements deep in a part of a tree that declares one.
     """

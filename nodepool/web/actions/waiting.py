@@ -102,7 +102,7 @@ class Waiting:
         self._arrived.put(lease_id)
 
     def withdraw(self, secret: str | None) -> None:
-        """Delete the request with this secret as soon as it is seen: its creation has an unknown outcome."""
+        """Delete the request with this secret, if it was created, as soon as it is seen."""
         with self._lock:
             _keep(self._unknown, secret, True)
         with suppress(Refused):

@@ -705,4 +705,5 @@ def test_slot_is_kept_for_a_node_that_the_mirror_has_not_read_yet(
             slots.housekeeping.adopt(backing.id or "")
     (record,) = two.records()
     assert record.allocated_nodes[0] == machine.node_id
-    assert two.zk.getNode(backing.id or "").state == IN_USE  # type: ignore[union-attr]
+    kept = two.zk.getNode(backing.id or "")
+    assert kept is not None and kept.state == IN_USE
