@@ -414,12 +414,9 @@ class Life(Engine):
                 yield from self._wait_for_launches(outcome)
                 continue
             conflicts += 1
-            if not isinstance(error, TransactionFailed) or conflicts > END_RETRIES:
+            if not isinstance(error, TransactionFailed) or conflicts > END_RETRIES or not isinstance(error.cause, CONFLICTS):
                 handler.log.warning("Cannot release the request: %r", error)
-                return DROPPED
-            if not isinstance(error.cause, CONFLICTS):
-                handler.log.warning("Cannot release the request: %r; next attempt in %g s", error, NOT_ALLOWED)
-                return Outcome(How.DROPPED, NOT_ALLOWED)
+                return Outcome(How.DROPPED, NOT_ALLOWED if isinstance(error, TransactionFailed) else 0.0)
             if error.path == request_lock:
                 if isinstance(error.cause, NotEmptyError):
                     return Outcome(How.RETURNED, SHORT_TURN)
