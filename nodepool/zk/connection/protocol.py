@@ -49,6 +49,9 @@ _HANDLE_SIZE = 1024 * 1024
 #: Maximum number of bytes of requests in one send.
 _SEND_SIZE = 256 * 1024
 
+#: Least seconds for an attempt to connect to one server.
+SHORTEST_ATTEMPT = 1.0
+
 #: The connection broke: the result is unknown.
 BROKEN = (ConnectionLoss, SessionExpiredError, KazooTimeoutError)
 
@@ -89,6 +92,15 @@ class Handler(SequentialThreadingHandler):
         super().__init__()
         self._thread_name = name
         self._count = 0
+        #: The number of servers that are tried before the session times out.
+        self.servers = 1
+
+    def attempt(self, session: float) -> float:
+        """Return the seconds for one server: if it hangs, the session must live until the others were tried."""
+        return max(SHORTEST_ATTEMPT, session / self.servers)
+
+    def create_connection(self, *args: object, timeout: float, **kwargs: object) -> Any:
+        return super().create_connection(*args, timeout=self.attempt(timeout), **kwargs)
 
     def async_result(self) -> AsyncResult:
         return AsyncResult(self, threading.Condition, NoAnswer)
@@ -169,6 +181,14 @@ class Connection(kazoo_connection.ConnectionHandler):
         result = super()._connect(host, hostip, port)
         self._refused_since = None
         return result
+
+    def _expand_client_hosts(self) -> list[Any]:
+        found: list[Any] = super()._expand_client_hosts()
+        self.handler.servers = max(1, len(found))
+        return found
+
+    def _invoke(self, timeout: float, *args: object, **kwargs: object) -> Any:
+        return super()._invoke(min(timeout, self.handler.attempt(self.client._session_timeout / 1000)), *args, **kwargs)
 
     def _read_socket(self, read_timeout: float) -> Any:
         """Read available data; process every complete message."""

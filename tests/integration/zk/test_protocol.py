@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import socket
+import ssl
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +28,7 @@ from kazoo.protocol.states import KazooState
 from nodepool.zk.connection.protocol import CHANGED, CREATED, DELETED, Client
 from nodepool.zk.connection.reply import Reply
 from tests.conftest import Chroot, wait_for
+from tests.support.deadline import limit
 
 
 @pytest.fixture
@@ -307,6 +313,39 @@ def test_a_dropped_connection(client: Any, zk_chroot: Chroot) -> None:
     wait_for(lambda: states[:2] == [KazooState.SUSPENDED, KazooState.CONNECTED])
     assert client.client_id[0] == session
     assert client.exists("/ephemeral").ephemeralOwner == session
+
+
+@pytest.fixture
+def tls_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the sockets of failed TLS handshakes, which kazoo leaves to the garbage collector."""
+    made: list[ssl.SSLSocket] = []
+    wrap = ssl.SSLContext.wrap_socket
+
+    def wrapped(*args: Any, **options: Any) -> ssl.SSLSocket:
+        made.append(wrap(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrapped)
+    yield
+    for each in made:
+        each.close()
+
+
+@pytest.mark.usefixtures("tls_sockets")
+def test_servers_that_hang_leave_the_session_time_for_the_others(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "shuffle", lambda hosts: hosts.sort(key=lambda entry: entry[2] == port))  # ours comes last
+    port = int(zk_chroot.hosts.rsplit(":", 1)[1])
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        silent = ",".join(f"127.0.0.1:{listener.getsockname()[1]}" for listener in (one, two))
+        began = time.monotonic()
+        connected = zk_chroot.connect(timeout=6.0, hosts=f"{silent},{zk_chroot.hosts}")
+        assert time.monotonic() - began < limit(6)
+        session, states = connected.session_id, []
+        connected.state_listeners.append(states.append)
+        connected.client._call(_CONNECTION_DROP, connected.client.handler.async_result())
+        wait_for(lambda: connected.connected and states)
+        assert (states, connected.session_id) == ([KazooState.SUSPENDED, KazooState.CONNECTED], session)
+        connected.disconnect()
 
 
 def test_pending_requests_end_with_an_error(client: Any) -> None:
