@@ -105,6 +105,7 @@ def test_stopped_in_the_root_phase(bench: BuilderBench, configure: Any) -> None:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.spec("BLD-2: mounts, loop device, processes and trees of a killed real build go with the next start")
 def test_killed_with_mounts_and_loop_device(bench: BuilderBench, configure: Any) -> None:
     configure("raw")

@@ -2,12 +2,14 @@
 
 ``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is every test that takes at
 most `SHORT` seconds, each unknown one, and those marked ``core``, without those marked ``full``. The rest runs with
-``tools/run-tests --rest``: of a test with many variants `VARIANTS`, which the seed of the run chooses; with ``--all`` each.
+``tools/run-tests --rest``: one variant each of a part of the tests of each file (`PART`), which the seed of the run chooses, so
+that a few runs have run all of them; with ``--all`` each.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import random
@@ -26,8 +28,8 @@ DURATIONS = REPOSITORY / "tests" / "durations.json"
 SHORT = 1.3
 #: Shorter tests are not recorded: they are many, and make no difference.
 RECORDED = 0.3
-#: How many variants of one test run in the rest.
-VARIANTS = 2
+#: Which part of the tests of each file runs in the rest.
+PART = 0.5
 #: Where run-tests reads how far this run is, and what the tests took.
 PROGRESS = "NODEPOOL_TEST_PROGRESS"
 
@@ -53,17 +55,19 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("nodepool")
     group.addoption("--short", action="store_true", help=f"only tests that take at most {SHORT:g} s, and those marked core")
     group.addoption("--rest", action="store_true", help="only what --short skips, and property tests with many examples")
-    group.addoption("--all-variants", action="store_true", help=f"--rest runs all variants of a test instead of {VARIANTS}")
+    group.addoption("--all-variants", action="store_true", help="--rest runs all tests instead of a part, in all variants")
 
 
-def choose_variants(names: Iterable[str], seed: object) -> set[str]:
-    """Return the node ids without the surplus variants of tests; the same ones for the same seed."""
-    variants: defaultdict[str, list[str]] = defaultdict(list)
+def choose_part(names: Iterable[str], seed: object) -> set[str]:
+    """Return the node ids of one variant each of a part of each file's tests; the same for the same seed."""
+    files: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(names):
-        variants[name.partition("[")[0]].append(name)
+        files[name.partition("::")[0]][name.partition("[")[0]].append(name)
     chosen: set[str] = set()
-    for test, found in variants.items():
-        chosen.update(random.Random(f"{seed} {test}").sample(found, min(VARIANTS, len(found))))
+    for file, tests in files.items():
+        chance = random.Random(f"{seed} {file}")
+        part = chance.sample(sorted(tests), math.ceil(PART * len(tests)))
+        chosen.update(chance.choice(tests[test]) for test in part)
     return chosen
 
 
@@ -86,7 +90,7 @@ class Selection:
         if self._short or self._rest:
             chosen = [item for item in items if self._is_chosen(item)]
             if self._sampled:
-                names = choose_variants((item.nodeid for item in chosen), config.getoption("randomly_seed", 0))
+                names = choose_part((item.nodeid for item in chosen), config.getoption("randomly_seed", 0))
                 chosen = [item for item in chosen if item.nodeid in names]
             config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
             items[:] = chosen
