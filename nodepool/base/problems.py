@@ -1,4 +1,4 @@
-"""Current problems, for ``/ready`` and ``nodepool problem-list``."""
+"""Current problems, for ``/ready?verbose`` and ``nodepool problem-list``."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def as_record_list(problems: list[Problem]) -> list[dict[str, Any]]:
     """Return the problems for the component record, shortened to what it can hold."""
     shown = [problem.record() for problem in problems[:MOST_PUBLISHED]]
     if left := len(problems) - len(shown):
-        shown.append(Problem(f"and {left} more; /ready of this launcher has all").record())
+        shown.append(Problem(f"and {left} more; /ready?verbose of this launcher has all").record())
     return shown
 
 

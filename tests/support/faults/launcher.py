@@ -130,7 +130,7 @@ class LauncherProcess(DaemonProcess):
 
     def readiness(self) -> str:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready?verbose", timeout=5) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return str(error.read().decode())

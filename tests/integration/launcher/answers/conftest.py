@@ -78,10 +78,10 @@ class Desk:
         return [row["problem"] for row in json.loads(self.run("problem-list", "--format", "json")[1])]
 
     def ready(self) -> str:
-        return self.get("/ready")
+        return self.get("/ready?verbose")
 
     def reported(self, *wanted: str) -> None:
-        """Wait until ``problem-list``, the page of problems and ``/ready`` have a line with all these words."""
+        """Wait until ``problem-list``, the page of problems and ``/ready?verbose`` have a line with all these words."""
 
         def everywhere() -> bool:
             lists = (self.problems(), [row["problem"] for row in self.table("problems")], self.ready().splitlines()[1:])
