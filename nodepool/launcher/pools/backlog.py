@@ -20,11 +20,13 @@ class Backlog:
         self._refused = False
 
     def refuses(self) -> bool:
-        """Return whether the pool accepts no more requests at this moment."""
-        if len(self.ids) < self._accepts:
+        """Return whether the pool accepts no more requests, until :meth:`considered` returns True."""
+        if not self._refused and len(self.ids) < self._accepts:
             return False
         self._refused = True
-        return len(self.ids) >= self._accepts  # one may have been considered before the flag was set
+        if len(self.ids) <= self._accepts // 2:  # the last one was considered before the flag was set
+            self._refused = False
+        return self._refused
 
     def considered(self, request_id: str, paused: bool) -> bool:
         """Remove a request; return whether those that were refused are to be offered again.

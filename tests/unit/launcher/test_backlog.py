@@ -45,6 +45,18 @@ def test_requests_that_were_refused_are_offered_again_when_half_of_the_backlog_i
     assert [number for number, again in enumerate(told, 1) if again] == [LIMIT // 2]
 
 
+def test_pool_refuses_until_requests_are_offered_again() -> None:
+    backlog = Backlog()
+    backlog.ids.update(map(str, range(LIMIT)))
+    assert backlog.refuses()
+    for number in range(LIMIT):
+        again = backlog.considered(str(number), False)
+        assert backlog.refuses() is not again
+        if again:
+            break
+    assert len(backlog.ids) == LIMIT // 2
+
+
 def test_nothing_is_offered_again_if_nothing_was_refused() -> None:
     backlog = Backlog()
     backlog.ids = {"1", "2"}
