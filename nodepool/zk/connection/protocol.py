@@ -142,7 +142,7 @@ class Connection(kazoo_connection.ConnectionHandler):
         self._message: bytes | None = None
         #: Since when answers are due and none has arrived.
         self._silent_since = 0.0
-        #: Since when no server has accepted our session; None while one does.
+        #: Since when servers refuse our session; None while one accepts it.
         self._refused_since: float | None = None
 
     def _connect_loop(self, retry: object) -> Any:
@@ -170,13 +170,11 @@ class Connection(kazoo_connection.ConnectionHandler):
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received = bytearray()
         self._message = None
-        client, now = self.client, time.monotonic()
-        if self._refused_since is None:
-            self._refused_since = now
-        if client.last_zxid and now - self._refused_since > client._session_timeout / 1000:
+        client, since = self.client, self._refused_since
+        if client.last_zxid and since is not None and time.monotonic() - since > client._session_timeout / 1000:
             # A server refuses a client that has seen more than the server has: forever, if it was restored from
             # a backup. A server that lags behind has caught up by now.
-            log.warning("No server accepted our session for longer than its time-out; accepting restored servers, too")
+            log.warning("Servers refused our session for longer than its time-out; accepting restored servers, too")
             client.last_zxid = 0
         result = super()._connect(host, hostip, port)
         self._refused_since = None
@@ -188,7 +186,12 @@ class Connection(kazoo_connection.ConnectionHandler):
         return found
 
     def _invoke(self, timeout: float, *args: object, **kwargs: object) -> Any:
-        return super()._invoke(min(timeout, self.handler.attempt(self.client._session_timeout / 1000)), *args, **kwargs)
+        try:
+            return super()._invoke(min(timeout, self.handler.attempt(self.client._session_timeout / 1000)), *args, **kwargs)
+        except ConnectionDropped:
+            # Servers close the connection of a client that they refuse; one that is not reached refuses nothing.
+            self._refused_since = self._refused_since or time.monotonic()
+            raise
 
     def _read_socket(self, read_timeout: float) -> Any:
         """Read available data; process every complete message."""

@@ -29,6 +29,7 @@ from nodepool.zk.connection.protocol import CHANGED, CREATED, DELETED, Client
 from nodepool.zk.connection.reply import Reply
 from tests.conftest import Chroot, wait_for
 from tests.support.deadline import limit
+from tests.support.faults.launcher import Proxy
 
 
 @pytest.fixture
@@ -346,6 +347,24 @@ def test_servers_that_hang_leave_the_session_time_for_the_others(zk_chroot: Chro
         wait_for(lambda: connected.connected and states)
         assert (states, connected.session_id) == ([KazooState.SUSPENDED, KazooState.CONNECTED], session)
         connected.disconnect()
+
+
+@pytest.mark.usefixtures("tls_sockets")
+def test_servers_that_are_not_reached_do_not_count_as_restored(zk_chroot: Chroot, caplog: pytest.LogCaptureFixture) -> None:
+    proxy = Proxy(int(zk_chroot.hosts.rsplit(":", 1)[1]))
+    try:
+        connected = zk_chroot.connect(timeout=2.0, hosts=proxy.host)
+        connected.client.ensure_path("/seen")
+        assert connected.client.last_zxid
+        proxy.set("close")
+        began = time.monotonic()
+        wait_for(lambda: time.monotonic() - began > 2.5, what="more than the session time-out")
+        proxy.set("open")
+        wait_for(lambda: connected.connected)
+        connected.disconnect()
+    finally:
+        proxy.stop()
+    assert "accepting restored servers" not in caplog.text
 
 
 def test_pending_requests_end_with_an_error(client: Any) -> None:
