@@ -134,8 +134,13 @@ class LabelProblems:
         self.provider = provider
         self._lock = threading.Lock()
         self._known: dict[tuple[str, str], Problem] = {}
+        self._solved: dict[tuple[str, str], Callable[[], bool]] = {}
 
-    def note(self, label: str, what: str, reason: object) -> None:
+    def note(self, label: str, what: str, reason: object, solved: Callable[[], bool] = lambda: False) -> None:
+        """Note why a step has failed.
+
+        :param solved: returns whether others have solved it, although the step was not repeated.
+        """
         text = one_line(reason)
         # Messages for the log name the pool or label already.
         start, sep, rest = text.partition(f", label {label}: ")
@@ -143,6 +148,7 @@ class LabelProblems:
             text = rest
         with self._lock:
             self._known[label, what] = Problem(text, self.provider, label, help=REMEDIES.get(what, ""))
+            self._solved[label, what] = solved
 
     def driver_failed(self, labels: Iterable[str], pool: str, error: BaseException) -> None:
         """Note an exception of the driver; kept until the pool fulfills a request for the labels."""
@@ -161,4 +167,4 @@ class LabelProblems:
 
     def listed(self) -> list[Problem]:
         with self._lock:
-            return [problem for _key, problem in sorted(self._known.items())]
+            return [problem for key, problem in sorted(self._known.items()) if not self._solved[key]()]

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.zk.mirror.feed import Event
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import ABORTED, BUILDING, FAILED, FULFILLED, READY
+from nodepool.zk.records import ABORTED, BUILDING, DELETING, FAILED, FULFILLED, READY
 
 #: Seconds of one point of the charts.
 BUCKET = 300.0
@@ -26,6 +26,8 @@ MOST_CAUSES = 6
 OTHER = "other causes"
 #: Number of launches and waits of a label in its median.
 LATEST = 50
+#: Usual intervals without a request being served after which the former rate says nothing any more.
+STALLED = 3
 #: Durations that the current bucket and older ones keep.
 MOST, MOST_OLD = 2000, 100
 #: Seconds; longer durations are wrong.
@@ -65,7 +67,7 @@ class Trends:
         self._served: Numbers = {}
 
     def heard(self, event: Event) -> None:
-        if event.get("state") in (READY, FAILED, ABORTED, FULFILLED):  # few of the events
+        if event.get("before") == BUILDING or event.get("state") == FULFILLED:  # few of the events
             with self._lock:
                 self._take(event)
 
@@ -73,13 +75,13 @@ class Trends:
         kind, state, labels, when = event["type"], event.get("state"), set(event.get("labels", ())), event["time"]
         seconds = event.get("seconds")
         took = seconds if isinstance(seconds, (int, float)) and 0 <= seconds < LONGEST else None
-        if kind == "node-changed" and event.get("before") == BUILDING:
+        if kind == "node-changed" and event.get("before") == BUILDING and state == READY:
             bucket = self._bucket(when)
-            if state == READY:
-                bucket.ready += 1
-                _note(bucket.launches, self._launches, labels, took)
-            elif state in (FAILED, ABORTED):
-                bucket.failed += 1
+            bucket.ready += 1
+            _note(bucket.launches, self._launches, labels, took)
+        elif event.get("before") == BUILDING and (kind == "node-removed" or state in (FAILED, ABORTED, DELETING)):
+            # If nothing was created, the record is deleted without a state of its own.
+            self._bucket(when).failed += 1
         elif kind == "request-changed" and state == FULFILLED and event.get("requestor") != MIN_READY:
             _note(self._bucket(when).waits, self._waits, labels, took)
             _note([], self._served, labels, when)
@@ -138,7 +140,7 @@ class Trends:
             for label in sorted({*self._launches, *self._waits}):
                 entry = found[label] = {"launch": _median(self._launches.get(label)), "wait": _median(self._waits.get(label))}
                 served = [when for when in self._served.get(label, ()) if 0 <= now - when < BUCKET * 12]
-                if len(served) > 1:
+                if len(served) > 1 and (now - served[-1]) * len(served) <= STALLED * (now - served[0]):
                     entry["a_minute"] = round(60 * len(served) / max(1.0, now - served[0]), 3)
             return found
 

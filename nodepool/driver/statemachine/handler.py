@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Mapping
@@ -44,10 +45,16 @@ class StateMachineHandler(NodeRequestHandler, Serving):
             elif disk_image(label) is not None:
                 problems, image = self.manager.label_problems, label.diskimage.name
                 if not self.zk.getMostRecentImageUpload(image, self.provider.name, cached=True):
-                    problems.note(name, "image", f"disk image {image} (option diskimage) has not been uploaded here")
+                    text = f"disk image {image} (option diskimage) has not been uploaded here"
+                    problems.note(name, "image", text, functools.partial(self._uploaded, image))
                     return False
                 problems.clear(name, "image")
         return True
+
+    def _uploaded(self, image: str) -> bool:
+        """Return whether the mirror shows an upload."""
+        tree = self.zk.image_tree
+        return tree is not None and tree.newest_ready(image, self.provider.name) is not None
 
     # -- quota
 

@@ -29,7 +29,7 @@ function labelRow(row, longest) {
     bar.append(el("rect", { class: /^[a-z-]+$/.test(state) ? state : null, x, y: 0, width, height: 10 }));
     x += width;
   }
-  const wanted = row.min_ready ? `; ${row.min_ready} kept ready` : "";
+  const wanted = row.min_ready ? `; min-ready ${row.min_ready}` : "";
   return el("tr", {}, el("th", { scope: "row" }, link("label", row.label)), el("td", {}, bar),
     el("td", {}, `${counts(row.states)}${wanted}`), el("td", { class: "number" }, String(row.waiting)));
 }

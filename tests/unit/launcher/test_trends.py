@@ -44,6 +44,29 @@ def test_launches_and_waits() -> None:
     assert trends.labels()["a"]["a_minute"] == 2.0
 
 
+def test_launches_that_end_without_a_ready_node_count_as_failed_once() -> None:
+    clock = Clock()
+    trends = Trends(clock)
+    for state in ("failed", "aborted", "deleting"):
+        trends.heard(node(clock.now, state))
+        trends.heard(node(clock.now, "deleting", before=state))
+    trends.heard({"type": "node-removed", "time": clock.now, "before": "building", "labels": ["a"]})
+    trends.heard({"type": "node-removed", "time": clock.now, "before": "deleting", "labels": ["a"]})
+    assert (trends.chart()[-1]["ready"], trends.chart()[-1]["failed"]) == (0, 4)
+
+
+def test_rate_of_requests_that_are_no_longer_served_is_no_estimate() -> None:
+    clock = Clock()
+    trends = Trends(clock)
+    for _ in range(10):
+        clock.now += 8
+        trends.heard(request(clock.now))
+    clock.now += 20
+    assert trends.labels()["a"]["a_minute"] == 6.522
+    clock.now += 40
+    assert "a_minute" not in trends.labels()["a"]
+
+
 def test_durations_of_wrong_clocks_are_ignored() -> None:
     clock = Clock()
     trends = Trends(clock)

@@ -36,9 +36,15 @@ def test_a_missing_image_declines(bench: LauncherBench) -> None:
             **{"elements-dir": ".", "images-dir": str(bench.tmp)},
         )
     )
+
+    def problems() -> list[str]:
+        return [problem.text for problem in bench.pools[0].getProviderManager("fake-provider").label_problems.listed()]
+
     bench.wait_request(bench.submit("fake-label"), "failed")
+    assert problems() == ["disk image img (option diskimage) has not been uploaded here"]
     bench.store_image("img", "fake-provider")
     wait_for(lambda: bench.pools[0].zk.getMostRecentImageUpload("img", "fake-provider", cached=True))
+    assert problems() == [], "although nobody has requested the label since"
     bench.fulfilled("fake-label")
 
 
