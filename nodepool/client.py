@@ -19,6 +19,7 @@ import atexit
 import base64
 import contextlib
 import datetime
+import email.message
 import http.client
 import json
 import logging
@@ -50,6 +51,10 @@ POLL, TIMEOUT = 30.0, 30.0
 SOON = 60.0
 #: Seconds between two attempts to reach the server.
 RETRY = 2.0
+#: Least seconds between two polls, or two attempts of a call.
+LEAST_PAUSE = 1.0
+#: Codes of answers after which a call is repeated.
+UNAVAILABLE = ("unreachable", "no-zookeeper", "busy")
 #: Bytes of input, and seconds, of a command that the launcher runs.
 MOST_INPUT, MOST_TIME = 45_000, 86_400.0
 #: Codes of answers to a lease that waits after which it is requested again.
@@ -66,11 +71,13 @@ class NodepoolError(Exception):
     """The server refuses a call, or cannot be reached.
 
     :ivar code: of the server, for programs; ``unreachable`` if there is no answer.
+    :ivar pause: seconds after which a call that may be repeated should be.
     """
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, pause: float = RETRY) -> None:
         super().__init__(text)
         self.code = code
+        self.pause = pause
 
 
 class NotAllowed(NodepoolError):
@@ -240,15 +247,16 @@ class Pool:
     ) -> Any:
         """Return the answer of a call below ``/api/v1``: parsed JSON, or a text.
 
-        :param retry: monotonic time until which it is repeated while the server cannot be reached.
+        :param retry: monotonic time until which it is repeated while the server cannot be reached, or is busy.
         """
         while True:
             try:
                 return self._call(method, path, body, token or self.token, headers or {})
             except NodepoolError as error:
-                if error.code not in ("unreachable", "no-zookeeper") or retry is None or time.monotonic() + RETRY >= retry:
+                if error.code not in UNAVAILABLE or retry is None or time.monotonic() + error.pause >= retry:
                     raise
-            time.sleep(RETRY)
+                pause = error.pause
+            time.sleep(pause)
 
     def relay(self, path: str, body: Mapping[str, Any], token: str | None, stream: bool = False) -> Done:
         """Return what the program of a call has written, and its status.
@@ -263,7 +271,7 @@ class Pool:
             connection.request("POST", f"/api/v1{path}", json.dumps(body), self._headers(token or self.token, True))
             answer = connection.getresponse()
             if answer.status != 200:
-                raise _error(answer.status, answer.headers.get_content_type(), answer.read())
+                raise _error(answer.status, answer.headers, answer.read())
             while time.monotonic() < deadline:
                 head = answer.read(5)
                 if len(head) < 5:
@@ -305,7 +313,7 @@ class Pool:
         finally:
             connection.close()
         if status >= 400:
-            raise _error(status, kind, data)
+            raise _error(status, answer.headers, data)
         return json.loads(data) if kind == "application/json" and data else data.decode("utf-8", "replace")
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -318,10 +326,12 @@ class Pool:
         return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
 
 
-def _error(status: int, kind: str, data: bytes) -> NodepoolError:
+def _error(status: int, headers: email.message.Message, data: bytes) -> NodepoolError:
     """Return the exception for an answer."""
     problem: object = None
-    if kind.endswith("json"):
+    after = headers.get("Retry-After", "")
+    pause = min(max(LEAST_PAUSE, float(after)), POLL) if after.isdecimal() else RETRY
+    if headers.get_content_type().endswith("json"):
         with contextlib.suppress(ValueError):
             problem = json.loads(data)
     code, text = f"http-{status}", data[:200].decode("utf-8", "replace") or f"status {status}"
@@ -329,8 +339,8 @@ def _error(status: int, kind: str, data: bytes) -> NodepoolError:
         code, text = str(problem.get("code", code)), str(problem.get("detail", text))
     kinds = {401: NotAllowed, 403: NotAllowed, 410: LeaseEnded, 429: NoCapacity}
     if code in ("failed", "try-again"):
-        return NoCapacity(code, text)
-    return kinds.get(status, NodepoolError)(code, text)
+        return NoCapacity(code, text, pause)
+    return kinds.get(status, NodepoolError)(code, text, pause)
 
 
 def _path(lease_id: str) -> str:
@@ -442,15 +452,20 @@ class Lease:
             if now != last:
                 last = now
                 yield self
-            left = POLL if until is None else min(POLL, until - time.monotonic())
+            began = time.monotonic()
+            left = POLL if until is None else min(POLL, until - began)
             if self.state == "held" or left <= 0:
                 return
+            pause = LEAST_PAUSE
             try:
                 self.refresh(left)
+                if self.state == "held":
+                    continue
             except NodepoolError as error:
-                if error.code not in ("unreachable", "no-zookeeper"):
+                if error.code not in UNAVAILABLE:
                     raise
-                self._stopping.wait(min(RETRY, left))
+                pause = error.pause
+            self._stopping.wait(min(began + pause - time.monotonic(), left))  # a server with too many clients does not wait
 
     def renew(self, for_: Duration) -> Lease:
         """Let the lease end at least this much later than now.
@@ -537,12 +552,22 @@ class Lease:
         if not self._relays:
             return None
         limit = MOST_TIME if timeout is None else seconds(timeout)
-        body = {
+        until = time.monotonic() + limit
+        body: dict[str, Any] = {
             "command": ["/bin/sh", "-c", command] if isinstance(command, str) else list(command),
-            "node": node + 1, "input": base64.b64encode(data).decode(), "timeout": limit,
+            "node": node + 1, "input": base64.b64encode(data).decode(),
         }  # fmt: skip
         try:
-            return self._pool.relay(_path(self.id) + "/exec", body, self.token, stream)
+            while True:
+                body["timeout"] = max(1e-3, until - time.monotonic())
+                try:
+                    return self._pool.relay(_path(self.id) + "/exec", body, self.token, stream)
+                except NodepoolError as error:
+                    if error.code != "busy" or time.monotonic() + error.pause >= until:
+                        raise
+                    pause = error.pause
+                time.sleep(pause)
+                self._check()
         except TimeoutError:
             raise subprocess.TimeoutExpired(command, limit) from None
         except NodepoolError as error:

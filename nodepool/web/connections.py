@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import socket
-import threading
 import time
 from collections import Counter
 from typing import Any
@@ -73,23 +72,21 @@ class Channel(StreamChannel):
                 environ = Task(self, request).get_environment()
                 if actions.serves(path_of(environ)):
                     outcome = actions.answer(environ)
-            if isinstance(outcome, Stream):
-                self._relay(outcome)
-                return
             if isinstance(outcome, Parked):
                 self.parked = outcome
                 # The connection keeps its request, but no thread, until it is resumed.
                 if actions.waiting.park(outcome.later, functools.partial(self.server.add_task, self)):
                     return
-            self.answer = actions.give_up(outcome) if isinstance(outcome, Parked) else outcome
+                outcome = actions.give_up(self.parked)
+            if isinstance(outcome, Stream):
+                # It carries the streams of a program, and nothing after them.
+                self.hand_over()
+                outcome.carry(functools.partial(self._run, outcome))
+                return
+            self.answer = outcome if isinstance(outcome, Response) else None
         self.parked = None
         super().service()
         self.answer = None
-
-    def _relay(self, relay: Stream) -> None:
-        """Let the connection carry the streams of a program, and nothing after them."""
-        self.hand_over()
-        threading.Thread(target=self._run, args=(relay,), name=f"Thread-WebApp-exec-{relay.lease_id}", daemon=True).start()
 
     def _run(self, relay: Stream) -> None:
         self._send("\r\n".join((*_RELAY_HEAD, *(f"{key}: {value}" for key, value in HEADERS), "", "")).encode())

@@ -276,11 +276,13 @@ class Runner:
         assert self.lease is not None
         try:
             self.lease.refresh()
+            busy = isinstance(error, NodepoolError) and error.code == "busy"
         except LeaseEnded:
             raise
         except NodepoolError:
-            # It says nothing about the node.
-            self.why, self._heard = "the launcher does not answer", time.monotonic()
+            busy = True
+        if busy:  # it says nothing about the node
+            self.why, self._heard = "the launcher does not answer, or is busy", time.monotonic()
         longest = SILENT if self.begun else COMMAND
         if time.monotonic() - self._heard > longest:
             raise OSError(f"nothing heard of the node for {longest:g} s; at last: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import http
 import json
@@ -24,7 +25,7 @@ from nodepool.web.actions.execution import ProgramCalls
 from nodepool.web.actions.leases import LeaseCalls
 from nodepool.web.actions.openapi import TEXT, document
 from nodepool.web.actions.operators import OperatorCalls
-from nodepool.web.actions.routes import JSON, PROBLEM, Call, Later, Refused, Reply, Route, Stream, Table, busy, parse
+from nodepool.web.actions.routes import JSON, PROBLEM, RETRY, Call, Later, Refused, Reply, Route, Stream, Table, parse
 from nodepool.web.actions.waiting import Waiting
 from nodepool.web.http import HttpError, Request, Response, path_of
 from nodepool.web.tables import Leasing
@@ -136,8 +137,8 @@ class Actions:
             raise HttpError(http.HTTPStatus.FORBIDDEN, "The token of a lease is for its own lease only")
         pages.check(pages.EVERYWHERE, environ)
 
-    def answer(self, environ: Mapping[str, Any]) -> Response | Parked | Stream:
-        """Return the answer, a call that waits, or a stream; never raises."""
+    def answer(self, environ: Mapping[str, Any]) -> Response | Parked:
+        """Return the answer, or a call that waits; never raises."""
         path = path_of(environ)
         if path == OPENAPI:
             return Response(self._document, JSON, headers=pages.HEADERS, cors=False)
@@ -150,9 +151,6 @@ class Actions:
             note = self._auditor(environ, identity, route, names) if route.target else None
             done = functools.partial(self._response, note)
             reply = self._call(environ, identity, route, names)
-            if isinstance(reply, Stream):
-                done(Reply(None))  # for the audit log
-                return reply
             return done(reply) if isinstance(reply, Reply) else Parked(reply, done)
         except Exception as error:
             refused = _refused(error, environ)
@@ -160,22 +158,28 @@ class Actions:
                 return done(Reply(None, http.HTTPStatus.NO_CONTENT))  # it has ended already
             return done(refused)
 
-    def resume(self, parked: Parked) -> Response | Parked:
+    def resume(self, parked: Parked) -> Response | Parked | Stream:
         """Return the answer of a call that waited, or the call; never raises."""
         try:
             reply = parked.later.resume()
+            if isinstance(reply, Stream):
+                parked.done(Reply(None))  # for the audit log
+                return reply
             return parked if reply is None else parked.done(reply)
         except Exception as error:
             return parked.done(_refused(error, {"PATH_INFO": parked.later.lease_id}))
 
-    def give_up(self, parked: Parked) -> Response:
+    def give_up(self, parked: Parked) -> Response | Stream:
         """Answer a call now: too many wait already."""
         parked.later.deadline = 0.0
         outcome = self.resume(parked)
-        return parked.done(busy("Too many clients wait; try again")) if isinstance(outcome, Parked) else outcome
+        assert not isinstance(outcome, Parked), "its deadline has passed"
+        if isinstance(outcome, Stream) or outcome.status >= http.HTTPStatus.BAD_REQUEST:
+            return outcome
+        return dataclasses.replace(outcome, headers=(*outcome.headers, RETRY))
 
     @staticmethod
-    def _call(environ: Mapping[str, Any], identity: Identity, route: Route, names: dict[str, str]) -> Reply | Later | Stream:
+    def _call(environ: Mapping[str, Any], identity: Identity, route: Route, names: dict[str, str]) -> Reply | Later:
         own = route.of_lease and identity.lease is not None and identity.lease == names.get("id")
         if not own and (identity.lease is not None or identity.role < route.role):
             if identity.via == "anonymous":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import http
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 
 from nodepool.access.identity import Role
@@ -18,11 +21,17 @@ from nodepool.lease import ssh
 from nodepool.web.actions import frames
 from nodepool.web.actions.bodies import NewProgram
 from nodepool.web.actions.leases import LeaseCalls
-from nodepool.web.actions.routes import Call, Refused, Reply, Route, Stream, busy
+from nodepool.web.actions.places import Places
+from nodepool.web.actions.routes import Call, Later, Refused, Route, Stream, busy
 from nodepool.web.tables import Leasing
+from nodepool.zk.records import Node
 
-#: Programs at a time, seconds for the start of one, and for its input to be sent.
-MOST, START, INPUT = 50, 5.0, 30.0
+#: Programs at a time: in all, of one owner, and of one lease.
+MOST = (500, 250, 20)
+#: The part of these places for programs of any length; the others are for those of at most that many seconds.
+LONG, SHORT = 0.9, 60.0
+#: Seconds for the start of a program, and for its input to be sent.
+START, INPUT = 5.0, 30.0
 #: Seconds after which something is sent in any case, and between two checks whether the client is still connected.
 HEARTBEAT, CHECK = 15.0, 1.0
 
@@ -30,14 +39,41 @@ log = logging.getLogger("nodepool.lease")
 
 
 class Relay(Stream):
-    """A running program whose streams :meth:`run` relays on a separate thread."""
+    """A program with its own thread, which starts it and relays its streams."""
 
-    def __init__(self, lease_id: str, execution: Execution, data: bytes, deadline: float, done: Callable[[], object]) -> None:
+    _execution: Execution
+
+    def __init__(self, lease_id: str, data: bytes, deadline: float) -> None:
         self.lease_id = lease_id
-        self._execution = execution
         self._data = data
         self._deadline = deadline
-        self._done = done
+        #: When the program runs, or why it does not.
+        self.started: Future[Relay] = Future()
+        self._carrier: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+
+    def live(self, start: Callable[[], Execution], done: Callable[[], object]) -> None:
+        """Start the program, and run what :meth:`carry` provides; on the program's thread.
+
+        :param start: raises Refused if the program cannot be started.
+        :param done: called when nothing is left of the program.
+        """
+        try:
+            self._execution = start()
+        except Exception as error:
+            done()
+            self.started.set_exception(error)
+            return
+        try:
+            self.started.set_result(self)
+            self._carrier.get(timeout=2 * START)()
+        except queue.Empty:
+            log.info("Lease %s: a program is ended: its client has disconnected", self.lease_id)
+        finally:
+            self._execution.close()
+            done()
+
+    def carry(self, run: Callable[[], object]) -> None:
+        self._carrier.put(run)
 
     def run(self, send: Callable[[bytes], bool]) -> None:
         """Relay until the program ends, the client disconnects or the time is over.
@@ -68,9 +104,22 @@ class Relay(Stream):
             log.info("Lease %s: a program ended: %s", self.lease_id, error)
         except Exception:
             log.exception("Lease %s: error while the streams of a program were relayed:", self.lease_id)
-        finally:
-            self._execution.close()
-            self._done()
+
+
+class Starting(Later):
+    """A call that waits until its program runs."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.lease_id = f"start {id(self)}"
+        self.deadline = time.monotonic() + 2 * START
+        self.work = self._started = relay.started
+
+    def resume(self) -> Stream | None:
+        if self._started.done():
+            return self._started.result()
+        if time.monotonic() < self.deadline:
+            return None
+        raise busy("The program was not started in time")
 
 
 class ProgramCalls:
@@ -79,7 +128,7 @@ class ProgramCalls:
     def __init__(self, launcher: Leasing | None, leases: LeaseCalls) -> None:
         self._launcher = launcher
         self._leases = leases
-        self._places = threading.BoundedSemaphore(MOST)
+        self.places = Places(*MOST)
 
     def routes(self) -> list[Route]:
         return [
@@ -87,7 +136,7 @@ class ProgramCalls:
                   {http.HTTPStatus.OK: bytes}, NewProgram, of_lease=True, target="lease {id}"),
         ]  # fmt: skip
 
-    def execute(self, call: Call) -> Reply | Relay:
+    def execute(self, call: Call) -> Later:
         lease, body = self._leases.held(call), call.parsed(NewProgram)
         try:
             data = base64.b64decode(body.input, validate=True)
@@ -98,21 +147,23 @@ class ProgramCalls:
             text = f"Lease {lease.id} has {len(nodes)} nodes; there is no node {body.node}"
             raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", text)
         node = nodes[body.node - 1]
-        if not self._places.acquire(blocking=False):
-            raise busy(f"{MOST} programs run already; try again")
+        names = (lease.terms.owner, lease.id)
+        if not self.places.take(*names, part=1.0 if body.timeout <= SHORT else LONG):
+            raise busy(f"Too many programs run here, or for {names[0]} or lease {lease.id}; try again")
+        relay = Relay(lease.id, data, time.monotonic() + body.timeout)
+        work = (functools.partial(self._start, node, body.command), functools.partial(self.places.free, *names))
+        threading.Thread(target=relay.live, args=work, name=f"Thread-WebApp-exec-{lease.id}", daemon=True).start()
+        return Starting(relay)
+
+    def _start(self, node: Node, command: list[str]) -> Execution:
+        execution = None
         try:
-            execution = None
             with suppress(KeyError):  # a provider of another launcher
                 if self._launcher is not None:
-                    execution = self._launcher.getProviderManager(str(node.provider)).execute(node, body.command, timeout=START)
+                    execution = self._launcher.getProviderManager(str(node.provider)).execute(node, command, timeout=START)
         except (RemoteException, TimeoutError) as error:
-            self._places.release()
             raise Refused(http.HTTPStatus.BAD_GATEWAY, "unreachable", f"Node {node.id}: {error}") from error
-        except BaseException:
-            self._places.release()
-            raise
         if execution is None:
-            self._places.release()
             text = f"Node {node.id} of provider {node.provider} runs no programs through this launcher; use SSH"
             raise Refused(http.HTTPStatus.CONFLICT, "no-exec", text)
-        return Relay(lease.id, execution, data, time.monotonic() + body.timeout, self._places.release)
+        return execution

@@ -322,7 +322,7 @@ class LeaseCalls:
         return Why(cause.text, cause.code or None, cause.remedy or None, place)
 
 
-class _Poll:
+class _Poll(Later):
     """A call that waits until a lease leaves some states."""
 
     def __init__(
@@ -340,9 +340,9 @@ class _Poll:
         :param created: the call has asked for the lease: its status when the lease is held.
         """
         self._calls = calls
+        self.owner = identity.owner
         self.lease_id = lease_id
         self.deadline = deadline
-        self.since = 0
         self._identity = identity
         self._while_in = while_in
         self._token = token

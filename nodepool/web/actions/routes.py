@@ -6,8 +6,9 @@ import abc
 import http
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,8 +18,8 @@ from nodepool.zk import paths
 
 JSON = "application/json"
 PROBLEM = "application/problem+json"
-#: Seconds after which a client repeats a call that was refused because the server is busy.
-RETRY_AFTER = 1
+#: Header: seconds after which a client repeats a call of which the server can do no more now.
+RETRY = ("Retry-After", "1")
 B = TypeVar("B", bound=Body)
 
 
@@ -37,7 +38,7 @@ class Refused(Exception):
 
 def busy(detail: str) -> Refused:
     """Return the answer of a server that can do no more of this now."""
-    return Refused(http.HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, (("Retry-After", str(RETRY_AFTER)),))
+    return Refused(http.HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, (RETRY,))
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,23 @@ class Reply:
     target: str | None = None
 
 
-class Later(Protocol):
-    """An answer that waits for a change of a lease.
+class Later(abc.ABC):
+    """An answer that waits for a change of a lease, or for work of another thread.
 
+    :ivar owner: who needs a place to wait; None: nobody.
+    :ivar work: ends the wait.
     :ivar since: number of the last event before the lease was read.
     :ivar deadline: monotonic time at which it answers in any case.
     """
 
+    owner: str | None = None
+    work: Future[Any] | None = None
     lease_id: str
-    since: int
+    since = 0
     deadline: float
 
-    def resume(self) -> Reply | None:
+    @abc.abstractmethod
+    def resume(self) -> Reply | Stream | None:
         """Return the answer; None: nothing has changed, and the deadline is not reached.
 
         :raises Refused: the answer is an error.
@@ -95,6 +101,10 @@ class Stream(abc.ABC):
     """An answer that a separate thread sends while it is produced."""
 
     lease_id: str
+
+    @abc.abstractmethod
+    def carry(self, run: Callable[[], object]) -> None:
+        """Call the function, which calls :meth:`run`, on that thread."""
 
     @abc.abstractmethod
     def run(self, send: Callable[[bytes], bool]) -> None:
@@ -117,7 +127,7 @@ class Route:
 
     method: str
     path: str
-    function: Callable[[Call], Reply | Later | Stream]
+    function: Callable[[Call], Reply | Later]
     summary: str
     role: Role
     answers: Mapping[http.HTTPStatus, Any]

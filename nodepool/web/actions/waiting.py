@@ -19,6 +19,7 @@ from nodepool.exceptions import ZKException
 from nodepool.lease import LeaseError, Leases, Terms
 from nodepool.status import causes
 from nodepool.status.once import Once
+from nodepool.web.actions.places import Places
 from nodepool.web.actions.routes import Later, Refused
 from nodepool.zk import paths
 from nodepool.zk.mirror.feed import Event, Feed
@@ -29,7 +30,9 @@ from nodepool.zk.zookeeper import ZooKeeper
 HAND_OVERS = 8
 #: Seconds until a hand-over that failed because of ZooKeeper is repeated.
 RETRY = 5.0
-MOST_POLLS, MOST_ENDED = 300, 1000
+MOST_ENDED = 1000
+#: Clients that wait: in all, and for one owner.
+MOST_POLLS = (300, 150)
 #: Leases: a server records the end of a session, with all requests of it, in one message.
 MOST_EXPECTED = 2000
 
@@ -71,6 +74,7 @@ class Waiting:
         self._unknown: OrderedDict[str | None, bool] = OrderedDict()
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._polls: dict[int, tuple[Later, Callable[[], None]]] = {}
+        self.places = Places(*MOST_POLLS)
         self._numbers = itertools.count()
         self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._executor = ThreadPoolExecutor(HAND_OVERS, "Thread-WebApp-lease")
@@ -132,10 +136,12 @@ class Waiting:
 
         :return: False: too many clients wait already.
         """
+        if self._feed is None or (later.owner is not None and not self.places.take(later.owner)):
+            return False
         with self._lock:
-            if len(self._polls) >= MOST_POLLS or self._feed is None:
-                return False
             self._polls[next(self._numbers)] = later, resume
+        if later.work is not None:
+            later.work.add_done_callback(lambda _work: self._arrived.put(later.lease_id))
         missed = self._feed.since(later.since)[0] if self._feed.number != later.since else []
         # Otherwise only the time of the next wake-up has to be computed again.
         self._arrived.put(later.lease_id if any(event.get("request") == later.lease_id for event in missed) else "")
@@ -182,8 +188,10 @@ class Waiting:
         now = self._monotonic()
         with self._lock:
             due = [n for n, (later, _) in self._polls.items() if later.lease_id == lease_id or later.deadline <= now]
-            found = [self._polls.pop(number)[1] for number in due]
-        for resume in found:
+            found = [self._polls.pop(number) for number in due]
+        for later, resume in found:
+            if later.owner is not None:
+                self.places.free(later.owner)
             resume()
 
     def _changed(self, lease_id: str) -> None:

@@ -14,6 +14,7 @@ from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.serialization import Create
 
 from nodepool.access.identity import Role
+from nodepool.client import NoCapacity, Pool
 from nodepool.zk.records import BUILDING, DELETING, HOLD, READY, UPLOADING
 from nodepool.zk.writer import Txn, Writer
 from nodepool.zk.zookeeper import ZooKeeper
@@ -74,14 +75,50 @@ def test_long_polls_occupy_no_thread(api: Api) -> None:
 
 
 def test_polls_beyond_the_limit_are_answered_immediately(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodepool.web.actions.waiting.MOST_POLLS", 0)
+    monkeypatch.setattr(api.actions.waiting.places, "limits", (0, 0))
     token = api.token()
     for _ in range(4):
         api.call("POST", "/leases", {**NEW, "wait": 0}, token)
     waiting = api.call("POST", "/leases", {**NEW, "wait": 0}, token).content["id"]
     start = time.monotonic()
-    assert api.call("GET", f"/leases/{waiting}?wait=60", token=token).content["state"] == "waiting"
+    answer = api.call("GET", f"/leases/{waiting}?wait=60", token=token)
+    assert (answer.content["state"], answer.headers["Retry-After"]) == ("waiting", "1")
     assert time.monotonic() - start < limit(30)
+
+
+def test_waiting_client_polls_at_most_once_per_second(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.actions.waiting.places, "limits", (0, 0))
+    calls, call = [], Pool.call
+    monkeypatch.setattr(Pool, "call", lambda *args, **options: calls.append(args[2]) or call(*args, **options))
+    pool = api.pool()
+    for _ in range(4):
+        pool.lease("fake-label", for_=600)
+    calls.clear()
+    start = time.monotonic()
+    with pytest.raises(NoCapacity):
+        pool.lease("fake-label", for_=600, wait=2.5)
+    assert calls.count("GET") <= 1 + time.monotonic() - start
+
+
+def test_long_polls_of_one_owner_leave_places_for_others(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.actions.waiting.places, "limits", (6, 3))
+    greedy, honest = api.token("greedy"), api.token("honest")
+    held = [api.call("POST", "/leases", NEW, greedy).content["id"] for _ in range(4)]
+    waiting = [api.call("POST", "/leases", {**NEW, "wait": 0}, token).content["id"] for token in (greedy, honest)]
+    polls = [threading.Thread(target=api.call, args=("GET", f"/leases/{waiting[0]}?wait=60", None, greedy)) for _ in range(8)]
+    for poll in polls:
+        poll.start()
+    wait_for(lambda: sum(poll.is_alive() for poll in polls) == 3 == len(api.actions.waiting), what="3 polls that wait")
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(api.call("GET", f"/leases/{waiting[1]}?wait=60", None, honest)))
+    thread.start()
+    wait_for(lambda: len(api.actions.waiting) == 4, what="the honest poll")
+    for lease in held[:2]:
+        api.call("DELETE", f"/leases/{lease}", token=greedy)
+    for one in (thread, *polls):
+        one.join(30)
+    assert [(answer.content["state"], "Retry-After" in answer.headers) for answer in found] == [("held", False)]
+    assert len(api.actions.waiting) == 0 and api.actions.waiting.places.take("greedy"), "the places are free again"
 
 
 def test_poll_ends_at_its_deadline_with_the_lease_as_it_is(api: Api) -> None:

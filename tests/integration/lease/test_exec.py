@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import selectors
+import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from nodepool.client import Lease, NodepoolError
 from nodepool.exceptions import RemoteException
 from nodepool.web.actions import execution
+from nodepool.web.actions.places import Places
 from tests.conftest import wait_for
 from tests.integration.lease.conftest import Api
 
@@ -162,28 +165,133 @@ def test_output_continues_when_a_slow_client_reads_again(api: Api, lease: Lease)
     connection.close()
 
 
-def test_number_of_programs_is_limited(api: Api, lease: Lease, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = threading.BoundedSemaphore(1)
+def places(api: Api, monkeypatch: pytest.MonkeyPatch, *limits: int) -> Places:
+    """Set the number of programs in all, of one owner and of one lease."""
     calls: Any = next(route.function for route in api.actions.table.routes if route.path.endswith("/exec"))
-    monkeypatch.setattr(calls.__self__, "_places", slots)
-    thread = threading.Thread(target=lease.run, args=("read line",), kwargs={"timeout": 30})
-    assert slots.acquire(blocking=False)
+    made: Places = calls.__self__.places
+    monkeypatch.setattr(made, "limits", limits)
+    return made
+
+
+def code_of(call: Callable[[], object]) -> str:
     with pytest.raises(NodepoolError) as caught:
-        lease.run("true")
-    assert caught.value.code == "busy"
-    slots.release()
+        call()
+    return caught.value.code
+
+
+@contextlib.contextmanager
+def running(lease: Lease, programs: Programs, number: int = 1) -> Iterator[None]:
+    """Programs that run until the end of the block."""
+    before = len(programs.started)
+    threads = [threading.Thread(target=lease.run, args=(["sleep", "100"],), name="runs") for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(programs.started) == before + number, what="the programs")
+    try:
+        yield
+    finally:
+        for program in programs.started[before : before + number]:
+            program.process.kill()
+        for thread in threads:
+            thread.join(20)
+
+
+def test_owner_and_lease_have_a_part_of_the_places(api: Api, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    places(api, monkeypatch, 100, 3, 2)
+    pool = api.pool("greedy")
+    first, second = (pool.lease("fake-label", for_="10m") for _ in range(2))
+    honest = api.pool("honest").lease("fake-label", for_="10m")
+    with running(first, programs, 2):
+        assert code_of(lambda: first.run("true", timeout=0.5)) == "busy", "of its lease"
+        with running(second, programs, 1):
+            assert code_of(lambda: second.run("true", timeout=0.5)) == "busy", "of its owner"
+            assert honest.run("true", timeout=20).status == 0
+    for lease in (first, second, honest):
+        lease.give_back()
+
+
+def test_short_programs_have_places_that_long_ones_do_not_get(
+    lease: Lease, api: Api, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places(api, monkeypatch, 10, 10, 10)
+    with running(lease, programs, 9):
+        long = api.call("POST", f"/leases/{lease.id}/exec", {"command": ["true"], "timeout": 61}, lease.token)
+        assert long.content["code"] == "busy"
+        assert lease.run("true", timeout=60).status == 0
+
+
+def test_client_waits_for_a_place_within_its_time(
+    lease: Lease, api: Api, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = places(api, monkeypatch, 100, 100, 1)
+    assert found.take("alice", lease.id)
+    answer = api.call("POST", f"/leases/{lease.id}/exec", {"command": ["true"]}, lease.token)
+    assert (answer.status, answer.content["code"], answer.headers["Retry-After"]) == (503, "busy", "1")
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(lease.run("echo at last", timeout=60)), name="waits")
     thread.start()
+    assert code_of(lambda: lease.run("true", timeout=1.5)) == "busy"
+    found.free("alice", lease.id)
     thread.join(30)
+    assert [one.stdout for one in done] == [b"at last\n"]
+    wait_for(lambda: found.take("alice", lease.id), what="the place")
+    found.free("alice", lease.id)
 
-    def is_free() -> bool:
-        # The client has the status of a program a moment before its place is free.
-        try:
-            return lease.run("true").status == 0
-        except NodepoolError as error:
-            assert error.code == "busy"
-            return False
 
-    wait_for(is_free, 20, "a free place")
+def test_machine_that_starts_no_programs_occupies_no_web_thread(api: Api, lease: Lease, programs: Programs) -> None:
+    """One owner starts more programs at a time than there are web threads; another one uses the API meanwhile."""
+
+    def ask() -> float:
+        begin = time.monotonic()
+        assert api.call("GET", "/leases", token=token).status == 200
+        return time.monotonic() - begin
+
+    token = api.token("honest")
+    alone = statistics.median(ask() for _ in range(20))
+    started, answer = threading.Semaphore(0), threading.Event()
+
+    def silent(*_args: object, **_options: object) -> None:
+        started.release()
+        answer.wait(60)
+        raise TimeoutError("the node does not answer")
+
+    programs.execute = silent  # type: ignore[method-assign]
+    threads = [threading.Thread(target=code_of, args=(lambda: lease.run("true", timeout=30),), name="greedy") for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert started.acquire(timeout=20)
+    try:
+        assert statistics.median(ask() for _ in range(20)) <= max(2 * alone, 0.5)
+    finally:
+        answer.set()
+        for thread in threads:
+            thread.join(20)
+
+
+def test_program_whose_client_disconnects_during_its_start_is_ended(
+    api: Api, lease: Lease, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "START", 0.2)
+    found, execute = places(api, monkeypatch, 1, 1, 1), programs.execute
+    starting, go = threading.Event(), threading.Event()
+
+    def slow(*args: Any, **options: Any) -> LocalProgram:
+        starting.set()
+        go.wait(20)
+        return execute(*args, **options)
+
+    programs.execute = slow  # type: ignore[method-assign]
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {lease.token}"}
+    connection.request("POST", f"/api/v1/leases/{lease.id}/exec", json.dumps({"command": ["sleep", "100"]}), headers)
+    assert starting.wait(20)
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["code"]) == (503, "busy"), "it takes too long"
+    connection.close()
+    go.set()
+    wait_for(lambda: programs.started and programs.started[0].closed.is_set(), what="the end of the program")
+    wait_for(lambda: found.take("alice", lease.id), what="the place")
 
 
 def test_refusals_have_reasons_and_free_their_place(api: Api, lease: Lease, programs: Programs) -> None:
@@ -193,7 +301,7 @@ def test_refusals_have_reasons_and_free_their_place(api: Api, lease: Lease, prog
     assert api.call("POST", path, {"command": []}, token).status == 422
     assert api.call("POST", path, {"command": ["true"]}, api.token("bob")).status == 403
     programs.error = RemoteException("the host does not answer")
-    for _ in range(execution.MOST + 1):
+    for _ in range(execution.MOST[2] + 1):
         answer = api.call("POST", path, {"command": ["true"]}, token)
         assert answer.status == 502 and "does not answer" in answer.content["detail"]
 

@@ -182,6 +182,19 @@ def test_launcher_that_is_away_for_long_says_nothing_about_the_node(live: Any, m
     assert "nothing heard of the node for 600 s; at last: connection lost" in live(lease)[0].fleet.broken.text
 
 
+def test_busy_launcher_says_nothing_about_the_node(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
+    busy = NodepoolError("busy", "too many programs run here")
+    lease = Held("busy", busy, busy, busy, "ended 0\n")
+
+    def refreshed(*_args: Any, **_options: Any) -> None:
+        clock[0] += 400
+
+    lease.refresh = refreshed
+    assert live(lease)[0].fleet.failures == 0
+
+
 def test_job_goes_on_although_it_cannot_be_noted(live: Any) -> None:
     lease = Held("busy", "busy", "ended 0\n")
     lease.error = AWAY
