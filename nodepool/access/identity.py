@@ -69,7 +69,7 @@ class Peer:
 class Denied(Exception):
     """The caller cannot be identified, or may not use this connection; the text is for users.
 
-    :ivar code: ``unauthorized``, ``insecure``, ``not-allowed`` or ``ended``.
+    :ivar code: ``unauthorized``, ``insecure``, ``not-allowed``, ``ended`` or ``busy``.
     """
 
     def __init__(self, status: http.HTTPStatus, code: str, text: str) -> None:

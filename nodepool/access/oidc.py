@@ -7,22 +7,23 @@ import http
 import http.client
 import json
 import logging
+import math
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jwt
 
 from nodepool.access.identity import Denied, Identity, Role
+from nodepool.base import threads
 from nodepool.config.access import Issuer, Rule, protected
 
 ALGORITHMS = ["RS256", "ES256"]
 #: Seconds: difference of clocks, age of the keys, pause between two reads because of an unknown key, one read.
 SKEW, KEPT, PAUSE, TIMEOUT = 60, 3600.0, 60.0, 10.0
-#: Seconds for which a call waits while another one reads the keys.
-BUSY = 0.5
 MOST_BYTES = 1 << 20
 
 log = logging.getLogger("nodepool.access")
@@ -37,29 +38,33 @@ class Keys:
         self._lock = threading.Lock()
         self._keys: dict[str, Any] = {}
         self._read: float | None = None
+        self._reading: Future[None]
+        self._lane = threads.shared().lane("Thread-WebApp-oidc", 1)
 
     def find(self, kid: str) -> Any:
-        """Return the key of this id; unknown ids let the keys be read again, but rarely.
+        """Return the key of this id, and never wait: a separate thread reads the keys.
 
-        :raises Denied: there is none, or the issuer does not answer.
+        Unknown ids let the keys be read again, but rarely. Known keys are used meanwhile.
+
+        :raises Denied: there is none (401), or the keys are being read (503).
         """
-        if not self._lock.acquire(timeout=BUSY):
-            if kid in self._keys:  # an unknown key must not keep out the jobs that have a known one
-                return self._keys[kid]
-            raise _invalid(f"the keys of issuer {self._issuer} are being read; try again")
-        try:
-            age = None if self._read is None else self._monotonic() - self._read
-            if age is None or age >= KEPT or (kid not in self._keys and age >= PAUSE):
-                self._read = self._monotonic()
-                try:
-                    self._keys = self._fetch()
-                except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
-                    log.warning("The keys of issuer %s cannot be read: %s: %s", self._issuer, type(error).__name__, error)
-            if kid not in self._keys:
-                raise _invalid(f"issuer {self._issuer} has published no key {kid[:80]!r}, or cannot be reached")
+        with self._lock:
+            age = math.inf if self._read is None else self._monotonic() - self._read
+            if age >= KEPT or (kid not in self._keys and age >= PAUSE):
+                self._read, self._reading = self._monotonic(), self._lane.submit(self._refresh)
+            reading = not self._reading.done()
+        if kid in self._keys:
             return self._keys[kid]
-        finally:
-            self._lock.release()
+        if reading:
+            text = f"The keys of issuer {self._issuer} are being read; try again"
+            raise Denied(http.HTTPStatus.SERVICE_UNAVAILABLE, "busy", text)
+        raise _invalid(f"issuer {self._issuer} has published no key {kid[:80]!r}, or cannot be reached")
+
+    def _refresh(self) -> None:
+        try:
+            self._keys = self._fetch()
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
+            log.warning("The keys of issuer %s cannot be read: %s: %s", self._issuer, type(error).__name__, error)
 
     def _fetch(self) -> dict[str, Any]:
         found = _json(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")

@@ -236,6 +236,8 @@ class Actions:
 
 
 def _challenge(status: http.HTTPStatus) -> tuple[tuple[str, str], ...]:
+    if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+        return (RETRY,)
     return (("WWW-Authenticate", 'Bearer realm="nodepool"'),) if status == http.HTTPStatus.UNAUTHORIZED else ()
 
 

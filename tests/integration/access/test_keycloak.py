@@ -9,10 +9,10 @@ import jwt
 import pytest
 
 from nodepool.access.identity import Denied, Role
-from nodepool.access.oidc import Verifiers
 from nodepool.config.access import Issuer
 from tests.support import keycloak
 from tests.support.clock import HandClock
+from tests.support.job_tokens import Verifiers
 from tests.support.keycloak import Keycloak
 
 pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(900)]

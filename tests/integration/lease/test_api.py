@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jwt
 import pytest
 from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.serialization import Create
 
 from nodepool.access.identity import Role
+from nodepool.access.oidc import Keys
 from nodepool.client import NoCapacity, Pool
+from nodepool.config.access import AccessConfig
 from nodepool.zk.records import BUILDING, DELETING, HOLD, READY, UPLOADING
 from nodepool.zk.writer import Txn, Writer
 from nodepool.zk.zookeeper import ZooKeeper
@@ -215,6 +219,44 @@ def test_request_whose_creation_has_an_unknown_outcome_is_withdrawn(api: Api, mo
         assert (status, content["code"]) == (503, "no-zookeeper")
     wait_for(lambda: not api.bench.zk.getNodeRequests(), what="the end of the request that nobody follows")
     assert api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-1"}).content["state"] == "held"
+
+
+def test_slow_issuer_of_job_tokens_occupies_no_web_thread(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client sends job tokens whose keys are being read for long; another one uses the API meanwhile."""
+    reading = threading.Event()
+    monkeypatch.setattr(Keys, "_fetch", lambda _keys: reading.wait(60) and {})
+    rule = {"match": {"sub": "*"}, "role": "borrow", "owner": "{sub}"}
+    issuer = {"name": "ci", "issuer": "http://127.0.0.1:9", "audience": "nodepool", "rules": [rule]}
+    monkeypatch.setattr(api.launcher.config.access, "oidc", AccessConfig({"oidc": [issuer]}).oidc)
+    claims = {"iss": issuer["issuer"], "aud": "nodepool", "sub": "acme"}
+    token, answers, stop = api.token("honest"), [], threading.Event()
+
+    def ask() -> float:
+        begin = time.monotonic()
+        assert api.call("GET", "/leases", token=token).status == 200
+        return time.monotonic() - begin
+
+    def greedy(number: int) -> None:
+        while not stop.is_set():
+            text = jwt.encode(claims, "x" * 32, headers={"kid": f"invented {number}"})
+            answers.append(api.call("GET", "/me", token=text))
+            stop.wait(0.05)
+
+    alone = statistics.median(ask() for _ in range(20))
+    threads = [threading.Thread(target=greedy, args=(number,), name="greedy") for number in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(answers) >= 8, what="the greedy client")
+    try:
+        assert statistics.median(ask() for _ in range(20)) <= max(2 * alone, 0.5)
+    finally:
+        stop.set()
+        reading.set()
+        for thread in threads:
+            thread.join(20)
+    assert {(answer.status, answer.content["code"], answer.headers.get("Retry-After")) for answer in answers} == {
+        (503, "busy", "1")
+    }
 
 
 def test_concurrent_calls_with_one_key_give_one_lease(api: Api) -> None:
