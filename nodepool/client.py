@@ -21,6 +21,7 @@ import contextlib
 import datetime
 import email.message
 import http.client
+import io
 import json
 import logging
 import os
@@ -39,8 +40,11 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import IO, Any
+
+from nodepool import ssh
+from nodepool.ssh import Node as Node
 
 SOCKET = "unix:///run/nodepool/api.sock"
 #: Seconds that an attached lease outlives its program, and between two renewals.
@@ -64,7 +68,6 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 #: Seconds, or a text such as ``90s``, ``10m``, ``4h``, ``2d``.
 Duration = float | str
-T = TypeVar("T")
 
 
 class NodepoolError(Exception):
@@ -90,25 +93,6 @@ class NoCapacity(NodepoolError):
 
 class LeaseEnded(NodepoolError):
     """The lease has been returned, has expired, or its nodes were deleted."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """One machine of a lease; see ``doc/operation/leases.rst`` for the fields."""
-
-    id: str
-    labels: list[str] = field(default_factory=list)
-    state: str = ""
-    provider: str | None = None
-    az: str | None = None
-    address: str | None = None
-    port: object = None
-    username: str | None = None
-    host_keys: list[str] = field(default_factory=list)
-    connection_type: str | None = None
-    python_path: str | None = None
-    shell_type: str | None = None
-    attributes: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +135,7 @@ class Pool:
         the socket of this machine.
     :param token: default: ``NODEPOOL_TOKEN``. The socket needs none.
     :param key_file: private key for SSH; default: ``NODEPOOL_SSH_KEY``, or what ``ssh`` finds.
-    :param ssh_directory: of the files and connections of one lease, which several programs share until it is returned.
+    :param ssh_directory: of the files of one lease, which several programs share until it is returned.
     """
 
     def __init__(
@@ -265,7 +249,7 @@ class Pool:
         :raises TimeoutError: it has not ended within the body's ``timeout``.
         """
         deadline = time.monotonic() + body["timeout"]
-        output = {1: bytearray(), 2: bytearray()}
+        outputs = _outputs(stream)
         connection = self._connection()
         try:
             connection.request("POST", f"/api/v1{path}", json.dumps(body), self._headers(token or self.token, True))
@@ -281,13 +265,10 @@ class Pool:
                 if kind == 3:
                     # Minus the number of a signal, as shells report it.
                     status = int(data or b"255")
-                    return Done(status if status >= 0 else 128 - status, bytes(output[1]), bytes(output[2]))
-                if stream and kind in output:
-                    own = sys.stdout.buffer if kind == 1 else sys.stderr.buffer
-                    own.write(data)
-                    own.flush()
-                elif kind in output:
-                    output[kind] += data
+                    return Done(status if status >= 0 else 128 - status, *map(_content, outputs))
+                if kind in (1, 2):
+                    outputs[kind - 1].write(data)
+                    outputs[kind - 1].flush()
         except (OSError, http.client.HTTPException) as error:
             raise NodepoolError("unreachable", f"{self.url} does not answer: {error or type(error).__name__}") from error
         finally:
@@ -324,6 +305,15 @@ class Pool:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=context)
         return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+
+
+def _outputs(stream: bool) -> list[IO[bytes]]:
+    """Return where the output of a program goes: to that of this one, or to memory."""
+    return [sys.stdout.buffer, sys.stderr.buffer] if stream else [io.BytesIO(), io.BytesIO()]
+
+
+def _content(output: IO[bytes]) -> bytes:
+    return output.getvalue() if isinstance(output, io.BytesIO) else b""
 
 
 def _error(status: int, headers: email.message.Message, data: bytes) -> NodepoolError:
@@ -382,6 +372,7 @@ class Lease:
         shared = pool.ssh_directory
         self._directory = shared if shared and os.path.exists(os.path.join(shared, "ssh_config")) else None
         self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
         #: Whether the launcher may be able to run programs.
         self._relays = True
         #: Unix time at which the certificate ends; 0: there is none yet; None: the server signs none.
@@ -538,8 +529,7 @@ class Lease:
         text = command if isinstance(command, str) else shlex.join(command)
         done = self._relayed(command, node, input or b"", timeout, stream) if len(input or b"") <= MOST_INPUT else None
         if done is None:
-            argv = ["ssh", "-F", self._ssh(), f"n{node + 1}", "--", text]
-            done = self._execute(argv, input, timeout, stream)
+            done = self._execute(*ssh.remote(self._ssh(), self._numbered(node), text), input, timeout, stream)
         if check and done.status:
             raise subprocess.CalledProcessError(done.status, text, done.stdout, done.stderr)
         return done
@@ -577,48 +567,62 @@ class Lease:
             self._relays = False
             return None
 
+    def _numbered(self, number: int) -> Node:
+        if not 0 <= number < len(self.nodes):
+            raise NodepoolError("bad-request", f"Lease {self.id} has {len(self.nodes)} nodes; there is no node {number + 1}")
+        node = sorted(self.nodes, key=lambda node: node.id)[number]
+        if (why := ssh.unreachable(node)) is not None:
+            raise NodepoolError("unreachable", why)
+        return node
+
     def put(self, source: str | os.PathLike[str], target: str, node: int = 0, timeout: Duration | None = None) -> None:
         """Copy a file or directory to a node."""
-        self._copy([os.fspath(source), f"n{node + 1}:{target}"], timeout)
+        # Absolute: scp takes what is before a colon for the name of a host.
+        self._copy([os.path.join(os.getcwd(), source), f"np{self._numbered(node).id}:{target}"], timeout)
 
     def get(self, source: str, target: str | os.PathLike[str], node: int = 0, timeout: Duration | None = None) -> None:
         """Copy a file or directory from a node."""
-        self._copy([f"n{node + 1}:{source}", os.fspath(target)], timeout)
+        self._copy([f"np{self._numbered(node).id}:{source}", os.path.join(os.getcwd(), target)], timeout)
 
     def _copy(self, paths: list[str], timeout: Duration | None) -> None:
-        done = self._execute(["scp", "-q", "-r", "-F", self._ssh(), "--", *paths], None, timeout)
+        done = self._execute(
+            ["scp", "-r", "-F", self._ssh(), "-oLogLevel=ERROR", "-oBatchMode=yes", "--", *paths], None, None, timeout
+        )
         if done.status:
             raise OSError(done.stderr.decode("utf-8", "replace").strip() or f"scp ended with status {done.status}")
 
-    def _execute(self, argv: list[str], data: bytes | None, timeout: Duration | None, stream: bool = False) -> Done:
-        self._check()
-        limit = None if timeout is None else seconds(timeout)
-        stdin = subprocess.DEVNULL if data is None else None
-        found = subprocess.run(argv, capture_output=not stream, timeout=limit, check=False, stdin=stdin, input=data)
-        self._check()
-        return Done(found.returncode, found.stdout or b"", found.stderr or b"")
+    def _execute(
+        self, argv: list[str], command: str | None, data: bytes | None, timeout: Duration | None, stream: bool = False
+    ) -> Done:
+        limit, outputs = None if timeout is None else seconds(timeout), _outputs(stream)
+        deadline = None if limit is None else time.monotonic() + limit
+        try:
+            status = ssh.run(argv, command, outputs, data or b"", deadline, self._running)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(command or argv, limit or 0.0) from None
+        except ssh.Lost as error:
+            raise NodepoolError("broken", str(error)) from error
+        finally:
+            self._check()
+        return Done(status, *map(_content, outputs))
 
     def write_ssh(self, directory: str | os.PathLike[str]) -> str:
         """Write ``ssh_config`` and ``known_hosts`` to a directory; return the path of the former.
 
         ``ssh -F PATH n1`` logs in to the first node.
-        """
-        folder = pathlib.Path(directory).absolute()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for form in ("known_hosts", "config"):
-            query = urllib.parse.urlencode({"format": form, "directory": str(folder)})
-            text = self._pool.call("GET", f"{_path(self.id)}/ssh?{query}", token=self.token)
-            if form == "config":
-                text = self._identity(folder) + text
-            (folder / ("ssh_config" if form == "config" else form)).write_text(text)
-        return str(folder / "ssh_config")
 
-    def _identity(self, folder: pathlib.Path) -> str:
+        :raises PermissionError: it is not of this user, or others may change it. :raises ValueError: ssh cannot use its name.
+        """
+        folder = ssh.private(os.path.abspath(directory))
+        nodes = sorted(self.nodes, key=lambda node: node.id)
+        return ssh.write(nodes, folder, identity=self._identity(pathlib.Path(folder)))
+
+    def _identity(self, folder: pathlib.Path) -> dict[str, str]:
         """Return the options for the configured key, or for a new one with a certificate."""
         if self._pool.key_file:
-            return f"IdentityFile {shlex.quote(os.path.abspath(self._pool.key_file))}\n"
+            return {"IdentityFile": ssh.quoted(os.path.abspath(self._pool.key_file)), "IdentitiesOnly": "yes"}
         if self._certified is None:
-            return ""
+            return {}
         key = folder / "id"
         if not key.exists():
             argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.id, "-f", str(key)]
@@ -630,10 +634,11 @@ class Lease:
             if error.code not in ("no-certificates", "not-found"):
                 raise
             self._certified = None
-            return ""
+            return {}
         (folder / "id-cert.pub").write_text(answer["certificate"] + "\n")
         self._certified = datetime.datetime.fromisoformat(answer["valid_before"]).timestamp()
-        return f"IdentityFile {key}\nCertificateFile {folder}/id-cert.pub\n"
+        certificate = ssh.quoted(f"{folder}/id-cert.pub")
+        return {"IdentityFile": ssh.quoted(str(key)), "CertificateFile": certificate, "IdentitiesOnly": "yes"}
 
     def inventory(self) -> dict[str, Any]:
         """Return Ansible's dynamic inventory: a group for each label."""
@@ -644,24 +649,20 @@ class Lease:
         self._check()
         with self._lock:
             if self._directory is None:
-                # Short: the path of a socket has at most 107 bytes.
-                self._directory = self._pool.ssh_directory or tempfile.mkdtemp(prefix="nplease-", dir="/tmp")
+                self._directory = self._pool.ssh_directory or tempfile.mkdtemp(prefix="nplease-")
                 self.write_ssh(self._directory)
             elif self._certified is not None and 0 < self._certified < time.time() + SOON:
                 self.write_ssh(self._directory)
             return os.path.join(self._directory, "ssh_config")
 
     def _close(self) -> None:
-        """End the shared connections, and remove the files."""
+        """End what runs on the nodes, and remove the files."""
+        for process in list(self._running):
+            process.kill()
         with self._lock:
             directory, self._directory = self._directory, None
-        if directory is None:
-            return
-        for number in range(len(self.nodes)):
-            argv = ["ssh", "-F", os.path.join(directory, "ssh_config"), "-O", "exit", f"n{number + 1}"]
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(argv, capture_output=True, check=False, timeout=10)
-        shutil.rmtree(directory, ignore_errors=True)
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _moment(text: str | None) -> datetime.datetime | None:

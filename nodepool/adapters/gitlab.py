@@ -178,11 +178,7 @@ def run(args: argparse.Namespace) -> int:
         if done.status:
             lease.refresh()
             raise SystemFailure(f"node {lease.nodes[0].id}: {done.stderr.decode(errors='replace').strip()[-500:]}")
-    # Status 255 may be of the script or of ssh: a file that stays is the script's.
-    inner = (
-        f"echo $$ > {file}.pid; {shlex.quote(shell)} {file}; s=$?; [ $s != 255 ] || touch {file}.255; "
-        f"rm -f {file} {file}.pid; exit $s"
-    )
+    inner = f"echo $$ > {file}.pid; {shlex.quote(shell)} {file}; s=$?; rm -f {file} {file}.pid; exit $s"
     try:
         status = lease.run(f"exec setsid -w sh -c {shlex.quote(inner)}", stream=True).status
     except SystemExit:
@@ -193,9 +189,9 @@ def run(args: argparse.Namespace) -> int:
         with contextlib.suppress(NodepoolError, OSError):
             lease.run(end, timeout=COMMAND_TIMEOUT)
         raise
-    if status == 255 and lease.run(f"rm {file}.255", timeout=COMMAND_TIMEOUT).status:
-        lease.refresh()
-        raise SystemFailure(f"the connection to node {lease.nodes[0].id} was lost")
+    except NodepoolError:
+        lease.refresh()  # the reason may be that it has ended
+        raise
     if status == 0:
         return 0
     if path := os.environ.get("BUILD_EXIT_CODE_FILE"):

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import re
 import shlex
+import shutil
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from nodepool.base import unix_socket
-from nodepool.base.files import replace_file
+from nodepool import ssh
+from nodepool.lease.leases import Leases
 from nodepool.lease.record import Lease
 from nodepool.zk.records import Node
 
-#: What may stand in files of ssh without quotes: addresses and names of users come from clouds and records.
-_PLAIN = re.compile(r"[A-Za-z0-9_.:%@\-]+\Z")
-#: Bytes of the path of a Unix socket; ssh adds 17 to it while it connects.
-LONGEST_SOCKET = unix_socket.LONGEST - 17
-_KEY = re.compile(r"[a-z0-9@.\-]+ [A-Za-z0-9+/=]+\Z")
+#: Seconds that the files of a lease are kept after its end, unless this user returns it; and of one without an end.
+KEPT, FOREVER = 86400.0, 10 * 365 * 86400.0
 
 
 def names(nodes: Sequence[Node]) -> list[tuple[str, Node]]:
@@ -26,71 +23,55 @@ def names(nodes: Sequence[Node]) -> list[tuple[str, Node]]:
     return [(f"n{number}", node) for number, node in enumerate(sorted(nodes, key=lambda node: node.id or ""), 1)]
 
 
+def machine(node: Node) -> ssh.Node:
+    """Return what is needed to connect to a node."""
+    return ssh.Node(
+        node.id or "", address=node.interface_ip, port=node.connection_port, username=node.username,
+        host_keys=list(node.host_keys), connection_type=node.connection_type, shell_type=node.shell_type,
+    )  # fmt: skip
+
+
+def machines(nodes: Sequence[Node]) -> list[ssh.Node]:
+    return [machine(node) for _name, node in names(nodes)]
+
+
 def unreachable(node: Node) -> str | None:
     """Return why ssh cannot reach a node; None: it can."""
-    if node.connection_type not in (None, "ssh", "network_cli"):
-        return f"node {node.id} is used by {node.connection_type}, not by SSH"
-    if not node.interface_ip or not _PLAIN.match(node.interface_ip) or not _PLAIN.match(node.username or "-"):
-        return f"node {node.id} has no usable address or user name"
-    if not isinstance(node.connection_port, int):
-        return f"node {node.id} has no SSH port"
-    return None
+    return ssh.unreachable(machine(node))
 
 
 def known_hosts(nodes: Sequence[Node]) -> str:
     """Return the host keys in the records, which the launcher has read."""
-    lines = []
-    for _name, node in names(nodes):
-        if unreachable(node) is None:
-            place = node.interface_ip if node.connection_port == 22 else f"[{node.interface_ip}]:{node.connection_port}"
-            lines += [f"{place} {key}" for key in node.host_keys if isinstance(key, str) and _KEY.match(key)]
-    return "".join(f"{line}\n" for line in lines)
+    return ssh.known_hosts(machines(nodes))
 
 
 def config(nodes: Sequence[Node], directory: str, insecure: bool = False) -> str:
-    """Return the configuration: one master connection for each node is shared by all sessions.
-
-    :param directory: of ``known_hosts`` and of the sockets.
-    :param insecure: also connect to nodes without host keys.
-    """
-    parts = []
-    for name, node in names(nodes):
-        if unreachable(node) is not None:
-            continue
-        checked = "no" if insecure and not node.host_keys else "yes"
-        user = f"    User {node.username}\n" if node.username else ""
-        parts.append(
-            f"Host {name} np{node.id}\n    HostName {node.interface_ip}\n    Port {node.connection_port}\n{user}"
-            f"    UserKnownHostsFile {_quoted(f'{directory}/known_hosts')}\n    StrictHostKeyChecking {checked}\n"
-            f"{_shared_connection(f'{directory}/{name}.sock')}"
-        )
-    return "\n".join(parts)
+    """Return the configuration; see `nodepool.ssh.config`."""
+    return ssh.config(machines(nodes), directory, insecure)
 
 
-def _shared_connection(path: str) -> str:
-    """Return the options for a connection that later sessions share, if its path is valid."""
-    if len(os.fsencode(path)) > LONGEST_SOCKET:
-        return ""
-    return f"    ControlMaster auto\n    ControlPath {_quoted(path)}\n    ControlPersist 60\n"
-
-
-def _quoted(path: str) -> str:
-    return f'"{path}"'
-
-
-def directory_of(lease_id: str) -> str:
-    """Return the directory of the files of a lease, which exists then."""
+def directory_of(lease_id: str = "") -> str:
+    """Return the directory of the files of a lease."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    directory = pathlib.Path(base, "nodepool", "leases", lease_id)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return str(directory)
+    return os.path.join(base, "nodepool", "leases", lease_id)
 
 
-def write(lease: Lease, directory: str, insecure: bool = False) -> str:
-    """Write ``known_hosts`` and ``ssh_config``; return the path of the latter."""
-    for name, text in (("known_hosts", known_hosts(lease.nodes)), ("ssh_config", config(lease.nodes, directory, insecure))):
-        replace_file(os.path.join(directory, name), text.encode())
-    return os.path.join(directory, "ssh_config")
+def write(leases: Leases, lease: Lease, insecure: bool = False) -> str:
+    """Write the files of a lease for this user; return the path of ``ssh_config``."""
+    path = ssh.write(machines(lease.nodes), directory_of(lease.id), insecure)
+    # Files of leases of other clusters, which are not found here, are kept until their end.
+    end = time.time() + FOREVER if lease.ends is None else lease.ends
+    os.utime(os.path.dirname(path), (end, end))
+    with os.scandir(directory_of()) as entries:
+        for entry in entries:
+            if entry.stat().st_mtime + KEPT < time.time() and leases.get(entry.name) is None:
+                remove(entry.name)
+    return path
+
+
+def remove(lease_id: str) -> None:
+    """Remove the files of a lease that has ended."""
+    shutil.rmtree(directory_of(lease_id), ignore_errors=True)
 
 
 def inventory(lease: Lease, directory: str | None = None) -> dict[str, Any]:
@@ -110,7 +91,8 @@ def inventory(lease: Lease, directory: str | None = None) -> dict[str, Any]:
             groups.setdefault(label, {"hosts": []})["hosts"].append(name)
     if directory is None:
         return {"_meta": {"hostvars": hosts}, **groups}
-    checked = f"-o UserKnownHostsFile={shlex.quote(f'{directory}/known_hosts')} -o StrictHostKeyChecking=yes"
+    known = shlex.quote(f"UserKnownHostsFile={ssh.quoted(f'{directory}/known_hosts')}")
+    checked = f"-o {known} -o StrictHostKeyChecking=yes"
     return {
         label: {"hosts": {name: hosts[name] for name in group["hosts"]}, "vars": {"ansible_ssh_common_args": checked}}
         for label, group in groups.items()

@@ -180,9 +180,6 @@ class Runner:
         except (NodepoolError, OSError, subprocess.SubprocessError) as error:
             self._unsure(str(error))
             return
-        if done.status == 255:  # of ssh
-            self._unsure(_end_of(done.stderr))
-            return
         if done.status:
             raise ForgeError(f"the runner cannot be started on {self.why}: {_end_of(done.stderr)}")
         self.enter(BUSY if self.job else IDLE)

@@ -24,6 +24,8 @@ from nodepool.cmd.commands.requests.follow import FINISHED, Follower
 from nodepool.cmd.commands.requests.use import describe, environment, inventory
 from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms, ssh
 from nodepool.process.program import duration, seconds
+from nodepool.ssh import Lost, remote, run
+from nodepool.ssh import Node as Machine
 from nodepool.status.explain import places
 from nodepool.status.results import Results, format_duration
 from nodepool.zk.records import FAILED, FULFILLED
@@ -127,7 +129,7 @@ def get(context: Context) -> int:
             if lease.terms.limit:
                 note(limited(lease))
             foreground.using = True
-            ssh.write(lease, ssh.directory_of(lease.id), args.insecure)
+            ssh.write(leases, lease, args.insecure)
             _print(args, lease)
             if args.time is not None and not command:
                 return 0
@@ -135,8 +137,10 @@ def get(context: Context) -> int:
         except BaseException:
             with contextlib.suppress(LeaseError, KazooException):
                 leases.give_back(lease.id)
+            ssh.remove(lease.id)
             raise
         leases.give_back(lease.id)
+        ssh.remove(lease.id)
         return result
 
 
@@ -332,6 +336,7 @@ def show(context: Context, _leases: Leases, lease: Lease) -> None:
 @_of_lease
 def give_back(_context: Context, leases: Leases, lease: Lease) -> None:
     leases.give_back(lease.id)
+    ssh.remove(lease.id)
 
 
 @_of_lease
@@ -340,33 +345,41 @@ def renew(context: Context, leases: Leases, lease: Lease) -> None:
 
 
 @_of_lease
-def ssh_config(context: Context, _leases: Leases, lease: Lease) -> None:
-    directory = ssh.directory_of(lease.id)
-    ssh.write(lease, directory, context.args.insecure)
-    print(ssh.config(lease.nodes, directory, context.args.insecure), end="")
+def ssh_config(context: Context, leases: Leases, lease: Lease) -> None:
+    ssh.write(leases, lease, context.args.insecure)
+    print(ssh.config(lease.nodes, ssh.directory_of(lease.id), context.args.insecure), end="")
 
 
 @_of_lease
-def show_inventory(context: Context, _leases: Leases, lease: Lease) -> None:
-    directory = ssh.directory_of(lease.id)
-    ssh.write(lease, directory, context.args.insecure)
-    print(json.dumps(ssh.inventory(lease, directory), indent=2))
+def show_inventory(context: Context, leases: Leases, lease: Lease) -> None:
+    ssh.write(leases, lease, context.args.insecure)
+    print(json.dumps(ssh.inventory(lease, ssh.directory_of(lease.id)), indent=2))
 
 
 def log_in(context: Context) -> int:
-    return _ssh(context, context.args.command, terminal=not context.args.command)
+    if context.args.command:
+        return execute(context)
+    path, node = _reached(context)
+    return subprocess.run(["ssh", "-F", path, *(["-t"] if sys.stdin.isatty() else []), f"np{node.id}"], check=False).returncode
 
 
 def execute(context: Context) -> int:
     if not context.args.command:
         raise CommandError("name the command to run, after --")
-    return _ssh(context, context.args.command, terminal=False)
+    path, node = _reached(context)
+    called, outputs = remote(path, node, " ".join(context.args.command), batch=False), (sys.stdout.buffer, sys.stderr.buffer)
+    try:
+        return run(*called, outputs, None, None, set())
+    except Lost as error:
+        raise CommandError(f"node {node.id}: {error}") from error
 
 
-def _ssh(context: Context, command: Sequence[str], terminal: bool) -> int:
+def _reached(context: Context) -> tuple[str, Machine]:
+    """Return the configuration for a node of a lease, and the node."""
     name, _, number = (context.args.id or "").partition("/")
+    leases = Leases(context.zk)
     with _reported():
-        lease = _chosen(context, Leases(context.zk), name or None)
+        lease = _chosen(context, leases, name or None)
     hosts = dict(ssh.names(lease.nodes))
     host = f"n{number or 1}"
     if host not in hosts:
@@ -377,7 +390,6 @@ def _ssh(context: Context, command: Sequence[str], terminal: bool) -> int:
         why = login.why_not(hosts[host], "--insecure connects without checking them")
     if why is not None:
         raise CommandError(why)
-    path = ssh.write(lease, ssh.directory_of(lease.id), context.args.insecure)
+    path = ssh.write(leases, lease, context.args.insecure)
     context.close()
-    argv = ["ssh", "-F", path, *(["-t"] if terminal and sys.stdin.isatty() else []), host, *(["--", *command] if command else [])]
-    return subprocess.run(argv, check=False).returncode
+    return path, ssh.machine(hosts[host])

@@ -12,13 +12,8 @@ from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.nodes import find_node
 from nodepool.lease import ssh
 from nodepool.process.program import absolute_path
+from nodepool.ssh import OPTIONS, quoted
 from nodepool.zk.records import ABORTED, BUILDING, DELETING, FAILED, INIT, Node
-
-#: Only keys of the record count: neither those that the user has accepted before, nor connections to an earlier machine.
-OPTIONS = {
-    "IgnoreUnknown": "KnownHostsCommand", "StrictHostKeyChecking": "yes", "GlobalKnownHostsFile": "/dev/null",
-    "KnownHostsCommand": "none", "VerifyHostKeyDNS": "no", "UpdateHostKeys": "no", "CheckHostIP": "no", "ControlPath": "none",
-}  # fmt: skip
 
 
 def register(subparsers: Subparsers) -> None:
@@ -54,8 +49,9 @@ def log_in(context: Context) -> int:
     with tempfile.TemporaryDirectory(prefix="nodepool-ssh-") as directory, Foreground(using=True) as foreground:
         path = pathlib.Path(directory, "known_hosts")
         path.write_text(ssh.known_hosts([node]))
-        options = {**OPTIONS, "UserKnownHostsFile": os.fspath(path), "Port": str(node.connection_port)}
+        options = {**OPTIONS, "UserKnownHostsFile": quoted(os.fspath(path)), "Port": str(node.connection_port)}
         argv = ["ssh", *(f"-o{key}={value}" for key, value in options.items())]
-        argv += [*(["-i", args.identity] if args.identity else []), *(["-l", node.username] if node.username else [])]
+        argv += ["-i", args.identity, "-oIdentitiesOnly=yes"] if args.identity else []
+        argv += ["-l", node.username] if node.username else []
         argv += [*(["-t"] if not args.command and sys.stdin.isatty() else []), "--", node.interface_ip, *args.command]
         return foreground.run(argv, {})

@@ -143,7 +143,11 @@ def test_server_that_cannot_be_reached_is_named(tmp_path: pathlib.Path) -> None:
 
 
 def test_client_needs_nothing_but_the_standard_library() -> None:
-    tree = ast.parse((REPOSITORY / "nodepool" / "client.py").read_text())
-    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in modules} <= set(sys.stdlib_module_names)
+    for name, own in (("client", {"nodepool"}), ("ssh", set())):
+        tree = ast.parse((REPOSITORY / "nodepool" / f"{name}.py").read_text())
+        modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert {name.partition(".")[0] for name in modules} <= set(sys.stdlib_module_names) | own
+    program = "import sys, nodepool.client; print(*(name for name in sys.modules if name.startswith('nodepool')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert set(done.stdout.split()) == {"nodepool", "nodepool.client", "nodepool.ssh"}

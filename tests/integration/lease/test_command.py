@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -19,8 +20,10 @@ from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands import lease as command
 from nodepool.cmd.commands.context import CommandError, user
 from nodepool.lease import Leases, LeaseState, Terms
+from nodepool.ssh import OPTIONS
 from nodepool.zk.records import HOLD, READY
 from tests.conftest import wait_for
+from tests.support.deadline import limit
 from tests.support.launcher import LauncherBench
 from tests.support.sshd import SSHServer, ssh_server
 
@@ -131,10 +134,37 @@ def test_login_works_right_away_with_checked_host_keys(
     done = subprocess.run(["ssh", "-F", str(path), "n1", "echo", "well"], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "well\n", done.stderr
     assert sshd.host_keys[0] in (folder / "known_hosts").read_text()
-    subprocess.run(["ssh", "-F", str(path), "-O", "exit", "n1"], capture_output=True, timeout=60, check=False)
     (folder / "known_hosts").write_text("")
     refused = subprocess.run(["ssh", "-F", str(path), "n1", "true"], capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 255 and "Host key verification failed" in refused.stderr
+
+
+def test_files_of_a_lease_are_removed_with_it(bench: LauncherBench, run: Run, own_home: pathlib.Path) -> None:
+    folder = own_home / "nodepool" / "leases"
+    returned, ended = taken(run), taken(run)
+    assert {path.name for path in folder.iterdir()} == {returned["id"], ended["id"]}
+    run("return", returned["id"])
+    assert [path.name for path in folder.iterdir()] == [ended["id"]]
+    # One that ended by itself, and whose end was more than a day ago; the other one is still held.
+    bench.wait_nodes(1, state=READY)
+    old = folder / "200-0000009999"
+    held = folder / ended["id"]
+    old.mkdir()
+    for path in (old, held):
+        os.utime(path, (time.time() - 90000, time.time() - 90000))
+    third = taken(run)
+    assert {path.name for path in folder.iterdir()} == {ended["id"], third["id"]}
+
+
+def test_command_on_a_node_ends_with_its_own_status_and_without_its_background(
+    run: Run, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setitem(OPTIONS, "IdentityFile", str(sshd.client_key))
+    lease = taken(run)
+    began = time.monotonic()
+    run("exec", lease["id"], "--", f"sleep 300 & echo $! > {tmp_path}/pid; exit 255", status=255)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert time.monotonic() - began < limit(30)
 
 
 def test_inventory_has_groups_by_label(run: Run, sshd: SSHServer) -> None:

@@ -206,7 +206,7 @@ def test_job_goes_on_although_it_cannot_be_noted(live: Any) -> None:
 
 
 def test_program_that_may_have_started_is_looked_for_before_it_starts_again(live: Any) -> None:
-    for uncertain in (255, BROKEN, AWAY):
+    for uncertain in (BROKEN, AWAY):
         runner, forge = live(Held(uncertain, "idle", "ended 0\n"), adopted=False)
         assert forge.calls == ["register"] and runner.fleet.failures == 0
         runner, forge = live(Held(uncertain, "none", "", "ended 0\n"), adopted=False)

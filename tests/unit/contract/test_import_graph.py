@@ -12,7 +12,8 @@ from tests import REPOSITORY
 
 #: From below to above; those on a line import nothing of each other unless ``MAY`` says so.
 LAYERS = (
-    ("client", "exceptions", "version"),
+    ("exceptions", "ssh", "version"),
+    ("client",),
     ("adapters", "mcp"),
     ("base", "logconfig", "reasons"),
     ("metrics",),

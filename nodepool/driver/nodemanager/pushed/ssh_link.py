@@ -22,10 +22,11 @@ from typing import Any
 from nodepool.base.backoff import Backoff
 from nodepool.driver.nodemanager.pushed import zipapp
 from nodepool.driver.nodemanager.pushed.target import Target
+from nodepool.ssh import OPTIONS, quoted
 
 MARK = "nodepool:"
-#: Seconds for the login, the push, and the start of the daemon (or, before, the removal of the last user's remains).
-CONNECT_TIMEOUT, PUSH_TIMEOUT, START_TIMEOUT = 15, 120.0, 240.0
+#: Seconds for the push, and the start of the daemon (or, before, the removal of the last user's remains).
+PUSH_TIMEOUT, START_TIMEOUT = 120.0, 240.0
 REMOVE_TIMEOUT, FORWARD_TIMEOUT, CLOSE_TIMEOUT = 120.0, 10.0, 5.0
 #: Seconds between two attempts.
 RETRY = Backoff(0.5, 15.0)
@@ -69,22 +70,15 @@ class Session:
         known.write_text("".join(f"{alias} {key}\n" for key in target.host_keys))
         self.control.unlink(missing_ok=True)
         options = {
+            **OPTIONS,
             "BatchMode": "yes",
-            "ConnectTimeout": CONNECT_TIMEOUT,
-            "ServerAliveInterval": 10,
-            "ServerAliveCountMax": 3,
-            "StrictHostKeyChecking": "yes",
             "HostKeyAlias": alias,
-            "UserKnownHostsFile": known,
-            "GlobalKnownHostsFile": "/dev/null",
+            "UserKnownHostsFile": quoted(str(known)),
             "IdentitiesOnly": "yes",
             "IdentityAgent": "none",
             "PreferredAuthentications": "publickey",
-            "ForwardAgent": "no",
-            "UpdateHostKeys": "no",
             "ControlMaster": "yes",
-            "ControlPath": self.control,
-            "ControlPersist": "no",
+            "ControlPath": quoted(str(self.control)),
             "StreamLocalBindMask": "0177",
             "StreamLocalBindUnlink": "yes",
             "LogLevel": "ERROR",
@@ -202,7 +196,19 @@ class Session:
         local.unlink(missing_ok=True)
         try:
             done = subprocess.run(
-                ["ssh", "-F", "none", "-o", f"ControlPath={self.control}", "-O", "forward", "-L", f"{local}:{remote}", "--", "x"],
+                [
+                    "ssh",
+                    "-F",
+                    "none",
+                    "-o",
+                    f"ControlPath={quoted(str(self.control))}",
+                    "-O",
+                    "forward",
+                    "-L",
+                    f"{local}:{remote}",
+                    "--",
+                    "x",
+                ],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -1,0 +1,213 @@
+"""SSH of leases with a real sshd, whose limits are those of OpenSSH unless a test says so."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nodepool import ssh
+from nodepool.adapters import gitlab
+from nodepool.client import LeaseEnded, NodepoolError, Pool
+from tests.conftest import wait_for
+from tests.integration.lease.conftest import places
+from tests.support.deadline import limit
+from tests.support.launcher import LauncherBench
+from tests.support.sshd import SSHServer, ssh_server
+
+
+@pytest.fixture(scope="module")
+def sshd() -> Iterator[SSHServer]:
+    options = ["Subsystem sftp internal-sftp", "MaxStartups 10:30:100", "MaxSessions 10", "MaxAuthTries 6"]
+    with ssh_server(kinds=["ed25519"], options=options) as server:
+        # The first value of an option counts.
+        server.pause()
+        server.config.write_text(server.config.read_text().replace("MaxStartups 2000\n", ""))
+        server.restart()
+        yield server
+
+
+@pytest.fixture
+def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
+    with places(bench, sshd, tmp_path, 1) as made:
+        yield made
+
+
+@pytest.fixture
+def node(sshd: SSHServer) -> ssh.Node:
+    return ssh.Node("0000000001", address="127.0.0.1", port=sshd.port, username="root", host_keys=list(sshd.host_keys))
+
+
+@pytest.fixture
+def path(sshd: SSHServer, node: ssh.Node, tmp_path: pathlib.Path) -> str:
+    identity = {"IdentityFile": ssh.quoted(str(sshd.client_key)), "IdentitiesOnly": "yes"}
+    return ssh.write([node], str(tmp_path / "ssh"), identity=identity)
+
+
+@pytest.fixture
+def vanish(sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[threading.Thread]:
+    """Stop all connections of sshd as soon as the program there has written its process id; kill both in the end."""
+    place, stopped = tmp_path / "pid", []
+
+    def stop() -> None:
+        wait_for(lambda: place.exists() and place.read_text().strip(), 30, "the program")
+        assert sshd.process is not None
+        listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(sshd.process.pid)], capture_output=True, check=True)
+        stopped.extend(map(int, listing.stdout.split()))
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
+
+    thread = threading.Thread(target=stop, name="stop", daemon=True)
+    thread.start()
+    yield thread
+    thread.join(60)
+    for process in [*stopped, int(place.read_text())]:
+        os.kill(process, signal.SIGKILL)
+
+
+def run(path: str, node: ssh.Node, command: str, data: bytes = b"", seconds: float = 60.0) -> tuple[int, bytes, bytes]:
+    out, err = io.BytesIO(), io.BytesIO()
+    status = ssh.run(*ssh.remote(path, node, command), (out, err), data, time.monotonic() + seconds, set())
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_forty_commands_at_once_succeed(path: str, node: ssh.Node) -> None:
+    with concurrent.futures.ThreadPoolExecutor(40) as threads:
+        found = list(threads.map(lambda number: run(path, node, f"echo {number}; echo e{number} >&2; exit {number}"), range(40)))
+    assert found == [(number, b"%d\n" % number, b"e%d\n" % number) for number in range(40)]
+
+
+def test_process_in_the_background_does_not_keep_the_command_open(path: str, node: ssh.Node) -> None:
+    began = time.monotonic()
+    status, out, _err = run(path, node, "sleep 300 & echo $!; exit 5")
+    os.kill(int(out), signal.SIGKILL)
+    assert status == 5 and time.monotonic() - began < limit(30)
+
+
+@pytest.mark.parametrize("status", [0, 1, 254, 255])
+def test_status_is_that_of_the_command(path: str, node: ssh.Node, status: int) -> None:
+    assert run(path, node, f"exit {status}") == (status, b"", b"")
+
+
+def test_command_that_a_signal_ended_has_the_status_of_shells(path: str, node: ssh.Node) -> None:
+    assert run(path, node, "exec sh -c 'kill -TERM $$'")[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("text", ["a  b", "it's \\ \\\\ \\n %s %% ${HOME} ! \"", "one\ntwo\n\nthree", "ä€\x1e\x1b"])
+def test_command_arrives_as_it_was_given(path: str, node: ssh.Node, text: str) -> None:
+    quoted = text.replace("'", "'\"'\"'")
+    assert run(path, node, f"printf %s '{quoted}'")[1] == text.encode()
+
+
+def test_all_bytes_pass_in_both_directions(path: str, node: ssh.Node) -> None:
+    data = bytes(range(256)) * 8000 + b"\x1e"
+    assert run(path, node, "cat; cat /dev/null >&2", data) == (0, data, b"")
+
+
+def test_command_is_killed_with_its_children_after_its_time(path: str, node: ssh.Node, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(TimeoutError):
+        run(path, node, f"sleep 300 & echo $! > {tmp_path}/pid; sleep 300", seconds=3)
+    process = pathlib.Path("/proc", (tmp_path / "pid").read_text().strip())
+    wait_for(lambda: not process.exists() or "Z" in (process / "stat").read_text(), 20, "no process")
+
+
+@pytest.mark.usefixtures("vanish")
+def test_machine_that_vanishes_ends_the_command(
+    sshd: SSHServer, node: ssh.Node, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ssh.OPTIONS, "ServerAliveInterval", "1")
+    path = ssh.write([node], str(tmp_path / "ssh"), identity={"IdentityFile": ssh.quoted(str(sshd.client_key))})
+    with pytest.raises(ssh.Lost, match="lost before the program ended"):
+        run(path, node, f"echo $$ > {tmp_path}/pid; exec sleep 300", seconds=limit(100))
+
+
+def test_other_keys_of_the_agent_are_not_offered(
+    path: str, node: ssh.Node, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = tmp_path / "agent"
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(agent)], stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_for(agent.exists, 10, "the agent")
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+            for number in range(6):
+                key = str(tmp_path / f"key{number}")
+                subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=60)
+                subprocess.run(["ssh-add", "-q", key], check=True, timeout=60)
+            assert run(path, node, "true")[0] == 0
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "%h", "$HOME", "{x}"])
+def test_directory_may_have_any_usual_name(sshd: SSHServer, node: ssh.Node, tmp_path: pathlib.Path, name: str) -> None:
+    key = tmp_path / name / "key"
+    path = ssh.write([node], str(tmp_path / name), identity={"IdentityFile": ssh.quoted(str(key))})
+    shutil.copy(sshd.client_key, key)
+    assert run(path, node, "echo well")[1] == b"well\n"
+
+
+@pytest.mark.parametrize("name", ["${HOME}", 'a"b', "a\\b", "a\nb", "{{x}}", "{%x%}"])
+def test_directory_that_ssh_or_ansible_would_change_is_refused(node: ssh.Node, tmp_path: pathlib.Path, name: str) -> None:
+    with pytest.raises(ValueError, match="ssh cannot use the path"):
+        ssh.write([node], str(tmp_path / name))
+
+
+def test_files_with_blanks_colons_and_percent_signs_are_copied(pool: Pool, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "100% a:b").write_bytes(b"\0\xff")
+    with pool.lease("small") as lease:
+        lease.put(tmp_path / "100% a:b", f"{tmp_path}/there %d x:y")
+        lease.get(f"{tmp_path}/there %d x:y", tmp_path / "back:%s")
+        assert (tmp_path / "back:%s").read_bytes() == b"\0\xff"
+        with concurrent.futures.ThreadPoolExecutor(20) as threads:
+            list(threads.map(lambda number: lease.put(tmp_path / "back:%s", f"{tmp_path}/put{number}"), range(20)))
+        with pytest.raises(NodepoolError, match="has 1 nodes; there is no node 2"):
+            lease.run("true", node=1)
+    assert len(list(tmp_path.glob("put*"))) == 20
+
+
+def test_end_of_the_lease_ends_its_commands_and_removes_its_files(pool: Pool, tmp_path: pathlib.Path) -> None:
+    pool.ssh_directory = str(tmp_path / "files")
+    lease = pool.lease("small")
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            lease.run(f"touch {tmp_path}/begun; sleep 300")
+        except NodepoolError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="work", daemon=True)
+    thread.start()
+    wait_for((tmp_path / "begun").exists, 30, "the command")
+    assert (tmp_path / "files" / "known_hosts").exists()
+    lease.give_back()
+    thread.join(limit(30))
+    assert [type(error) for error in errors] in ([NodepoolError], [LeaseEnded])
+    assert not (tmp_path / "files").exists()
+
+
+@pytest.mark.usefixtures("vanish")
+def test_gitlab_job_on_a_vanished_machine_is_a_system_failure(
+    pool: Pool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(ssh.OPTIONS, "ServerAliveInterval", "1")
+    given = {
+        "TMPDIR": str(tmp_path), "NODEPOOL_URL": pool.url, "NODEPOOL_TOKEN": pool.token or "",
+        "NODEPOOL_SSH_KEY": str(pool.key_file), "SYSTEM_FAILURE_EXIT_CODE": "73",
+    }  # fmt: skip
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    (tmp_path / "script").write_text(f"echo $$ > {tmp_path}/pid; exec sleep 300\n")
+    with pool.lease("small", for_="1h") as lease:
+        gitlab.Kept().write(lease)
+        assert gitlab.main(["run", str(tmp_path / "script"), "build_script"]) == 73
+    assert "the connection was lost before the program ended" in capfd.readouterr().out
