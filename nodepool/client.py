@@ -21,7 +21,6 @@ import contextlib
 import datetime
 import email.message
 import http.client
-import io
 import json
 import logging
 import os
@@ -41,7 +40,7 @@ import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from nodepool import ssh
 from nodepool.ssh import Node as Node
@@ -61,6 +60,8 @@ LEAST_PAUSE = 1.0
 UNAVAILABLE = ("unreachable", "no-zookeeper", "busy")
 #: Bytes of input, and seconds, of a command that the launcher runs.
 MOST_INPUT, MOST_TIME = 45_000, 86_400.0
+#: Bytes of each stream of a program that are kept; adapters show only the end.
+MOST_OUTPUT, SHOWN = 64 << 20, 64 << 10
 #: Codes of answers to a lease that waits after which it is requested again.
 AGAIN = ("gone", "ended", "try-again")
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class LeaseEnded(NodepoolError):
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a command."""
+    """The result of a command; the middle of long output is replaced by ``[N bytes omitted]``."""
 
     status: int
     stdout: bytes
@@ -136,15 +137,17 @@ class Pool:
     :param token: default: ``NODEPOOL_TOKEN``. The socket needs none.
     :param key_file: private key for SSH; default: ``NODEPOOL_SSH_KEY``, or what ``ssh`` finds.
     :param ssh_directory: of the files of one lease, which several programs share until it is returned.
+    :param most_output: bytes that are kept of each stream of a program: the first and the last ones.
     """
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, key_file: str | None = None, ssh_directory: str | None = None
-    ) -> None:
+        self, url: str | None = None, token: str | None = None, key_file: str | None = None, ssh_directory: str | None = None,
+        most_output: int = MOST_OUTPUT,
+    ) -> None:  # fmt: skip
         self.url = (url or os.environ.get("NODEPOOL_URL") or SOCKET).rstrip("/")
         self.key_file = key_file or os.environ.get("NODEPOOL_SSH_KEY")
         self.token = token or os.environ.get("NODEPOOL_TOKEN")
-        self.ssh_directory = ssh_directory
+        self.ssh_directory, self.most_output = ssh_directory, most_output
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("unix", "http", "https") or not (parts.path if parts.scheme == "unix" else parts.hostname):
             raise ValueError(f"{self.url!r} is not a URL such as https://pool.example.org or unix:///run/nodepool/api.sock")
@@ -249,7 +252,7 @@ class Pool:
         :raises TimeoutError: it has not ended within the body's ``timeout``.
         """
         deadline = time.monotonic() + body["timeout"]
-        outputs = _outputs(stream)
+        outputs = self.outputs(stream)
         connection = self._connection()
         try:
             connection.request("POST", f"/api/v1{path}", json.dumps(body), self._headers(token or self.token, True))
@@ -276,6 +279,10 @@ class Pool:
         if time.monotonic() >= deadline:
             raise TimeoutError
         raise NodepoolError("broken", "The program was ended: the node, or the launcher's connection to it, no longer exists")
+
+    def outputs(self, stream: bool) -> list[ssh.Output]:
+        """Return where the output of a program goes: to that of this one, or to memory."""
+        return [sys.stdout.buffer, sys.stderr.buffer] if stream else [ssh.Kept(self.most_output), ssh.Kept(self.most_output)]
 
     @staticmethod
     def _headers(token: str | None, body: bool) -> dict[str, str]:
@@ -307,13 +314,8 @@ class Pool:
         return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
 
 
-def _outputs(stream: bool) -> list[IO[bytes]]:
-    """Return where the output of a program goes: to that of this one, or to memory."""
-    return [sys.stdout.buffer, sys.stderr.buffer] if stream else [io.BytesIO(), io.BytesIO()]
-
-
-def _content(output: IO[bytes]) -> bytes:
-    return output.getvalue() if isinstance(output, io.BytesIO) else b""
+def _content(output: ssh.Output) -> bytes:
+    return output.content() if isinstance(output, ssh.Kept) else b""
 
 
 def _error(status: int, headers: email.message.Message, data: bytes) -> NodepoolError:
@@ -594,7 +596,7 @@ class Lease:
     def _execute(
         self, argv: list[str], command: str | None, data: bytes | None, timeout: Duration | None, stream: bool = False
     ) -> Done:
-        limit, outputs = None if timeout is None else seconds(timeout), _outputs(stream)
+        limit, outputs = None if timeout is None else seconds(timeout), self._pool.outputs(stream)
         deadline = None if limit is None else time.monotonic() + limit
         try:
             status = ssh.run(argv, command, outputs, data or b"", deadline, self._running)

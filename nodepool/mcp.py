@@ -40,6 +40,8 @@ class Machines:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        # A file that is too long is noticed.
+        pool.most_output = 4 * MOST_FILE
         self._leases: dict[str, Lease] = {}
 
     def tools(self) -> list[Callable[..., Any]]:

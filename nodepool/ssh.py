@@ -36,8 +36,9 @@ _KEY = re.compile(r"[a-z0-9@.\-]+ [A-Za-z0-9+/=]+\Z")
 _UNWRITABLE = re.compile(r'["\\]|[${]\{|\{[%#]')
 #: Runs a command in the login shell, and reports process id and status on both streams: processes in the background may keep
 #: the streams open, and the status of ssh itself may have other causes. $1: the command for %b of printf; $2: a random mark.
+#: With SHLVL, bash does not read ~/.bashrc a second time, whose output would be taken for that of the command.
 _FRAME = (
-    'm="\\036$2%d;"; printf "$m" $$; printf "$m" $$ >&2; "${SHELL:-/bin/sh}" -c "$(printf %b "$1")"; s=$?; '
+    'm="\\036$2%d;"; printf "$m" $$; printf "$m" $$ >&2; SHLVL=1 "${SHELL:-/bin/sh}" -c "$(printf %b "$1")"; s=$?; '
     'printf "$m" $s; printf "$m" $s >&2; exit $s'
 )
 #: Bytes of errors that are kept, of the longest mark, and the status of ssh and scp without a connection.
@@ -139,6 +140,35 @@ def write(nodes: Sequence[Node], directory: str, insecure: bool = False, identit
     return path
 
 
+class Kept:
+    """Keeps the first and the last bytes that are written, at most `most` together."""
+
+    def __init__(self, most: int) -> None:
+        self._half = most // 2
+        self._first, self._last, self._omitted = bytearray(), bytearray(), 0
+
+    def write(self, data: bytes) -> None:
+        room = self._half - len(self._first)
+        self._first += data[:room]
+        self._last += data[room:]
+        if len(self._last) > 2 * self._half:
+            self.flush()
+
+    def flush(self) -> None:
+        """Forget what is neither first nor last."""
+        more = max(0, len(self._last) - self._half)
+        self._omitted += more
+        del self._last[:more]
+
+    def content(self) -> bytes:
+        """Return it, with a line that says how much was omitted."""
+        note = f"\n[{self._omitted} bytes omitted]\n".encode() if self._omitted else b""
+        return bytes(self._first + note + self._last)
+
+
+Output = IO[bytes] | Kept
+
+
 @dataclass
 class _Stream:
     """Passes on what a program writes between two marks.
@@ -146,7 +176,7 @@ class _Stream:
     :ivar numbers: of the marks that have been read.
     """
 
-    sink: IO[bytes]
+    sink: Output
     mark: re.Pattern[bytes]
     numbers: list[int]
     #: What has not been passed on, and the end of all that was read.
@@ -206,7 +236,7 @@ def remote(path: str, node: Node, command: str, batch: bool = True) -> tuple[lis
 
 
 def run(
-    argv: Sequence[str], command: str | None, outputs: Sequence[IO[bytes]], data: bytes | None, deadline: float | None,
+    argv: Sequence[str], command: str | None, outputs: Sequence[Output], data: bytes | None, deadline: float | None,
     running: set[Any],
 ) -> int:  # fmt: skip
     """Run ``ssh``, or ``scp``; return the status.

@@ -29,7 +29,7 @@ from twisted.internet import defer, task, threads
 from twisted.python import log
 from twisted.python.threadpool import ThreadPool
 
-from nodepool.client import SOCKET, Duration, Lease, LeaseEnded, NodepoolError, NotAllowed, Pool, seconds
+from nodepool.client import SHOWN, SOCKET, Duration, Lease, LeaseEnded, NodepoolError, NotAllowed, Pool, seconds
 
 #: Seconds of one long poll, and between two checks of a lease in use.
 POLL, CHECK_EVERY = 10.0, 15.0
@@ -104,7 +104,7 @@ class Settings:
 
     def pool(self) -> Pool:
         token = pathlib.Path(self.token_file).read_text().strip() if self.token_file else None
-        return Pool(self.url, token, self.key_file)
+        return Pool(self.url, token, self.key_file, most_output=SHOWN)
 
 
 class Machine:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import requests
 
-from nodepool.adapters.runners.calls import reason_of
+from nodepool.adapters.runners.calls import UNCOMPRESSED, content_of, reason_of
 from nodepool.adapters.runners.forge import ForgeError
 
 #: Seconds to connect, and between two parts of an answer.
@@ -145,36 +145,40 @@ class Connection:
         try:
             answer = self._session.request(
                 method, self.url + path, params=dict(query), json=body, auth=authorize, timeout=TIMEOUT, allow_redirects=False,
-                verify=self._verify, headers={"Accept": "application/json", "Connect-Protocol-Version": "1"},
+                stream=True, verify=self._verify,
+                headers={"Accept": "application/json", "Connect-Protocol-Version": "1", **UNCOMPRESSED},
             )  # fmt: skip
-        except requests.RequestException as error:
+            with answer:
+                content = content_of(answer)
+        except OSError as error:  # requests.RequestException is one
             raise ForgeError(f"{self.url} cannot be reached: {reason_of(error)}") from error
         if answer.is_redirect:
             raise ForgeError(f"{self.url} redirects to {answer.headers.get('Location')}: use that as url")
         if answer.status_code >= 400:
-            raise self._error(answer, f"{method} {path}")
-        if not answer.content:
+            raise self._error(answer.status_code, f"{method} {path}: {answer.status_code} {_shortened(content)}")
+        if not content:
             return None
         try:
-            found: object = answer.json()
+            found: object = json.loads(content)
         except ValueError:
-            raise ForgeError(f"{self.url}: {method} {path}: the answer is not JSON: {_shortened(answer.text)}") from None
+            raise ForgeError(f"{self.url}: {method} {path}: the answer is not JSON: {_shortened(content)}") from None
         return found
 
-    def _error(self, answer: requests.Response, what: str) -> ForgeError:
-        text = f"{self.url}: {what}: {answer.status_code} {_shortened(answer.text)}"
-        if answer.status_code == 401:
+    def _error(self, status: int, what: str) -> ForgeError:
+        text = f"{self.url}: {what}"
+        if status == 401:
             return ForgeError(f"{text}: the token is not valid; create a new one")
-        if answer.status_code == 403:
+        if status == 403:
             return ForgeError(f"{text}: the token may not do this; {self._rights}")
-        return NotFound(text) if answer.status_code in (404, 405) else ForgeError(text)
+        return NotFound(text) if status in (404, 405) else ForgeError(text)
 
 
 class NotFound(ForgeError):
     """What is called does not exist, or the server has no such call."""
 
 
-def _shortened(text: str) -> str:
+def _shortened(content: bytes) -> str:
+    text = content.decode("utf-8", "replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = str(json.loads(text)["message"])
     return text[:MOST_TEXT]

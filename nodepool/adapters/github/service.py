@@ -18,7 +18,7 @@ import jwt
 import requests
 import requests.adapters
 
-from nodepool.adapters.runners.calls import is_untrusted, reason_of
+from nodepool.adapters.runners.calls import UNCOMPRESSED, content_of, is_untrusted, reason_of
 from nodepool.adapters.runners.forge import ForgeError
 from nodepool.adapters.runners.program import ConfigError
 
@@ -30,8 +30,6 @@ ANSWER, POLL, REPEAT = 30.0, 120.0, 90.0
 SOON = 60.0
 #: Longest name of an exception, text, or body of an answer that is shown.
 TEXT = 300
-#: Bytes of an answer that are read.
-MOST = 16 << 20
 API = "6.0-preview"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HOSTED = ("github.com", "www.github.com", "github.localhost")
@@ -142,7 +140,7 @@ class Service:
         self._lock = threading.Lock()
         self._base, self._token, self._ends = "", "", 0.0
         agent = {"system": "nodepool", "version": metadata.version("nodepool"), "subsystem": "listener", "kind": "scaleset"}
-        self._always = {"Accept": f"application/json; api-version={API}", "User-Agent": json.dumps(agent)}
+        self._always = {"Accept": f"application/json; api-version={API}", "User-Agent": json.dumps(agent), **UNCOMPRESSED}
 
     # -- the chain of tokens
 
@@ -214,7 +212,7 @@ class Service:
                     stream=True, verify=self._verify,
                 )  # fmt: skip
                 with answer:
-                    content = answer.raw.read(MOST, decode_content=True)
+                    content = content_of(answer)
             except (requests.RequestException, OSError) as error:
                 failure = ServiceError(0, "", f"{_place_of(url)} does not answer: {_short(reason_of(error))}")
                 unsent = isinstance(error, requests.exceptions.ConnectTimeout | requests.exceptions.SSLError)

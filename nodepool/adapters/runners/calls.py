@@ -1,11 +1,37 @@
-"""Why calls of forges fail.
+"""Answers of forges, and why calls of forges fail.
 
-Imported only with the extra of a forge: it needs urllib3.
+Imported only with the extra of a forge: it needs requests and urllib3.
 """
 
 from __future__ import annotations
 
-from urllib3.exceptions import MaxRetryError
+import time
+
+import requests
+from urllib3.exceptions import HTTPError, MaxRetryError
+
+#: What a call asks for: a small compressed answer may be a large one.
+UNCOMPRESSED = {"Accept-Encoding": "identity"}
+#: Bytes and seconds of the body of an answer.
+MOST, LONGEST = 16 << 20, 60.0
+
+
+def content_of(answer: requests.Response) -> bytes:
+    """Return the body of an answer that is read from the connection.
+
+    :raises OSError: it is compressed, too long, arrives too slowly, or the connection is lost.
+    """
+    if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        raise OSError(f"its answer is compressed ({encoding}) although that was not requested")
+    found, deadline = bytearray(), time.monotonic() + LONGEST
+    try:
+        while data := answer.raw.read1(1 << 16):
+            found += data
+            if len(found) > MOST or time.monotonic() > deadline:
+                raise OSError(f"its answer has more than {MOST} bytes, or took longer than {LONGEST:g} s")
+    except HTTPError as error:
+        raise OSError(str(error)) from error
+    return bytes(found)
 
 
 def is_untrusted(error: Exception) -> bool:

@@ -32,7 +32,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.runner import BUSY, ENDING, IDLE, STARTING, WAITING
-from nodepool.client import NodepoolError, Pool, seconds
+from nodepool.client import SHOWN, NodepoolError, Pool, seconds
 
 log = logging.getLogger("nodepool.adapters.runners")
 
@@ -166,7 +166,7 @@ class Pools:
         shutil.rmtree(self._own, ignore_errors=True)
 
     def __call__(self, runner: str) -> Pool:
-        return Pool(self._url, self._token, self._key, str(self._own / runner) if runner else None)
+        return Pool(self._url, self._token, self._key, str(self._own / runner) if runner else None, SHOWN)
 
 
 class Collector:

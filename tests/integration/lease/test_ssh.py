@@ -113,6 +113,26 @@ def test_all_bytes_pass_in_both_directions(path: str, node: ssh.Node) -> None:
     assert run(path, node, "cat; cat /dev/null >&2", data) == (0, data, b"")
 
 
+def test_output_beyond_its_bound_keeps_the_beginning_and_the_end(pool: Pool) -> None:
+    pool.most_output = 1000
+    with pool.lease("small") as lease:
+        done = lease.run("echo begin; head -c 3000000 /dev/zero; echo end; echo few >&2")
+    assert done.stdout == b"begin\n" + bytes(494) + b"\n[2999010 bytes omitted]\n" + bytes(496) + b"end\n"
+    assert done.stderr == b"few\n"
+
+
+@pytest.mark.parametrize("sizes", [[9], [10], [4, 6], [11], [3] * 9, [1] * 40, [100, 1]])
+def test_kept_output_never_exceeds_its_bound(sizes: list[int]) -> None:
+    kept, given = ssh.Kept(10), b""
+    for number, size in enumerate(sizes):
+        data = bytes([number]) * size
+        given += data
+        kept.write(data)
+    kept.flush()
+    first, note, last = kept.content().partition(b"\n[%d bytes omitted]\n" % (len(given) - 10))
+    assert (first + last == given) if len(given) <= 10 else (first, last) == (given[:5], given[-5:]) and note
+
+
 def test_command_is_killed_with_its_children_after_its_time(path: str, node: ssh.Node, tmp_path: pathlib.Path) -> None:
     with pytest.raises(TimeoutError):
         run(path, node, f"sleep 300 & echo $! > {tmp_path}/pid; sleep 300", seconds=3)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pathlib
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from nodepool.adapters.gitea.api import Connection, Forgejo, Gitea, Job
+from nodepool.adapters.runners import calls
 from nodepool.adapters.runners.forge import ForgeError
 from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request
 
@@ -276,3 +279,25 @@ def test_forgejo_runner_with_a_job_is_not_removed(served: Served) -> None:
     forge = Forgejo(served.connection())
     assert not forge.remove(3) and forge.remove(4)
     assert [each.online for each in forge.runners()] == [True, False]
+
+
+def slowly(pieces: int) -> Iterator[bytes]:
+    for _ in range(pieces):
+        time.sleep(0.05)
+        yield b" "
+
+
+@pytest.mark.parametrize(("reply", "text"), [
+    (lambda: Reply(200, gzip.compress(b"{}"), [("Content-Encoding", "gzip")]), r"compressed \(gzip\) although"),
+    (lambda: Reply(200, b" " * 5001), "more than 5000 bytes"),
+    (lambda: Reply(200, b"", stream=slowly(4000)), "took longer than 0.3 s"),
+])  # fmt: skip
+def test_answer_that_is_compressed_too_long_or_too_slow_is_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch, reply: Callable[[], Reply], text: str
+) -> None:
+    monkeypatch.setattr(calls, "MOST", 5000)
+    monkeypatch.setattr(calls, "LONGEST", 0.3)
+    served.answers["GET /api/v1/admin/actions/jobs"] = lambda _request: reply()
+    with pytest.raises(ForgeError, match=text):
+        Gitea(served.connection()).queue()
+    assert served.proxy.requests[0].headers["accept-encoding"] == "identity"
