@@ -30,7 +30,7 @@ BUSY, PAUSES, END = 60.0, (0.2, 2.0), 10.0
 #: What ssh reports when a server has too many logins at once (MaxStartups).
 _TOO_MANY = re.compile("kex_exchange_identification|Connection (?:closed|reset) by|Exceeded MaxStartups|Not allowed at this time")
 #: What may stand in files of ssh without quotes: addresses and names of users come from clouds and records.
-_PLAIN = re.compile(r"[A-Za-z0-9_.:%@\-]+\Z")
+PLAIN = re.compile(r"[A-Za-z0-9_.:%@\-]+\Z")
 _KEY = re.compile(r"[a-z0-9@.\-]+ [A-Za-z0-9+/=]+\Z")
 #: ssh knows no way to write these in a path, and Ansible would take braces for a template.
 _UNWRITABLE = re.compile(r'["\\]|[${]\{|\{[%#]')
@@ -72,7 +72,7 @@ def unreachable(node: Node) -> str | None:
     """Return why ssh cannot reach a node; None: it can."""
     if node.connection_type not in (None, "ssh", "network_cli"):
         return f"node {node.id} is used by {node.connection_type}, not by SSH"
-    if not node.address or not _PLAIN.match(node.address) or not _PLAIN.match(node.username or "-"):
+    if not node.address or not PLAIN.match(node.address) or not PLAIN.match(node.username or "-"):
         return f"node {node.id} has no usable address or user name"
     return None if isinstance(node.port, int) else f"node {node.id} has no SSH port"
 

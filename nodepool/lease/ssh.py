@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import time
@@ -75,20 +76,25 @@ def remove(lease_id: str) -> None:
 
 
 def inventory(lease: Lease, directory: str | None = None) -> dict[str, Any]:
-    """Return Ansible's inventory with a group for each label.
+    """Return Ansible's inventory with a group for each label; nodes whose data contain templates are left out.
 
     :param directory: of ``known_hosts``: the result is for a file, which has another form than the output of a program.
     """
     hosts: dict[str, dict[str, Any]] = {}
     groups: dict[str, Any] = {}
     for name, node in names(lease.nodes):
-        hosts[name] = {
+        found = {
             "ansible_host": node.interface_ip, "ansible_port": node.connection_port, "ansible_user": node.username,
             "ansible_connection": node.connection_type, "ansible_python_interpreter": node.python_path or "auto",
             "nodepool_id": node.id, "nodepool_label": ",".join(node.type), "nodepool_provider": node.provider,
         }  # fmt: skip
+        if any("{" in str(value) for value in found.values()):
+            continue  # Ansible would run a template
+        hosts[name] = found
         for label in node.type:
-            groups.setdefault(label, {"hosts": []})["hosts"].append(name)
+            # Ansible would give the host of that name its variables to all hosts of the group, and the other way round.
+            group = f"label-{label}" if re.fullmatch(r"n\d+|all|ungrouped|_meta", label) else label
+            groups.setdefault(group, {"hosts": []})["hosts"].append(name)
     if directory is None:
         return {"_meta": {"hostvars": hosts}, **groups}
     known = shlex.quote(f"UserKnownHostsFile={ssh.quoted(f'{directory}/known_hosts')}")

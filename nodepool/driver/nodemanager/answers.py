@@ -13,6 +13,7 @@ import voluptuous as v
 
 from nodepool.nodemanager.client.rpc import RpcError
 from nodepool.nodemanager.client.texts import clean
+from nodepool.ssh import PLAIN
 
 #: Largest plausible amount of anything; sums of such amounts stay exact.
 MAX_AMOUNT = 1 << 50
@@ -51,6 +52,13 @@ def _text(value: object) -> object:
     return value
 
 
+def _plain(value: object) -> object:
+    """Check a user or an address: both go into files of ssh and Ansible, and the latter would run a template."""
+    if value and not (isinstance(value, str) and PLAIN.match(value)):
+        raise _bad("a plain name or address", value)
+    return _text(value)
+
+
 def _amounts(*names: str) -> dict[Any, Any]:
     return {v.Required(name): _amount for name in names}
 
@@ -72,8 +80,8 @@ _SLIVER = v.Schema(
     {
         v.Required("name"): _text,
         "state": v.Any(_text, None),
-        "username": v.Any(_text, None),
-        "ssh_address": v.Any(_text, None),
+        "username": v.Any(_plain, None),
+        "ssh_address": v.Any(_plain, None),
         "ssh_port": v.Any(_port, None),
         "host_keys": v.Any([_text], None),
         "index": v.Any(_amount, None),

@@ -8,6 +8,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerProviderConfig
 from nodepool.driver.nodemanager.hosts import Hosts
+from nodepool.ssh import PLAIN
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import RecordError, parse_object
@@ -29,6 +30,8 @@ def parse(name: str, data: bytes | None, provider: NodeManagerProviderConfig) ->
     for value in (address, group):
         if value is not None and not isinstance(value, str):
             raise RecordError("ssh_address and group must be texts")
+    if address and not PLAIN.match(address):
+        raise RecordError(f"ssh_address must be a plain name or address, not {address[:80]!r}")
     options: dict[str, Any] = {"name": name, "url": url, "ssh-address": address or None, "group": group or None}
     if url.startswith("https://"):
         if not provider.ca_cert:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
+import subprocess
 
 import pytest
 import yaml
 
 from nodepool.client import Pool
+from nodepool.lease import ssh
+from nodepool.lease.record import of_nodes
+from nodepool.zk.records import Node
 from tests.conftest import wait_for
 from tests.integration.adapters.conftest import Shell
 from tests.support import manual
@@ -39,6 +44,35 @@ def test_inventory_lets_ansible_refuse_a_host_with_another_key(shell: Shell, tmp
     done = shell(text, path=str(pathlib.Path(program("ansible")).parent))
     assert done.returncode != 0
     assert "Host key verification failed" in done.stdout + done.stderr
+
+
+def test_templates_in_the_data_of_nodes_do_not_run_in_ansible(tmp_path: pathlib.Path) -> None:
+    def node(number: int, **changes: object) -> Node:
+        made = Node(f"{number:010}")
+        made.type, made.interface_ip, made.connection_port, made.username = ["small", "n1"], f"192.0.2.{number}", 22, "root"
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
+    template = f"{{{{ lookup('pipe', 'touch {tmp_path}/ran') }}}}"
+    nodes = [node(1), node(2), node(3, username=template), node(4, interface_ip=template), node(5, python_path=template)]
+    lease = of_nodes("200-0000000001", nodes)
+    (tmp_path / "i.json").write_text(json.dumps(ssh.inventory(lease, str(tmp_path))))
+    (tmp_path / "p.yaml").write_text(
+        "- {hosts: all, gather_facts: false, connection: local, tasks: [{debug: {var: ansible_user}}]}"
+    )
+    folder = pathlib.Path(program("ansible")).parent
+    argv = [folder / "ansible-playbook", "-i", tmp_path / "i.json", tmp_path / "p.yaml"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and "n1 " in done.stdout and "n3" not in done.stdout, done.stdout + done.stderr
+    assert not (tmp_path / "ran").exists()
+    for name, address in (("n1", "192.0.2.1"), ("n2", "192.0.2.2")):
+        shown = subprocess.run(
+            [folder / "ansible-inventory", "-i", tmp_path / "i.json", "--host", name],
+            capture_output=True, text=True, timeout=200, check=True,
+        )  # fmt: skip
+        assert json.loads(shown.stdout)["ansible_host"] == address and "same name" not in shown.stderr
+    assert ssh.inventory(lease)["label-n1"] == {"hosts": ["n1", "n2"]}
 
 
 def test_commands_of_the_page_on_tmt(shell: Shell, tmp_path: pathlib.Path) -> None:

@@ -42,7 +42,9 @@ def test_capacity_with_a_part_of_the_wrong_type_is_refused(changes: dict[str, An
     [
      {"name": None}, {"name": 5}, {"metadata": [1]}, {"effective": {"nm_mem_limit": "x"}}, {"ssh_port": 70000},
      {"ssh_port": 2.5},
-     {"host_keys": "key"}, {"host_keys": ["a\nother.example ssh-rsa AAAA"]}, {"username": {}}, {"expiry": math.nan},
+     {"host_keys": "key"}, {"host_keys": ["a\nother.example ssh-rsa AAAA"]}, {"username": {}},
+     {"username": "a{{b}}"}, {"ssh_address": "h{%x%}"}, {"ssh_address": "a b"},
+     {"expiry": math.nan},
      {"state": 1}],
     ids=repr,
 )  # fmt: skip

@@ -159,6 +159,7 @@ def test_announcements_of_hosts_are_parsed_or_refused() -> None:
         (b"{}", "api must be"),
         (b'{"api": "http://h:1"}', "api must be"),
         (b'{"api": "unix:/x", "ssh_address": 1}', "must be texts"),
+        (b'{"api": "unix:/x", "ssh_address": "{{a}}"}', "ssh_address must be a plain name or address"),
     ):
         with pytest.raises(RecordError, match=text):
             parse("h1", data, config)
