@@ -76,7 +76,7 @@ def remove(lease_id: str) -> None:
 
 
 def inventory(lease: Lease, directory: str | None = None) -> dict[str, Any]:
-    """Return Ansible's inventory with a group for each label; nodes whose data contain templates are left out.
+    """Return Ansible's inventory of nodes without templates, with a group for each label.
 
     :param directory: of ``known_hosts``: the result is for a file, which has another form than the output of a program.
     """

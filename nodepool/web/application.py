@@ -129,7 +129,7 @@ class Application:
         raise HttpError(http.HTTPStatus.NOT_FOUND, f"Not found; there are {there}")
 
     def _ready(self, verbose: bool) -> Response:
-        """Return readiness; problems follow in separate lines, of a ready launcher only if *verbose*.
+        """Return readiness, with problems in separate lines if not ready or *verbose*.
 
         Probes of 11.0.0 compare the text with ``OK``.
         """

@@ -53,7 +53,7 @@ def _text(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Check a user or an address: both go into files of ssh and Ansible, and the latter would run a template."""
+    """Check a user or an address for the files of ssh, and of Ansible, which runs templates."""
     if value and not (isinstance(value, str) and PLAIN.match(value)):
         raise _bad("a plain name or address", value)
     return _text(value)

@@ -18,7 +18,7 @@ class Places:
         self._taken: Counter[tuple[int, str]] = Counter()
 
     def take(self, *names: str, part: float = 1.0) -> bool:
-        """Take a place for these names; return False if one of them, or all, have their part already.
+        """Take a place for these names; return False if one of them has its part already.
 
         :param part: of each limit that may be used.
         """

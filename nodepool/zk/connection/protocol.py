@@ -96,7 +96,7 @@ class Handler(SequentialThreadingHandler):
         self.servers = 1
 
     def attempt(self, session: float) -> float:
-        """Return the seconds for one server: if it hangs, the session must live until the others were tried."""
+        """Return the seconds for one server, so that the session outlives some that hang."""
         return max(SHORTEST_ATTEMPT, session / self.servers)
 
     def create_connection(self, *args: object, timeout: float, **kwargs: object) -> Any:

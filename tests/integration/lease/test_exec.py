@@ -238,7 +238,9 @@ def test_client_waits_for_a_place_within_its_time(
     found.free("alice", lease.id)
 
 
-def test_machine_that_starts_no_programs_occupies_no_web_thread(api: Api, lease: Lease, programs: Programs) -> None:
+def test_machine_that_starts_no_programs_occupies_no_web_thread(
+    api: Api, lease: Lease, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One owner starts more programs at a time than there are web threads; another one uses the API meanwhile."""
 
     def ask() -> float:
@@ -255,7 +257,7 @@ def test_machine_that_starts_no_programs_occupies_no_web_thread(api: Api, lease:
         answer.wait(60)
         raise TimeoutError("the node does not answer")
 
-    programs.execute = silent  # type: ignore[method-assign]
+    monkeypatch.setattr(programs, "execute", silent)
     threads = [threading.Thread(target=code_of, args=(lambda: lease.run("true", timeout=30),), name="greedy") for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -281,7 +283,7 @@ def test_program_whose_client_disconnects_during_its_start_is_ended(
         go.wait(20)
         return execute(*args, **options)
 
-    programs.execute = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(programs, "execute", slow)
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {lease.token}"}
     connection.request("POST", f"/api/v1/leases/{lease.id}/exec", json.dumps({"command": ["sleep", "100"]}), headers)
