@@ -70,6 +70,9 @@ def acquire(
     :raises TimeoutException: not obtained in time.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
+    if not blocking and names_in_order(client, directory):
+        # A contender would make the holder's recursive delete of the directory fail.
+        raise ZKLockException(f"Did not get lock on {directory}")
     path = _enter(client, directory, record, ephemeral, (identifier or "").encode("utf8"))
     name = path.rsplit("/", 1)[1]
     try:

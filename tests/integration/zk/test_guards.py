@@ -112,6 +112,16 @@ def test_lock_of_a_missing_node_is_not_taken_and_leaves_nothing(zk: Any) -> None
     assert zk.getNodes() == [] and node.lock is None
 
 
+def test_held_lock_is_refused_without_a_contender(zk: Any, other: OtherClient) -> None:
+    node = idle(zk)
+    directory = f"{NODES}{node.id}/lock"
+    other.lock(directory)
+    before = zk.kazoo_client.exists(directory).cversion
+    with pytest.raises(exceptions.ZKLockException, match="Did not get lock"):
+        zk.lockNode(node, blocking=False)
+    assert zk.kazoo_client.exists(directory).cversion == before
+
+
 def test_lock_held_by_this_object_is_not_taken_twice(zk: Any) -> None:
     node = idle(zk)
     zk.lockNode(node)
