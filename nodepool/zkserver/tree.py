@@ -45,9 +45,10 @@ class Znode:
 
     def stat(self) -> bytes:
         count = len(self.children)
-        # Clients see the number of all changes of the children, deletions included.
+        # Clients see the number of all changes of the children, deletions included; it is signed, and wraps around.
+        changes = (self.created * 2 - count + (1 << 31)) % (1 << 32) - (1 << 31)
         return _STAT.pack(
-            self.czxid, self.mzxid, self.ctime, self.mtime, self.version, self.created * 2 - count, self.aversion,
+            self.czxid, self.mzxid, self.ctime, self.mtime, self.version, changes, self.aversion,
             self.owner, len(self.data or b""), count, self.pzxid,
         )  # fmt: skip
 

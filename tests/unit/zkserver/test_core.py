@@ -10,6 +10,7 @@ from kazoo.security import ACL, Id
 
 from nodepool.zkserver.core import LONGEST, MOST_BYTES, SHORTEST
 from nodepool.zkserver.requests import StandaloneServer
+from nodepool.zkserver.tree import Znode
 from tests.support.zkclient import Ended, MemoryPipe, RawClient
 
 OPEN = [ACL(31, Id("world", "anyone"))]
@@ -32,6 +33,10 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def test_number_of_changes_of_the_children_wraps_around() -> None:
+    assert struct.unpack_from("!i", Znode(created=(1 << 30) + 3).stat(), 36)[0] == 6 - (1 << 31)
 
 
 def test_session_ends_with_its_ephemeral_znodes_when_nothing_was_heard_for_its_timeout(bench: Bench) -> None:
