@@ -52,6 +52,8 @@ class OpenStackDeleteStateMachine(SteppedMachine):
         adapter, server_id, gone = self.adapter, self.external_id, False
         if not server_id:
             return
+        if not isinstance(server_id, str):
+            raise exceptions.NotFound(f"{server_id!r} is not the id of a server")
         yield from self.call(adapter._submitDelete(adapter.floating_ips.delete_of, server_id))
         while not gone:
             self.state = self.SERVER_DELETE

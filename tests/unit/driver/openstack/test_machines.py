@@ -102,6 +102,11 @@ def test_a_deletion_that_was_accepted_and_forgotten(
     assert not cloud._server_list
 
 
+def test_machine_with_an_id_of_another_driver_does_not_exist(adapter: FakeAdapter) -> None:
+    with pytest.raises(exceptions.NotFound, match="is not the id of a server"):
+        advance(adapter.getDeleteStateMachine({"vm": "x"}, LOG))
+
+
 @pytest.mark.parametrize("count", [FEW - 2, FEW + 6], ids=["one by one", "listed"])
 @pytest.mark.spec("issue 5: waiting for one object asks for that object; a failed look never harms a healthy launch")
 def test_one_that_cannot_be_looked_at(adapter: FakeAdapter, cloud: Cloud, servers: list[str], count: int) -> None:
