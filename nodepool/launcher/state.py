@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.config.model import Config
+from nodepool.driver.lifecycle import STARTING
 from nodepool.driver.request.base import RequestHandler, RequestHost
 from nodepool.launcher.pool import Pool
 from nodepool.launcher.requests.declines import Declines
@@ -51,7 +52,14 @@ class LauncherState:
         self.declines.note(request, pool.launcher_id, pool.capacity.label, reasons)
         # Our pools that are just being registered count, too.
         pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.workers.keys()
+        if self.is_starting(request.node_types):
+            return None
         return self.declines.known(request) if pools <= set(request.declined_by) else None
+
+    def is_starting(self, labels: Iterable[str]) -> bool:
+        """Return whether a provider that is still starting offers all these labels."""
+        known = self.config.not_running_labels if self.config is not None else {}
+        return any(self.config.provider_failures.get(name) == STARTING and set(labels) <= set(known[name]) for name in known)
 
     def getPoolWorkers(self, provider_name: str) -> list[Pool]:
         return [w for w in self.workers.values() if w.provider_name == provider_name]

@@ -434,6 +434,8 @@ class Assignment(threading.Thread):
             # All registrations were lost with the session: pools that can serve it may not be registered yet.
             decision = Decision(reasons=(because(Code.AFTER_SESSION_LOSS),))
             again_at = self.others_return_until
+        elif decision.decline_by and self.state.is_starting(cls.labels):
+            decision = Decision(reasons=(because(Code.REGISTERING),))  # the reload that starts it wakes us
         with self._condition:
             if not cls.queue or cls.queue[0][1] != request_id:
                 return

@@ -185,6 +185,7 @@ class Launcher:
         self.clock = HandClock()
         self.zk = Zk(tree, [pool("one", "a b c")])
         self.workers = {"one": worker}
+        self.is_starting = lambda _labels: False
 
 
 def make(tree: Tree, worker: Any) -> Assignment:

@@ -17,7 +17,7 @@ from nodepool.driver.statemachine.provider import StateMachineProvider
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.reasons import Code
 from tests.conftest import wait_for
-from tests.support.launcher import CLOUDS, LauncherBench, config, provider
+from tests.support.launcher import CLOUDS, LauncherBench, config, provider, reason_for
 
 SPEC = "LAU-21: "
 
@@ -334,10 +334,14 @@ def test_new_provider_that_is_slow_to_start_holds_up_no_other(bench: LauncherBen
         lambda: pool.getPoolWorkers("fake-one")[0].getPoolConfig().max_servers == 7, what="the other provider has its new limit"
     )
     assert [str(problem) for problem in pool.problems()] == [f"provider fake-slow: not running: {lifecycle.STARTING}"]
+    early = bench.submit("other")
+    unknown = bench.submit("unknown")
+    wait_for(lambda: reason_for(pool.assignment, early).startswith("pools of this launcher are still being registered"))
+    bench.wait_request(unknown, "failed")
     slow.may_start.set()
     wait_for(lambda: pool.getPoolWorkers("fake-slow"), what="the slow provider is taken into force")
     assert pool.problems() == [] and len(slow.managers) == 1
-    bench.fulfilled("other")
+    bench.wait_request(early, "fulfilled")
 
 
 def test_request_for_a_pool_that_is_just_being_added(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
