@@ -413,7 +413,10 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         return StaticNodeRequestHandler(poolworker, request)
 
     def checkNodeLiveness(self, node: zk.Node) -> bool:
-        """Return whether the host of this idle node answers; if not, deregister the node."""
+        """Return whether the host of this idle node answers with its known keys.
+
+        If not, deregister the node.
+        """
         entry = self._hosts.get(nodeTuple(node))
         if entry is None:
             self.deregisterNode(node)
@@ -422,12 +425,12 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
         if not static_node["host-key-checking"]:
             return True
         try:
-            nodeutils.nodescan(
-                static_node["name"], port=static_node["connection-port"], timeout=static_node["timeout"], gather_hostkeys=False
-            )
-            return True
-        except Exception as error:
-            self.log.warning("Static host %s does not answer, deregistering node %s: %s", nodeTuple(node), node.id, error)
+            if set(node.host_keys) <= set(self.checkHost(static_node)):
+                return True
+            error: Exception | str = "its host keys have changed"
+        except Exception as problem:
+            error = problem
+        self.log.warning("Static host %s cannot be used as it is, deregistering node %s: %s", nodeTuple(node), node.id, error)
         try:
             self.deregisterNode(node)
         except Exception:

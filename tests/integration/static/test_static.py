@@ -313,6 +313,19 @@ def test_host_that_fails_its_liveness_check_is_replaced(bench: DriverBench, sshd
         bench.give_back(node, other)
 
 
+def test_node_whose_host_has_other_keys_is_registered_again_before_it_is_assigned(bench: DriverBench) -> None:
+    with ssh_server(kinds=["ed25519"]) as server, ssh_server(kinds=["ecdsa"]) as other:
+        bench.start(config(host("127.0.0.1", "a", timeout=5, **{"connection-port": server.port})))
+        (before,) = bench.wait_nodes("a")
+        assert before.host_keys == server.host_keys
+        server.pause()
+        (server.folder / "host_ed25519").write_bytes((other.folder / "host_ecdsa").read_bytes())  # it was installed again
+        server.restart()
+        (node,) = bench.get("a")
+        assert node.id != before.id and node.host_keys == other.host_keys
+        bench.give_back(node)
+
+
 @pytest.mark.spec("LAU-21.182: off -> no scan at all")
 @pytest.mark.spec("STA-6.15: with host-key-checking off no scan is ever made")
 def test_no_checking_no_scan(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
