@@ -60,6 +60,7 @@ def _adjustments(listening: socket.socket) -> Adjustments:
         max_request_body_size=65536,
         outbuf_high_watermark=1 << 20,
         ident=None,
+        clear_untrusted_proxy_headers=False,  # they decide who may see the pages
     )
 
 

@@ -116,7 +116,7 @@ class Actions:
             raise Refused(error.status, error.code, str(error), _challenge(error.status)) from error
         if identity.role is Role.READ and identity.via == "anonymous":
             try:
-                pages.check(self._who_sees, {**environ, "REQUEST_METHOD": "GET"})
+                pages.check(self._who_sees, {**self._seen(environ), "REQUEST_METHOD": "GET"})
             except HttpError as error:
                 raise Refused(error.status, "not-allowed", error.text) from error
         return identity
@@ -127,7 +127,7 @@ class Actions:
         :raises HttpError: it may not.
         """
         if UID not in environ and "HTTP_AUTHORIZATION" not in environ:
-            pages.check(self._who_sees, environ)
+            pages.check(self._who_sees, self._seen(environ))
             return
         try:
             identity = self.identify(environ)
@@ -136,6 +136,10 @@ class Actions:
         if identity.lease is not None:
             raise HttpError(http.HTTPStatus.FORBIDDEN, "The token of a lease is for its own lease only")
         pages.check(pages.EVERYWHERE, environ)
+
+    def _seen(self, environ: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the environment with the address of the client of a named proxy."""
+        return {**environ, "REMOTE_ADDR": self._access.peer(environ).address}
 
     def answer(self, environ: Mapping[str, Any]) -> Response | Parked:
         """Return the answer, or a call that waits; never raises."""

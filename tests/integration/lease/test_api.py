@@ -221,6 +221,22 @@ def test_request_whose_creation_has_an_unknown_outcome_is_withdrawn(api: Api, mo
     assert api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-1"}).content["state"] == "held"
 
 
+@pytest.mark.parametrize("path", ["/leases", "/nodes", "/events?digest=1", "/me"])
+def test_client_of_a_named_proxy_on_this_machine_is_not_on_this_machine(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(api.launcher.config, "access", AccessConfig({"proxies": ["127.0.0.1"]}))
+    for protocol in ("https", "http"):
+        sent = {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": protocol}
+        assert api.call("GET", path, headers=sent).status == 403
+    if path.startswith("/events"):
+        return  # an answer that is allowed does not end
+    sent = {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "https"}
+    assert api.call("GET", path, headers=sent, token=api.token()).status == 200
+    assert api.call("GET", path, headers={**sent, "X-Forwarded-For": "127.0.0.1"}).status == 200
+    assert api.call("GET", path).status == 200
+
+
 def test_slow_issuer_of_job_tokens_occupies_no_web_thread(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """One client sends job tokens whose keys are being read for long; another one uses the API meanwhile."""
     reading = threading.Event()
