@@ -17,6 +17,7 @@ from kazoo.exceptions import KazooException
 from nodepool.access import audit
 from nodepool.access.access import UID, Access
 from nodepool.access.identity import Denied, Identity, Role
+from nodepool.access.tokens import LEASE_PREFIX
 from nodepool.config.access import AccessConfig
 from nodepool.config.model import Config
 from nodepool.exceptions import ZKException
@@ -148,6 +149,7 @@ class Actions:
             return Response(self._document, JSON, headers=pages.HEADERS, cors=False)
         done = functools.partial(self._response, None)
         route: Route | None = None
+        identity: Identity | None = None
         try:
             method = "GET" if environ.get("REQUEST_METHOD") == "HEAD" else str(environ.get("REQUEST_METHOD"))
             route, names = self.table.find(method, path.removeprefix(API))
@@ -158,9 +160,15 @@ class Actions:
             return done(reply) if isinstance(reply, Reply) else Parked(reply, done)
         except Exception as error:
             refused = _refused(error, environ)
-            if route is not None and route.method == "DELETE" and refused.status == http.HTTPStatus.GONE:
-                return done(Reply(None, http.HTTPStatus.NO_CONTENT))  # it has ended already
-            return done(refused)
+            if route is None or (route.method, route.path, refused.status) != ("DELETE", "/leases/{id}", http.HTTPStatus.GONE):
+                return done(refused)
+            if identity is None:  # the lease that might identify the caller is gone, too
+                lease_id = names["id"]
+                if not str(environ.get("HTTP_AUTHORIZATION")).partition(" ")[2].startswith(f"{LEASE_PREFIX}{lease_id}_"):
+                    return done(refused)
+                identity = Identity("unknown", f"lease:{lease_id}", Role.READ)
+                done = functools.partial(self._response, self._auditor(environ, identity, route, names))
+            return done(Reply(None, http.HTTPStatus.NO_CONTENT))  # it has ended already
 
     def resume(self, parked: Parked) -> Response | Parked | Stream:
         """Return the answer of a call that waited, or the call; never raises."""

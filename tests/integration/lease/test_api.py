@@ -325,6 +325,21 @@ def test_return_is_repeatable(api: Api) -> None:
     assert (answer.status, answer.content["code"]) == (410, "ended")
 
 
+def test_token_of_an_ended_lease_is_for_the_return_of_this_lease_only(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    first, other = (api.call("POST", "/leases", NEW, api.token()).content for _ in range(2))
+    for token in (first["token"], "npl_200-0000009999_invented"):
+        assert api.call("DELETE", f"/leases/{first['id']}", token=token).status == (204 if token == first["token"] else 410)
+    with caplog.at_level("INFO", "nodepool.audit"):
+        assert api.call("DELETE", f"/leases/{first['id']}", token=first["token"]).status == 204, "again"
+    [line] = [json.loads(record.getMessage()) for record in caplog.records if record.name == "nodepool.audit"]
+    assert (line["via"], line["target"], line["result"]) == (f"lease:{first['id']}", f"lease {first['id']}", "ok")
+    for path in (f"/leases/{other['id']}", f"/nodes/{other['nodes'][0]['id']}", "/requests/200-0000000001", "/images/a/builds/1"):
+        for token in (first["token"], "npl_200-0000009999_invented"):
+            answer = api.call("DELETE", path, token=token)
+            assert (answer.status, answer.content["code"]) == (410, "ended"), path
+    assert api.call("GET", f"/leases/{other['id']}", token=api.token()).content["state"] == "held"
+
+
 def test_others_neither_change_a_lease_nor_see_its_notes(api: Api) -> None:
     lease = api.call("POST", "/leases", {**NEW, "notes": {"job": 7}}, api.token()).content
     path = f"/leases/{lease['id']}"
@@ -401,7 +416,7 @@ def test_names_that_cannot_exist_are_not_found(api: Api, name: str) -> None:
     operator = api.token("carol", Role.OPERATE)
     for method, path in (("GET", "/leases/"), ("DELETE", "/nodes/"), ("DELETE", "/requests/")):
         assert api.call(method, path + name, token=operator).status == 404, (method, path)
-    assert api.call("DELETE", "/leases/x", token=f"npl_{name}_secret").status == 204, "no such lease: it has ended"
+    assert api.call("DELETE", "/leases/x", token=f"npl_{name}_secret").status == 410
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 60000, b'{"labels": ["\\ud800"]}', b"1" * 1000])
