@@ -19,14 +19,14 @@ from nodepool.adapters.gitea.api import Api, Job
 from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.program import Pools
-from nodepool.adapters.runners.runner import BUSY, IDLE
+from nodepool.adapters.runners.runner import BUSY
 
 log = logging.getLogger("nodepool.adapters.gitea")
 
 #: Seconds: at least between two polls, and at most after errors.
 LEAST, LONGEST = 0.5, 60.0
-#: Seconds: between two reads of all registrations, until one without a lease is removed, and until a runner without one ends.
-SWEEP, STRAY, FORGOTTEN = 30.0, 300.0, 25.0
+#: Seconds: between two reads of all registrations, and until one without a lease is removed.
+SWEEP, STRAY = 30.0, 300.0
 #: Seconds without new runners when the program is missing on the nodes.
 NO_PROGRAM = 300.0
 #: How the names of our runners begin.
@@ -54,6 +54,8 @@ class Runners:
         self._waiting: list[Job] = []
         #: Ids of registrations by the name of the runner, also of those that no longer exist.
         self.ids: dict[str, int] = {}
+        #: Whether those are online that the last list contained.
+        self.online: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     @property
@@ -71,6 +73,9 @@ class Runners:
                 (job for job in jobs if not job.runner and job.labels == self.names and not (job.handle and job.handle in bound)),
                 key=lambda job: job.id,
             )
+        for name, runner in alive.items():
+            # Forgejo lists no jobs that run: it removes the runner.
+            runner.finished = runner.state == BUSY and name not in known and not self._api.binds
         for name, job in known.items():
             if name in alive and alive[name].state != BUSY:
                 alive[name].works(job.name)
@@ -97,6 +102,13 @@ class Runners:
 
     def remove(self, name: str) -> bool:
         return all(self._api.remove(each.id) for each in self._api.runners() if each.name == name)
+
+    def presence(self, name: str) -> bool | None:
+        if name in self.online:
+            return self.online[name]
+        # The list is sorted by the time of the last call, so that a page may miss a runner.
+        number = self.ids.get(name)
+        return False if number is not None and self._api.exists(number) else None
 
     def failure(self, status: int | None) -> tuple[str, float] | None:
         program = self._command.split()[0]
@@ -125,7 +137,7 @@ class Instance:
         self.trouble = "not connected yet"
         self._unserved: Counter[str] = Counter()
         self._swept: float | None = None
-        #: Since when a registration has no lease, or a runner no registration.
+        #: Since when a registration has no lease.
         self._suspects: dict[str, float] = {}
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"gitea-{name}", daemon=True)
@@ -181,27 +193,23 @@ class Instance:
             each.tell(jobs)
 
     def sweep(self) -> None:
-        """Compare the registrations with the runners: each may have lost the other."""
+        """Compare the registrations with the runners; remove those that have none."""
         now = time.monotonic()
         if self._swept is not None and now - self._swept < SWEEP:
             return
         fleets = [each.fleet for each in self.runners]
         alive = {runner.name: runner for fleet in fleets for runner in fleet.runners()}
-        started = {name for name, runner in alive.items() if runner.state in (IDLE, BUSY)}
         found = self._api.runners()
         known = {each.name: each.id for each in found}
         for each in self.runners:
             each.ids = {name: number for name, number in each.ids.items() if name in alive} | known
+            each.online = {registration.name: registration.online for registration in found}
         # Those of another daemon are online from the moment in which they start.
         strays = {f"{each.name} ({each.id})": each for each in found
                   if each.name.startswith(PREFIX) and not each.online and each.name not in alive}  # fmt: skip
-        self._suspects = {name: self._suspects.get(name, now) for name in [*strays, *(started - known.keys())]}
+        self._suspects = {name: self._suspects.get(name, now) for name in strays}
         for name, since in self._suspects.items():
-            if name not in strays and now - since > FORGOTTEN:
-                # The list is sorted by the time of the last call, so that a page may miss a runner.
-                number = next((each.ids[name] for each in self.runners if name in each.ids), None)
-                alive[name].forgotten = now - since > STRAY if number is None else not self._api.exists(number)
-            elif name in strays and now - since > STRAY and not any(fleet.trouble for fleet in fleets):
+            if now - since > STRAY and not any(fleet.trouble for fleet in fleets):
                 log.info("%s: the registration of runner %s, which has no lease, is removed", self.name, name)
                 self._api.remove(strays[name].id)
         self._swept = now

@@ -93,6 +93,10 @@ class ScaleSet:
         number = found.get("id") if found else None
         return not isinstance(number, int) or self._service.remove(number)
 
+    def presence(self, name: str) -> bool | None:
+        found = self._service.runner(name)
+        return None if found is None else found.get("status") != "offline"
+
     def failure(self, status: int | None) -> tuple[str, float] | None:
         label, folder = self.settings.kind.label, self.settings.folder
         if status == 0:
@@ -162,6 +166,7 @@ class ScaleSet:
                     message = self._service.poll(session, last, self.capacity())
                     renewed = False
                     if message is None:
+                        self._acquire(number, session)  # there may be capacity again
                         continue
                     last = self.handle(number, session, message) or last
                 except ServiceError as error:
@@ -245,6 +250,8 @@ class ScaleSet:
             runner = self.fleet.find(str(event.get("runnerName") or ""))
             if kind == "JobCompleted":
                 log.info("%s: %s: %s", self.name, _describe(event), event.get("result"))
+                if runner is not None:
+                    runner.finished = True
             elif runner is not None:
                 runner.job = _describe(event)
                 runner.enter(BUSY)

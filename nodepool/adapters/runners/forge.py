@@ -35,6 +35,13 @@ class Forge(Protocol):
         """
         ...
 
+    def presence(self, name: str) -> bool | None:
+        """Return whether a runner is online; None: the forge does not know it.
+
+        :raises ForgeError: that is not known.
+        """
+        ...
+
     def failure(self, status: int | None) -> tuple[str, float] | None:
         """Return what is wrong with a program that has ended, and the least pause in seconds.
 

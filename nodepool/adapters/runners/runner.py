@@ -21,6 +21,8 @@ CHECK, COMMAND, RETRY = 30, 60, 5.0
 LINGER = 30.0
 #: Seconds without any answer from a node after which it counts as lost.
 SILENT = 600.0
+#: Seconds between two questions to the forge, that an idle runner may be offline, and that one may be unknown or without its job.
+COMPARE, OFFLINE, UNKNOWN = 60.0, 300.0, 120.0
 #: Bytes of a program's output that are shown when it has failed.
 TAIL = 1500
 #: Folder on the node, below the home directory of the login user.
@@ -77,8 +79,10 @@ class Runner:
         #: There are more runners than needed: stop it unless it runs a job.
         self.surplus = False
         self.withdrawn = False
-        #: The forge no longer knows it, so its program has no purpose.
-        self.forgotten = False
+        #: The forge has reported the end of its job.
+        self.finished = False
+        #: When the forge was asked, and when it last knew it and saw it online.
+        self._compared = self._known = self._seen = time.monotonic()
         self._folder = f"{FOLDER}/{shlex.quote(name)}"
         self._heard = time.monotonic()
         self._thread = threading.Thread(target=self._live, name=f"runner-{name}", daemon=True)
@@ -245,9 +249,9 @@ class Runner:
                 self._begin(lease)
                 continue
             self.enter(BUSY if word == "busy" or self.job else IDLE)
-            if self.forgotten:
-                self._say("stopped: the forge no longer knows it")
+            if self._is_lost():
                 self._kill(lease)
+                self._forget()
                 return
             if self.state == IDLE and self._is_dismissed(lease):
                 return
@@ -256,6 +260,28 @@ class Runner:
             if time.monotonic() - renewed > kind.job_time / 2:
                 renewed = time.monotonic()
                 self._renew(lease)
+
+    def _is_lost(self) -> bool:
+        """Return whether its program has no purpose: the forge does not see or know it, or its job has ended."""
+        now = time.monotonic()
+        if now - self._compared < COMPARE:
+            return False
+        self._compared = now
+        try:
+            online = self.fleet.forge.presence(self.name)
+        except ForgeError as error:
+            self._say(f"it is not known whether it is online: {error}")
+            self._known = self._seen = now
+            return False
+        self._seen = now if online else self._seen
+        self._known = self._known if online is None or self.finished else now
+        if now - self._known > UNKNOWN:
+            self._say("stopped: its job has ended" if self.finished else "stopped: the forge no longer knows it")
+            return True
+        if self.state == IDLE and (offline := now - max(self._seen, self.since)) > OFFLINE:
+            self._failed(f"replaced: it runs {self.why}, but the forge has not seen it online for {offline:.0f} s")
+            return True
+        return False
 
     def _note(self, lease: Lease) -> None:
         try:

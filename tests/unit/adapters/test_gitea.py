@@ -16,7 +16,7 @@ import yaml
 from nodepool.adapters.gitea import instance as instance_module
 from nodepool.adapters.gitea import program
 from nodepool.adapters.gitea.api import Api, Job, Registration
-from nodepool.adapters.gitea.instance import FORGOTTEN, STRAY, SWEEP, Instance, Runners
+from nodepool.adapters.gitea.instance import STRAY, SWEEP, Instance, Runners
 from nodepool.adapters.runners.forge import Kind
 from nodepool.adapters.runners.program import ConfigError, Pools, read_config
 from nodepool.adapters.runners.runner import BUSY, IDLE, STARTING, Runner
@@ -223,51 +223,31 @@ def test_registrations_are_kept_while_the_leases_are_unknown(clock: Clock) -> No
     assert api.removed == []
 
 
-def test_runner_that_the_forge_has_forgotten_is_stopped_later(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    api = Recorded()
-    runners = fleet_of(api)
-    found = with_runners(runners, monkeypatch, **{"np-a": BUSY, "np-b": STARTING})
-    runners.register("np-a")
-    runners.register("np-b")
-    instance = instance_of(api, runners)
-    instance.sweep()
-    clock.now += FORGOTTEN / 2
-    instance.sweep()
-    assert not found["np-a"].forgotten
-    clock.now += SWEEP
-    instance.sweep()
-    assert [each.forgotten for each in found.values()] == [True, False]
-
-
-def test_runner_that_a_page_has_missed_is_not_stopped(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presence_of_a_runner_is_that_of_the_list_or_of_its_registration(clock: Clock) -> None:
     """Gitea sorts its runners by the time of their last call: while one page is read, some move to the page before."""
     api = Recorded()
     runners = fleet_of(api)
-    found = with_runners(runners, monkeypatch, **{"np-a": BUSY})
+    instance = instance_of(api, runners)
     runners.register("np-a")
     api.existing = {1}
-    instance = instance_of(api, runners)
-    for _ in range(20):
-        instance.sweep()
-        clock.now += SWEEP
-    assert not found["np-a"].forgotten
-    api.existing = set()
+    assert runners.presence("np-a") is False and runners.presence("np-b") is None
+    api.known = [Registration(1, "np-a", True), Registration(2, "np-b", False)]
     instance.sweep()
-    assert found["np-a"].forgotten
-
-
-def test_runner_without_a_known_registration_is_stopped_much_later(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    api = Recorded()
-    runners = fleet_of(api)
-    found = with_runners(runners, monkeypatch, **{"np-a": BUSY})
-    instance = instance_of(api, runners)
-    instance.sweep()
-    clock.now += STRAY - 1
-    instance.sweep()
-    assert not found["np-a"].forgotten
+    assert runners.presence("np-a") is True and runners.presence("np-b") is False
+    api.known = []
     clock.now += SWEEP
     instance.sweep()
-    assert found["np-a"].forgotten
+    assert runners.presence("np-b") is None
+
+
+@pytest.mark.parametrize(("binds", "finished"), [(False, True), (True, False)])
+def test_job_that_the_queue_no_longer_has_is_finished(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, binds: bool, finished: bool
+) -> None:
+    runners = fleet_of(Recorded(binds))
+    found = with_runners(runners, monkeypatch, **{"np-a": BUSY, "np-b": BUSY, "np-c": IDLE})
+    runners.tell([Job(1, "check", frozenset(["noble"]), runner="np-a")])
+    assert [found[name].finished for name in ("np-a", "np-b", "np-c")] == [False, finished, False]
 
 
 def test_labels_that_nobody_serves_are_shown_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,8 @@ from nodepool.adapters.runners import program
 from nodepool.adapters.runners.fleet import Pause
 from nodepool.adapters.runners.forge import Kind
 from nodepool.adapters.runners.program import ConfigError, Pools
+from nodepool.adapters.runners.runner import Runner
+from tests.conftest import wait_for
 from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request
 
 BOM = b"\xef\xbb\xbf"
@@ -270,6 +272,51 @@ def test_offers_wait_until_there_is_room(answers: Answers, calls: Service, one: 
     assert len(answers.requests("POST", f"{SETS}/7/acquirejobs")) == 1
     handle(one, answers, calls, 3, {"totalAssignedJobs": 0})
     assert json.loads(answers.requests("POST", f"{SETS}/7/acquirejobs")[-1].body) == [13, 14]
+
+
+def test_offers_are_acquired_when_capacity_returns_without_another_message(
+    answers: Answers, one: ScaleSet, stopping: threading.Event
+) -> None:
+    offer = json.dumps([{"messageType": "JobAvailable", "runnerRequestId": 11}])
+    message = {"messageId": 1, "messageType": "RunnerScaleSetJobMessages", "statistics": {"totalAssignedJobs": 0}, "body": offer}
+    sent: list[Reply] = [Reply(200, json.dumps(message).encode())]
+
+    def poll(_request: Request) -> Reply:
+        time.sleep(0 if sent else 0.1)
+        return sent.pop() if sent else Reply(202)
+
+    answers.give("GET", SETS, {"value": [{"id": 7}]})
+    answers.give("POST", f"{SETS}/7/sessions", {**SESSION, "messageQueueUrl": f"{answers.url}/queue", "statistics": {}})
+    answers.give("DELETE", f"{SETS}/7/sessions/{SESSION['sessionId']}", b"", 204)
+    answers.give("POST", f"{SETS}/7/acquirejobs", {"value": []})
+    answers.give("DELETE", "/queue/1", b"", 204)
+    answers.made["GET", "/queue"] = poll
+    one.fleet.broken.until = time.monotonic() + 1000
+    one.start()
+    try:
+        wait_for(lambda: len(answers.requests("GET", "/queue")) > 1, 30, "a poll after the offer")
+        assert answers.requests("POST", f"{SETS}/7/acquirejobs") == []
+        one.fleet.broken.clear()
+        wait_for(lambda: answers.requests("DELETE", "/queue/1") != [], 30, "the offer acquired and acknowledged")
+    finally:
+        stopping.set()
+        one.fleet.stop()
+        one.join(30)
+    assert json.loads(answers.requests("POST", f"{SETS}/7/acquirejobs")[0].body) == [11]
+
+
+def test_completed_job_and_offline_runner_are_reported_to_the_runner(
+    answers: Answers, calls: Service, one: ScaleSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Runner(one.fleet, "np-1")
+    monkeypatch.setattr(one.fleet, "find", lambda name: runner if name == "np-1" else None)
+    handle(one, answers, calls, 1, {}, {"messageType": "JobCompleted", "jobId": "j", "runnerName": "np-1", "result": "canceled"})
+    assert runner.finished
+    for agents, presence in (([], None), ([{"id": 1, "status": "offline"}], False), ([{"id": 1, "status": "online"}], True)):
+        answers.give("GET", AGENTS, {"value": agents})
+        assert one.presence("np-1") is presence
+    answers.give("GET", AGENTS, {"value": [{"id": 1}]})
+    assert one.presence("np-1") is True, "a service that does not say whether it is online"
 
 
 @pytest.mark.spec("GitHub 7: what each status of the runner means")

@@ -11,7 +11,7 @@ import pytest
 
 from nodepool.adapters.runners import runner as runners
 from nodepool.adapters.runners.fleet import Fleet
-from nodepool.adapters.runners.forge import Kind
+from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.runner import BUSY, IDLE, STARTING, WAITING, Runner
 from nodepool.client import Done, LeaseEnded, Node, NodepoolError, Pool
 from tests.conftest import wait_for
@@ -24,6 +24,9 @@ class NoForge:
         return b""
 
     def remove(self, name: str) -> bool:
+        return True
+
+    def presence(self, name: str) -> bool | None:
         return True
 
     def failure(self, status: int | None) -> None:
@@ -140,14 +143,14 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let a runner live from its lease to the end of its program; return it and its forge."""
     monkeypatch.setattr(runners, "RETRY", 0.01)
 
-    def run(lease: Any, adopted: bool = True, job: str = "") -> tuple[Runner, Forge]:
+    def run(lease: Any, adopted: bool = True, job: str = "", finished: bool = False) -> tuple[Runner, Forge]:
         forge, stopping = Forge(), threading.Event()
         pool = NoLeases("http://127.0.0.1:9")
         monkeypatch.setattr(pool, "lease", lambda *_args, **_options: lease)
         made = Fleet(Kind("set", "noble", most=5), forge, lambda _name: pool, stopping)
         monkeypatch.setattr(stopping, "wait", lambda timeout=None: stopping.is_set())
         runner = Runner(made, "np-a", lease if adopted else None)
-        runner.job = job
+        runner.job, runner.finished = job, finished
         runner.start()
         runner.join(20)
         return runner, forge
@@ -263,3 +266,53 @@ def test_missing_package_is_named_with_its_extra(name: str, module: str) -> None
     script = f"import sys; sys.modules[{module!r}] = None; import nodepool.adapters.{name}.program as p; p.main(['check'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and f"{module} is not installed" in done.stderr and f"clone[{name}]" in done.stderr
+
+
+@pytest.mark.parametrize(("presence", "word", "finished", "text", "failures"), [
+    (False, "idle", False, "has not seen it online for 3", 1),
+    (None, "idle", False, "stopped: the forge no longer knows it", 0),
+    (None, "busy", False, "stopped: the forge no longer knows it", 0),
+    (True, "busy", True, "stopped: its job has ended", 0),
+])  # fmt: skip
+def test_program_without_a_purpose_is_stopped_and_its_node_returned(
+    live: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    presence: bool | None, word: str, finished: bool, text: str, failures: int,
+) -> None:  # fmt: skip
+    caplog.set_level("INFO")
+    clock = [0.0]
+    monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
+    lease = watched(clock, word, 20)
+    monkeypatch.setattr(Forge, "presence", lambda _self, _name: presence)
+    runner, forge = live(lease, finished=finished)
+    assert text in caplog.text and runner.fleet.failures == failures
+    assert "pkill -KILL" in lease.scripts[-2] and lease.returned.is_set() and forge.calls == ["remove"]
+
+
+@pytest.mark.parametrize(("presence", "word"), [(True, "idle"), (True, "busy"), (False, "busy"), (ForgeError("away"), "idle")])
+def test_program_that_the_forge_may_need_is_kept(
+    live: Any, monkeypatch: pytest.MonkeyPatch, presence: bool | Exception, word: str
+) -> None:
+    def answer(_self: Forge, _name: str) -> bool:
+        if isinstance(presence, Exception):
+            raise presence
+        return presence
+
+    clock = [0.0]
+    monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(Forge, "presence", answer)
+    lease = watched(clock, word, 20)
+    runner, forge = live(lease)
+    assert (runner.fleet.done, runner.fleet.failures, forge.calls) == (1, 0, [])
+
+
+def watched(clock: list[float], word: str, checks: int) -> Held:
+    """Return a lease whose program is checked so many times, 40 s apart, before it ends."""
+    lease = Held(*[word] * checks, "ended 0\n")
+    answer = lease.run
+
+    def run(script: str, **options: Any) -> Done:
+        clock[0] += 40
+        return answer(script, **options)
+
+    lease.run = run  # type: ignore[method-assign]
+    return lease
