@@ -6,11 +6,13 @@ import argparse
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
+from nodepool.base.names import did_you_mean
 from nodepool.version import get_version_string
 
 CONFIG_FILE = "/etc/nodepool/nodepool.yaml"
@@ -21,9 +23,18 @@ def absolute_path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Suggests what may have been meant, instead of listing all that is possible."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)\Z", message)
+        close = did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
+        super().error(f"{message[: wrong.start(0)]}{wrong[1]} is unknown{close}" if wrong and close else message)
+
+
 def make_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with the options of all programs."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser = _Parser(prog=prog, description=description)
     parser.add_argument("-l", dest="logconfig", metavar="FILE", type=absolute_path, help="logging configuration")
     parser.add_argument("--version", action="version", version=f"Nodepool version: {get_version_string()}")
     parser.add_argument(

@@ -9,14 +9,14 @@ import getpass
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nodepool import status
 from nodepool.base import hostnames
 from nodepool.base.names import did_you_mean
-from nodepool.process.program import load_config
+from nodepool.process.program import absolute_path, load_config
 from nodepool.status.filters import matching
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, UPLOADING, Node
@@ -145,9 +145,38 @@ class Context:
 
 
 def add_command(subparsers: Subparsers, name: str, function: Command, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text)
+    # "resolve": `plan` has an option -c of its own.
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text, conflict_handler="resolve")
+    # Without a default, which would replace that of the option before the subcommand.
+    parser.add_argument(
+        "-c", dest="config", metavar="FILE", type=absolute_path, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
     parser.set_defaults(function=function, path=parser.prog.partition(" ")[2])
     return parser
+
+
+def add_format(parser: argparse.ArgumentParser, choices: Sequence[str], default: str | None, text: str) -> None:
+    """Add ``--format``, and ``--json`` for ``--format json``."""
+    parser.add_argument("--format", choices=choices, default=default, help=text)
+    parser.add_argument("--json", action="store_const", const="json", dest="format", default=argparse.SUPPRESS,
+                        help="the same as --format json")  # fmt: skip
+
+
+class _Form(argparse.Action):
+    """Sets ``json`` by the name of a format."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, value: object, option: object = None) -> None:
+        namespace.json = value == "json"
+
+
+def add_json(add: Callable[..., object], text: str) -> None:
+    """Add ``--json``, and ``--format json`` for it.
+
+    :param add: ``add_argument`` of a parser or a group.
+    """
+    add("--json", action="store_true", help=text)
+    add("--format", action=_Form, choices=("text", "json"), default=argparse.SUPPRESS,
+                        help="json: the same as --json")  # fmt: skip
 
 
 def add_listing(
@@ -158,7 +187,7 @@ def add_listing(
     :param filters: key of a column -> option. Options may be repeated; a row must have one of the values.
     """
     parser = add_command(subparsers, name, function, text)
-    parser.add_argument("--format", choices=status.FORMATS, default="table", help="output format (default: %(default)s)")
+    add_format(parser, status.FORMATS, "table", "output format (default: %(default)s)")
     parser.add_argument(
         "-o", dest="layout", choices=("fit", "wide"), default="fit",
         help="wide: all columns, even on a terminal; files and pipes always get all columns",

@@ -9,7 +9,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.base.files import replace_file
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_format
 from nodepool.cmd.commands.images import report
 from nodepool.process.program import absolute_path
 from nodepool.zk import paths
@@ -25,7 +25,7 @@ def register(subparsers: Subparsers) -> None:
     ):
         parser = add_command(subparsers, name, function, text)
         parser.add_argument("path", metavar="PATH", type=absolute_path, help="file")
-        parser.add_argument("--format", choices=status.FORMATS, help="print the result in this format")
+        add_format(parser, status.FORMATS, None, "print the result in this format")
         if function is export_image_data:
             parser.add_argument("--force", action="store_true", help="replace an existing file")
 

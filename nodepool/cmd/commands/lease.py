@@ -16,7 +16,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool.cmd.commands import login
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing, note, user
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_listing, note, user
 from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.nodes import limited
 from nodepool.cmd.commands.requests import reasons
@@ -59,7 +59,7 @@ def register(subparsers: Subparsers) -> None:
     ):  # fmt: skip
         parser = add_command(commands, name, function, text)
         parser.add_argument("id", metavar="ID", nargs="?", help=f"default: ${VARIABLE}, or your only lease")
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        add_json(parser.add_argument, "print JSON")
         parser.add_argument("--insecure", action="store_true", help="connect to nodes without host keys")
     parser = add_command(commands, "renew", renew, "let a lease end later")
     parser.add_argument("id", metavar="ID", nargs="?", help=f"default: ${VARIABLE}, or your only lease")
@@ -100,7 +100,7 @@ def _register_get(commands: Subparsers) -> None:
     parser.add_argument("--wait", metavar="SECONDS", type=seconds, help="wait for the nodes at most this long (status 3)")
     parser.add_argument("--insecure", action="store_true", help="connect to nodes without host keys")
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print the lease as JSON, with connection data")
+    add_json(output.add_argument, "print the lease as JSON, with connection data")
     output.add_argument("--shell", action="store_true", help=f"print `export {VARIABLE}=...`")
 
 

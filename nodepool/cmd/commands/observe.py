@@ -15,7 +15,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.base.problems import one_line, printable
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_table, note
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_table, note
 from nodepool.cmd.screen import Changes, print_colored, screen
 from nodepool.status import cluster, find
 from nodepool.status.explain import Explanation, Unknown
@@ -44,10 +44,10 @@ def register(subparsers: Subparsers) -> None:
         show_status,
         "show problems, waiting requests with their cause, daemons, and providers with their limits",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser.add_argument, "print JSON")
     parser.add_argument("--watch", action="store_true", help="refresh after each change")
     parser = add_command(subparsers, "top", show_status, "the same as `status --watch`")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser.add_argument, "print JSON")
     parser.set_defaults(watch=True)
     parser = add_command(
         subparsers, "explain", explain_it, "explain the state of a request, label, node, image, provider, fleet, host or tenant"
@@ -55,12 +55,14 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("kind", metavar="KIND", nargs="?", choices=ALL_KINDS, help="default: found by the id or name; "
                         + ", ".join(ALL_KINDS))  # fmt: skip
     parser.add_argument("name", metavar="NAME", help="id of a node (leading zeros are optional) or request, or a name")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser.add_argument, "print JSON")
     parse = parser.parse_known_args
 
     def options_first(args: Sequence[str], namespace: argparse.Namespace | None) -> object:
         # Between KIND and NAME, argparse would take KIND for NAME.
-        return parse(sorted(args, key=lambda each: not each.startswith("-")), namespace)
+        words = [(word, args[number - 1] if number else "") for number, word in enumerate(args)]
+        ordered = sorted(words, key=lambda each: not (each[0].startswith("-") or each[1] in ("-c", "--format")))
+        return parse([word for word, _before in ordered], namespace)
 
     subparsers.choices["explain"].parse_known_args = options_first
     for name, read, text, filters in (
@@ -71,7 +73,7 @@ def register(subparsers: Subparsers) -> None:
         add_table(subparsers, name, read, text, {key: key for key in filters})
     parser = add_command(subparsers, "events", show_events, "show the events of the last day, or new ones")
     parser.add_argument("--follow", action="store_true", help="show new events until interrupted")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    add_json(parser.add_argument, "print one JSON object per line")
     parser.add_argument("--type", dest="types", metavar="TYPE", action="append", choices=sorted(TYPES),
                         help="only events of these types: " + ", ".join(sorted(TYPES)))  # fmt: skip
     for subject in SUBJECTS:

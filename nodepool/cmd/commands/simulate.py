@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from nodepool import status
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, note
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, note
 from nodepool.config.loading import driver_directories
 from nodepool.config.source import Source
 from nodepool.process.program import absolute_path, load_config
@@ -42,7 +42,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--what-if", metavar="FILE", type=absolute_path, help="another configuration to compare with")
     parser.add_argument("--assume", metavar="FILE", help="launch times, sizes of nodes, and quotas (YAML)")
     parser.add_argument("--seed", type=int, default=1, help="seed of random choices such as launch times (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print all measures as JSON")
+    add_json(parser.add_argument, "print all measures as JSON")
     parser.add_argument("--chart", metavar="SVG", help="write a chart of machines and waiting requests to this file")
     parser.add_argument("--save-trace", metavar="CSV", help="write the demand, such as that of --history, to this file")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.base.names import did_you_mean
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_table
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_format, add_table
 from nodepool.cmd.commands.images import log as image_log
 from nodepool.cmd.commands.images.follow import EXIT_INTERRUPTED, BuildFollower, Display, Outcome
 from nodepool.process.program import seconds
@@ -54,7 +54,7 @@ def _add_action(
     subparsers: Subparsers, name: str, function: Callable[[Context], int | None], text: str
 ) -> argparse.ArgumentParser:
     parser = add_command(subparsers, name, function, text)
-    parser.add_argument("--format", choices=status.FORMATS, help="print the result in this format")
+    add_format(parser, status.FORMATS, None, "print the result in this format")
     return parser
 
 

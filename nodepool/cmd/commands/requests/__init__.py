@@ -14,7 +14,7 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_table, note
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_table, note
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests import use as requests_use
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower, exit_status
@@ -40,10 +40,10 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(commands, "wait", wait, "follow requests until they are finished")
     parser.add_argument("ids", metavar="ID", nargs="+", help="request id")
     parser.add_argument("--timeout", metavar="S", type=seconds, help="stop waiting after S seconds (status 3)")
-    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    add_json(parser.add_argument, "print the outcome as JSON")
     parser = add_command(commands, "show", show, "show a request and its nodes")
     parser.add_argument("id", metavar="ID", help="request id")
-    parser.add_argument("--json", action="store_true", help="print JSON, including connection data")
+    add_json(parser.add_argument, "print JSON, including connection data")
     parser = add_command(commands, "cancel", cancel, "cancel requests")
     parser.add_argument("ids", metavar="ID", nargs="*", help="request id")
     parser.add_argument("--failed", action="store_true", help=f"cancel all failed requests of requestor {REQUESTOR}")
@@ -71,7 +71,7 @@ def _register_create(commands: Subparsers) -> None:
         "--wait", metavar="SECONDS", type=seconds, nargs="?", const=float("inf"), default=None,
         help="follow the requests until they finish, or for SECONDS",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    add_json(parser.add_argument, "print the outcome as JSON")
 
 
 def new_request(args: argparse.Namespace) -> dict[str, Any]:

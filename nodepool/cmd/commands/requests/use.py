@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, note, user
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, note, user
 from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.nodes import find_node, limited
 from nodepool.lease import Leases, Terms
@@ -47,7 +47,7 @@ def register(commands: Subparsers) -> None:
     parser.add_argument(
         "--for", dest="time", metavar="TIME", type=duration, help="end of the lease, such as 90m, 4h or 2d from now (default: 1d)"
     )
-    parser.add_argument("--json", action="store_true", help="print the nodes as JSON, with connection data")
+    add_json(parser.add_argument, "print the nodes as JSON, with connection data")
     parser.add_argument(
         "command", metavar="COMMAND", nargs="*",
         help=f"after --: run this command with the nodes in {ENVIRONMENT}, then return them",
