@@ -34,7 +34,7 @@ def run(context: Context) -> int:
     result: str | None = "failed"
     try:
         status: int = args.function(context) or 0
-        result = "ok" if status == 0 else f"status {status}"
+        result = f"status {status}" if status else "ok" if not context.refused else "refused, or in part"
         return status
     except CommandError:
         result = None  # it was refused, and has changed nothing

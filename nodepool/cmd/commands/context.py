@@ -72,6 +72,8 @@ class Context:
 
     args: argparse.Namespace
     _zk: ZooKeeper | None = field(default=None, repr=False)
+    #: Number of things that were unknown or impossible.
+    refused: int = 0
 
     @functools.cached_property
     def config(self) -> Config:
@@ -124,6 +126,7 @@ class Context:
         :param said: the text was already printed to standard output, as in 11.0.0.
         :raises CommandError: ``--strict`` was given.
         """
+        self.refused += 1
         if self.args.strict:
             raise CommandError(text)
         if not said:

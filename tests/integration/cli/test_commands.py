@@ -731,3 +731,14 @@ def test_config_validate_needs_no_zookeeper(tmp_path):
     bad.write_text(text + "\nnonsense: 1\n")
     assert nodepoolcmd.main(["-c", str(good), "config-validate"]) == 0
     assert nodepoolcmd.main(["-c", str(bad), "config-validate"]) == 1
+
+
+def test_audit_log_tells_refused_changes_from_done_ones(run, plain, monkeypatch):
+    noted = []
+    monkeypatch.setattr(
+        "nodepool.zk.history.append", lambda _kazoo, event, fields: noted.append((fields["target"], fields["result"]))
+    )
+    node = make_node(plain)
+    run("delete", node.id)
+    run("delete", "99999")
+    assert noted == [(f"node {node.id}", "ok"), ("node 0000099999", "refused, or in part")]

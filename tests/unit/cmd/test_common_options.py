@@ -11,10 +11,11 @@ from nodepool.cmd.nodepoolcmd import create_parser
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]  # noqa: SLF001
+    actions: list[argparse.Action] = vars(parser)["_actions"]
+    groups = [dict(action.choices) for action in actions if isinstance(action.choices, dict)]
     yield from [parser] if not groups else ()
-    for group in groups:
-        for child in dict.fromkeys(group.choices.values()):
+    for choices in groups:
+        for child in dict.fromkeys(choices.values()):
             yield from leaves(child)
 
 
