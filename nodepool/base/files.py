@@ -11,8 +11,23 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
+FileIdentity = tuple[int, ...]
+"""Modification time in ns, and what else tells a file from its former content."""
+
 #: Prefix of incomplete files; a crash may leave one behind.
 NEW = ".new-"
+
+
+def file_identity(path: str) -> FileIdentity | None:
+    """Return what changes with the content of a file; None if there is no such file.
+
+    The modification time alone can be equal: in image volumes, after ``cp -p``, or in the Nix store.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev
 
 
 @contextlib.contextmanager

@@ -169,7 +169,7 @@ class NodePoolBuilder:
         for worker in self._workers():
             self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
             worker.start()
-        self.config_state.watch(self.check_config, config.driver_files)
+        self.config_state.watch(self.check_config, config.files)
         assert self.component_info is not None
         self.component_info.state = BuilderComponent.RUNNING
 

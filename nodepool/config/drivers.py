@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from nodepool.base.files import FileIdentity
+
 BUILTIN_NAMES = (
     "aws",
     "azure",
@@ -32,7 +34,7 @@ class ConfigDriver(Protocol):
 
     def reset(self) -> None: ...
 
-    def configFiles(self) -> dict[str, int | None]: ...
+    def configFiles(self) -> dict[str, FileIdentity | None]: ...
 
     def getProviderConfig(self, provider: dict[str, Any]) -> Any: ...
 

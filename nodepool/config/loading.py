@@ -7,8 +7,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
+from nodepool.base.files import file_identity
 from nodepool.config.drivers import drivers
-from nodepool.config.live.watch import modification_time
 from nodepool.config.location import find_line, readable_path
 from nodepool.config.model import Config
 from nodepool.config.schema import top_level_schema
@@ -97,15 +97,20 @@ def load_main(source: Source, replaced: Collection[str] = ()) -> Config:
         newconfig.setProviders(data.get("providers"))
         newconfig.setZooKeeperTLS(data.get("zookeeper-tls"))
         newconfig.setTenantResourceLimits(data.get("tenant-resource-limits"))
-    newconfig.setConfigPathMtime(source.path, source.mtime)
+    _note_file(newconfig, source)
     for driver in drivers().loaded():
-        newconfig.driver_files.update(driver.configFiles())
+        newconfig.files.update(driver.configFiles())
     return newconfig
+
+
+def _note_file(config: Config, source: Source) -> None:
+    config.setConfigPathMtime(source.path, source.identity[0])
+    config.files[source.path] = source.identity
 
 
 def _load_secure(config: Config, source: Source) -> None:
     # Recorded in every case: otherwise the file would look changed forever.
-    config.setConfigPathMtime(source.path, source.mtime)
+    _note_file(config, source)
     data = source.data
     if not data:
         return
@@ -118,12 +123,11 @@ def _load_secure(config: Config, source: Source) -> None:
 
 
 def checkRecentConfig(config: Config, config_path: str, secure_path: str | None = None) -> bool:
-    """Return True if the files have the modification times recorded in *config*.
+    """Return True if the files are those that were read for *config*.
 
     A missing file is not recent.
     """
     for path in filter(None, (config_path, secure_path)):
-        mtime = modification_time(path)
-        if mtime is None or config.config_mtimes.get(path) != mtime:
+        if config.files.get(path) is None:
             return False
-    return all(modification_time(path) == mtime for path, mtime in config.driver_files.items())
+    return all(file_identity(path) == identity for path, identity in config.files.items())

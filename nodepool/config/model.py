@@ -14,6 +14,7 @@ import voluptuous as v
 from nodepool.base import optional
 from nodepool.base.config_value import ConfigValue
 from nodepool.base.connection_string import TLS_REQUIRED
+from nodepool.base.files import FileIdentity
 from nodepool.base.option import REQUIRED, Option, at, entries, load, option, schema, values, whole
 from nodepool.config.access import AccessConfig
 from nodepool.config.diskimages import DiskImage, build_disk_images
@@ -243,7 +244,7 @@ class Config(ConfigValue):
     ignore_equality = [
         "provider_managers",
         "config_mtimes",
-        "driver_files",
+        "files",
         "provider_errors",
         "provider_failures",
         "not_running_labels",
@@ -298,8 +299,8 @@ class Config(ConfigValue):
         self.zookeeper_tls_ca: str | None = None
         self.tenant_resource_limits = {}
         self.config_mtimes: dict[str, int] = {}
-        #: Files that drivers have read (clouds.yaml), as ``config_mtimes``; None for one that does not exist.
-        self.driver_files: dict[str, int | None] = {}
+        #: All files that were read, also by drivers (clouds.yaml), as they were before; None: it did not exist.
+        self.files: dict[str, FileIdentity | None] = {}
         load(self, {})
         #: Who may see the pages and /api/v1; not among the arguments of 11.0.0.
         self.web_pages: str = self.webapp.pop("pages")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from nodepool.base.files import FileIdentity, file_identity
 from nodepool.config.errors import ConfigFileMissing, ConfigSyntaxError
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -51,8 +51,8 @@ def leftover_references(text: str) -> Iterator[tuple[str, int]]:
             yield match.group(1), text.count("\n", 0, match.start()) + 1
 
 
-def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
-    """Return the substituted text and the modification time (ns) taken before reading.
+def read_text(path: str, env: Mapping[str, str]) -> tuple[str, FileIdentity]:
+    """Return the substituted text and the identity of the file before reading.
 
     A missing file is retried for about a second; then ConfigFileMissing, a FileNotFoundError, is raised.
     """
@@ -61,9 +61,10 @@ def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
         if attempt:
             pause.wait(READ_RETRY_INTERVAL)
         try:
-            mtime = os.stat(path).st_mtime_ns
+            identity = file_identity(path)
             with open(path, encoding="utf-8") as stream:
-                return substitute_env_vars(stream.read(), env), mtime
+                if identity is not None:
+                    return substitute_env_vars(stream.read(), env), identity
         except FileNotFoundError:
             continue
         except UnicodeDecodeError as exc:

@@ -21,8 +21,8 @@ class Source:
 
     def __init__(self, path: str, env: Mapping[str, str] = os.environ) -> None:
         self.path = path
-        #: ``mtime`` is from before reading, so that a concurrent change is noticed.
-        self.text, self.mtime = read_text(path, env)
+        #: The identity is from before reading, so that a concurrent change is noticed.
+        self.text, self.identity = read_text(path, env)
         loader = SafeLoader(self.text)
         try:
             root = loader.get_single_node()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nodepool.base.files import FileIdentity
 from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
 from nodepool.config.model import ProviderConfig
@@ -26,7 +27,7 @@ class Driver(metaclass=abc.ABCMeta):
         """Drop cached global state; called at every configuration load."""
         return
 
-    def configFiles(self) -> dict[str, int | None]:
+    def configFiles(self) -> dict[str, FileIdentity | None]:
         """Return the driver's configuration files; when one changes, everything is reloaded.
 
         With the modification times (ns) from just before the reading, None for a file that is missing.

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from nodepool.base.files import file_identity
 from nodepool.config.checks.validation import Validation
-from nodepool.config.live.watch import ConfigWatcher, modification_time
+from nodepool.config.live.watch import ConfigWatcher
 from nodepool.config.loading import checkRecentConfig, load_both, replaced_keys
 from nodepool.config.model import Config
 from nodepool.config.source import Source
@@ -97,7 +98,7 @@ class ConfigFileStatus:
             return False
         self.good()
         if self._watcher is not None:
-            self._watcher.watch_also(config.driver_files)
+            self._watcher.watch_also(config.files)
         return True
 
     def watch(self, changed: Callable[[], Any], driver_files: Iterable[str] = ()) -> None:
@@ -135,7 +136,7 @@ class ConfigFileStatus:
 
     def bad(self, error: Exception) -> None:
         """Record that the file on disk cannot be used."""
-        signature = (str(error), [modification_time(path) for path in self._paths])
+        signature = (str(error), [file_identity(path) for path in self._paths])
         if self.stale_since is None:
             self.stale_since = time.time()
         self.error = str(error)

@@ -8,16 +8,9 @@ import threading
 from collections.abc import Callable, Iterable
 
 from nodepool.base.file_events import FileEvents
+from nodepool.base.files import FileIdentity, file_identity
 
 COALESCE = 0.05  # seconds; an editor writes a file in several steps
-
-
-def modification_time(path: str) -> int | None:
-    """Return the modification time in ns; None if there is no such file."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return None
 
 
 class ConfigWatcher:
@@ -57,8 +50,8 @@ class ConfigWatcher:
         if not self._thread.is_alive():
             self._events.close()
 
-    def _signature(self) -> dict[str, int | None]:
-        return {path: modification_time(path) for path in self.paths}
+    def _signature(self) -> dict[str, FileIdentity | None]:
+        return {path: file_identity(path) for path in self.paths}
 
     def _directories(self) -> set[str]:
         """Return the directories: editors replace files, and links are replaced."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nodepool.config.live.watch import modification_time
+from nodepool.base.files import FileIdentity, file_identity
 from nodepool.driver import statemachine
 from nodepool.driver.aws.config import AwsProviderConfig
 
@@ -19,7 +19,7 @@ class AwsDriver(statemachine.StateMachineDriver):
     def reset(self) -> None:
         self._used = False
 
-    def configFiles(self) -> dict[str, int | None]:
+    def configFiles(self) -> dict[str, FileIdentity | None]:
         """Return the files with profiles: they are rechecked if a provider's profile was missing."""
         if not self._used:
             return {}
@@ -27,7 +27,7 @@ class AwsDriver(statemachine.StateMachineDriver):
             os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
             os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
         )
-        return {path: modification_time(path) for path in map(os.path.expanduser, files)}
+        return {path: file_identity(path) for path in map(os.path.expanduser, files)}
 
     def getProviderConfig(self, provider: dict[str, Any]) -> Any:
         from nodepool.driver.aws import config

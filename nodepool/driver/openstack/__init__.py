@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from nodepool.config.live.watch import modification_time
+from nodepool.base.files import FileIdentity, file_identity
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.config import OpenStackProviderConfig
 
@@ -19,13 +19,13 @@ class OpenStackDriver(statemachine.StateMachineDriver):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._openstack_config: object = None
-        self._files: dict[str, int | None] = {}
+        self._files: dict[str, FileIdentity | None] = {}
 
     @property
     def openstack_config(self) -> Any:
         with self._lock:
             if self._openstack_config is None:
-                self._files = {path: modification_time(path) for path in self._cloudFiles()}
+                self._files = {path: file_identity(path) for path in self._cloudFiles()}
                 self._openstack_config = self._readClouds()
             return self._openstack_config
 
@@ -46,7 +46,7 @@ class OpenStackDriver(statemachine.StateMachineDriver):
         named = [os.environ[name] for name in ("OS_CLIENT_CONFIG_FILE", "OS_CLIENT_SECURE_FILE") if os.environ.get(name)]
         return [*named, *loader.CONFIG_FILES, *loader.SECURE_FILES]
 
-    def configFiles(self) -> dict[str, int | None]:
+    def configFiles(self) -> dict[str, FileIdentity | None]:
         with self._lock:
             return dict(self._files)
 

@@ -197,7 +197,7 @@ class SlicesXmlSource:
         """Return the document of a file; None: unchanged."""
         with open(str(self._file), "rb") as stream:
             status = os.fstat(stream.fileno())
-            mark = f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
+            mark = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_size} {status.st_ino}"
             if mark == self._mark and not again:
                 return None, mark
             return stream.read(slices_xml.MAX_SIZE + 1), mark

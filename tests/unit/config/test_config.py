@@ -395,6 +395,19 @@ class TestFreshness:
         os.unlink(path)
         assert not npconfig.checkRecentConfig(config, path)
 
+    @pytest.mark.parametrize("replaced", [False, True], ids=["written", "replaced"])
+    def test_changed_content_with_an_equal_modification_time_means_not_recent(self, write, replaced):
+        path = write("labels: [{name: a}]")
+        os.utime(path, (1, 1))
+        config = npconfig.loadConfig(path, ENV)
+        target = f"{path}.new" if replaced else path
+        with open(target, "w") as file:
+            file.write("labels: [{name: b}]")
+        os.utime(target, (1, 1))
+        os.replace(target, path)
+        assert not npconfig.checkRecentConfig(config, path)
+        assert npconfig.checkRecentConfig(npconfig.loadConfig(path, ENV), path)
+
     def test_watcher_notices_changed_files(self, write):
         path = write("a")
         called = threading.Event()

@@ -12,20 +12,14 @@ from typing import Any
 from botocore.credentials import CredentialProvider, CredentialResolver, Credentials, ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, NoCredentialsError
 
+from nodepool.base.files import file_identity
+
 log = logging.getLogger("nodepool.AwsCredentials")
 
 SEARCH_INTERVAL = 10.0
 """Seconds between two searches for credentials where there were none."""
 _FILES = {"shared-credentials-file": "credentials_file", "config-file": "config_file"}
 """Providers of the library that read a file, and the setting that names it."""
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 class FileCredentials(Credentials):
@@ -41,7 +35,7 @@ class FileCredentials(Credentials):
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
         """Return the credentials; the library calls this for each request."""
         with self._lock:
-            stamp = _stamp(self._path)
+            stamp = file_identity(self._path)
             if stamp != self._stamp:
                 self._renew(stamp)
             return super().get_frozen_credentials()
@@ -69,7 +63,7 @@ class _FileProvider(CredentialProvider):
         self._path = os.path.expanduser(path)
 
     def load(self) -> Credentials | None:
-        stamp = _stamp(self._path)
+        stamp = file_identity(self._path)
         found = self._inner.load()
         return None if found is None else FileCredentials(found, self._path, stamp, self._inner.load)
 
