@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from nodepool.texts import printable
+
 LOG_DIRECTORY = "/var/log/nodepool"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CONTINUATION = "  "
@@ -52,7 +54,7 @@ class MultiLineFormatter(logging.Formatter):
             text = f"{text}\n{record.exc_text}"
         if record.stack_info:
             text = f"{text}\n{self.formatStack(record.stack_info)}"
-        first, *rest = text.rstrip("\n").split("\n")
+        first, *rest = printable(text).rstrip("\n").split("\n")
         record.message = first
         lines = [self.formatMessage(record)]
         for line in rest:
@@ -172,7 +174,8 @@ class EventIdLogAdapter(logging.LoggerAdapter[Any]):
         extra: dict[str, Any] = dict(self.extra or {})
         extra.update(kwargs.get("extra") or {})
         kwargs["extra"] = extra
-        prefix = [f"[{short}: {extra[key]}]" for key, short in self._PARTS if extra.get(key) is not None]
+        # A percent sign would be one of the format.
+        prefix = [f"[{short}: {extra[key]}]".replace("%", "\\x25") for key, short in self._PARTS if extra.get(key) is not None]
         return " ".join([*prefix, str(msg)]), kwargs
 
 

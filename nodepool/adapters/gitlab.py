@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from nodepool.client import MOST_INPUT, SHOWN, Lease, NodepoolError, NotAllowed, Pool, seconds
+from nodepool.texts import printable
 
 #: Seconds that a lease lasts longer than its job may, for the stages after the script.
 AFTERWARDS = 900
@@ -45,7 +46,7 @@ class SystemFailure(Exception):
 
 
 def tell(text: str) -> None:
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def cleanup(args: argparse.Namespace) -> int:
             if (one.notes or {}).get("key") == key:
                 one.give_back()
     except (NodepoolError, JobError, OSError, ValueError) as error:
-        print(f"nodepool: the node is not returned, it ends by itself: {error}", file=sys.stderr)
+        print(f"nodepool: the node is not returned, it ends by itself: {printable(str(error))}", file=sys.stderr)
     return 0
 
 

@@ -10,30 +10,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nodepool.texts import LONGEST as LONGEST
+from nodepool.texts import one_line as one_line
+from nodepool.texts import printable as printable
+
 OVERDUE = 3600.0
 """Seconds after which an overdue attempt of an image is no longer expected."""
-LONGEST = 400
-"""Characters of a problem's text."""
 MOST_PUBLISHED = 200
 """Problems in a component record: ZooKeeper closes the connection of a client that sends more than 1 MiB."""
-
-
-def one_line(text: object) -> str:
-    """Return the text as a single line for lists."""
-    line = " ".join(str(text).split())
-    return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 
 
 def error_line(error: BaseException) -> str:
     """Return type and text of an error in one line, even if its ``__str__`` raises."""
     return one_line("".join(traceback.format_exception_only(error)))
-
-
-def printable(text: str) -> str:
-    """Return the text with control characters escaped, except newlines, for a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 @dataclass(frozen=True)

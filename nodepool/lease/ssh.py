@@ -76,7 +76,9 @@ def remove(lease_id: str) -> None:
 
 
 def inventory(lease: Lease, directory: str | None = None) -> dict[str, Any]:
-    """Return Ansible's inventory of nodes without templates, with a group for each label.
+    """Return Ansible's inventory with a group for each label.
+
+    Nodes whose data contain templates are not in it.
 
     :param directory: of ``known_hosts``: the result is for a file, which has another form than the output of a program.
     """

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
 from nodepool.base.names import did_you_mean
+from nodepool.texts import printable
 from nodepool.version import get_version_string
 
 CONFIG_FILE = "/etc/nodepool/nodepool.yaml"
@@ -115,7 +116,7 @@ def describe(error: BaseException) -> str:
 def report_error(prog: str, error: BaseException, debug: bool) -> None:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    print(f"{prog}: error: {describe(error)}", file=sys.stderr)
+    print(printable(f"{prog}: error: {describe(error)}"), file=sys.stderr)
 
 
 def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.base.offered_labels import joined, why_not_offered
-from nodepool.base.problems import image_problems, printable
+from nodepool.base.problems import image_problems
 from nodepool.reasons import Code
 from nodepool.status import causes, cluster, fleets, known
 from nodepool.status import nodes as node_facts
@@ -22,6 +22,7 @@ from nodepool.status.known import Cause
 from nodepool.status.once import Facade, Once
 from nodepool.status.results import format_duration, use_text
 from nodepool.status.timeline import steps_of
+from nodepool.texts import printable
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import Event, describe

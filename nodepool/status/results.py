@@ -15,8 +15,8 @@ from typing import Any
 
 import prettytable
 
-from nodepool.base.problems import printable
 from nodepool.status.fit import SENTENCES, fitted
+from nodepool.texts import printable
 
 #: Of a table cell: each line is as wide as the widest cells.
 MOST_CHARACTERS = 1000

@@ -33,6 +33,7 @@ from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.runner import BUSY, ENDING, IDLE, STARTING, WAITING
 from nodepool.client import SHOWN, NodepoolError, Pool, seconds
+from nodepool.texts import one_line, printable
 
 log = logging.getLogger("nodepool.adapters.runners")
 
@@ -313,22 +314,30 @@ def ask_status(address: str) -> Mapping[str, object]:
 
 def show_status(status: Mapping[str, Any]) -> str:
     """Return the status as text."""
-    lines = [f"! {trouble}" for trouble in status["trouble"]]
+    lines = [f"! {one_line(trouble)}" for trouble in status["trouble"]]
     for fleet in status["fleets"]:
         counts = [each["state"] for each in fleet["runners"]]
         states = ", ".join(f"{counts.count(state)} {state}" for state in STATES if state in counts) or "no runners"
         lines.append(f"{fleet['name']} (label {fleet['label']}): wanted {fleet['wanted'] or 0} of {fleet['most']}; {states}")
-        lines += [f"  ! {fleet['trouble']}"] if fleet["trouble"] else []
-        lines += [f"  {text}" for text in fleet.get("notes", ())]
+        lines += [f"  ! {one_line(fleet['trouble'])}"] if fleet["trouble"] else []
+        lines += [f"  {one_line(text)}" for text in fleet.get("notes", ())]
         for each in fleet["runners"]:
-            what = "; ".join(str(each[name]) for name in ("job", "why") if each[name])
+            what = "; ".join(one_line(each[name]) for name in ("job", "why") if each[name])
             lines.append(f"  {each['name']}  {each['state']} for {each['seconds']} s  lease {each['lease']}  {what}")
     return "\n".join(lines) or "nothing is configured"
 
 
+class _Formatter(logging.Formatter):
+    """Keeps what forges and nodes send within the lines of their records."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record)).replace("\n", "\n  ")
+
+
 def set_up_log(debug: bool) -> None:
-    style = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format=style, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler])
     logging.getLogger("urllib3").setLevel(logging.WARNING)
 
 
@@ -355,7 +364,7 @@ def run(args: argparse.Namespace, program: str, config: Mapping[str, Any], creat
     :raises ConfigError: the configuration cannot be used, or no daemon answers.
     """
     if args.command == "status":
-        print(show_status(ask_status(config["listen"])))
+        print(printable(show_status(ask_status(config["listen"]))))
         return
     stopping, pools = threading.Event(), Pools(config["nodepool"], program)
     service = create(config, pools, stopping)
@@ -381,4 +390,4 @@ def reported() -> Iterator[None]:
     try:
         yield
     except (ConfigError, NodepoolError) as error:
-        sys.exit(str(error))
+        sys.exit(printable(str(error)))

@@ -262,7 +262,7 @@ class Runner:
                 self._renew(lease)
 
     def _is_lost(self) -> bool:
-        """Return whether its program has no purpose: the forge does not see or know it, or its job has ended."""
+        """Return whether its program has no purpose for the forge any longer."""
         now = time.monotonic()
         if now - self._compared < COMPARE:
             return False

@@ -18,6 +18,7 @@ from nodepool.base import hostnames
 from nodepool.base.names import did_you_mean
 from nodepool.process.program import absolute_path, load_config
 from nodepool.status.filters import matching
+from nodepool.texts import printable
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, UPLOADING, Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -43,7 +44,12 @@ class CommandError(Exception):
 
 def note(text: str) -> None:
     """Print a line to standard error, since scripts read standard output."""
-    print(f"nodepool: {text}", file=sys.stderr, flush=True)
+    print(printable(f"nodepool: {text}"), file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Print a text that may contain what others have written."""
+    print(printable(text), flush=True)
 
 
 def user() -> str:

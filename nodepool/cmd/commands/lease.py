@@ -16,7 +16,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool.cmd.commands import login
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_listing, note, user
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_listing, note, say, user
 from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.nodes import limited
 from nodepool.cmd.commands.requests import reasons
@@ -28,6 +28,7 @@ from nodepool.ssh import Lost, remote, run
 from nodepool.ssh import Node as Machine
 from nodepool.status.explain import places
 from nodepool.status.results import Results, format_duration
+from nodepool.texts import one_line
 from nodepool.zk.records import FAILED, FULFILLED
 
 #: Seconds that an attached lease outlives its holder, and between two renewals.
@@ -193,14 +194,14 @@ def _print(args: argparse.Namespace, lease: Lease) -> None:
         print(json.dumps(as_json(lease)), flush=True)
         return
     if args.shell:
-        print(f"export {VARIABLE}={lease.id}", flush=True)
+        say(f"export {VARIABLE}={lease.id}")
         return
     end = "until this command ends" if args.time is None else f"for {_span(lease)}"
-    print(f"Lease {lease.id} {end}", flush=True)
+    say(f"Lease {lease.id} {end}")
     for name, node in ssh.names(lease.nodes):
         why = ssh.unreachable(node)
         how = why if why is not None else f"nodepool lease ssh {lease.id}/{name[1:]}"
-        print(f"  {describe(node)}\n      {how}", flush=True)
+        say(f"  {describe(node)}\n      {how}")
 
 
 class _Renewal:
@@ -320,7 +321,7 @@ def show(context: Context, _leases: Leases, lease: Lease) -> None:
     if context.args.json:
         print(json.dumps(as_json(lease)))
         return
-    print(f"Lease {lease.id}")
+    say(f"Lease {lease.id}")
     created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(lease.terms.created)) if lease.terms.created else None
     for title, value in (
         ("State", lease.state.value), ("Owner", lease.terms.owner), ("Purpose", lease.terms.purpose), ("Tenant", lease.tenant),
@@ -328,9 +329,9 @@ def show(context: Context, _leases: Leases, lease: Lease) -> None:
         ("Lost nodes", lease.lost or None),
     ):  # fmt: skip
         if value not in (None, ""):
-            print(f"  {title}: {value}")
+            say(f"  {title}: {one_line(value)}")
     for node in lease.nodes:
-        print(f"  Node {describe(node)}")
+        say(f"  Node {describe(node)}")
 
 
 @_of_lease
@@ -341,7 +342,7 @@ def give_back(_context: Context, leases: Leases, lease: Lease) -> None:
 
 @_of_lease
 def renew(context: Context, leases: Leases, lease: Lease) -> None:
-    print(f"Lease {lease.id} ends in {_span(leases.renew(lease.id, context.args.time))}")
+    say(f"Lease {lease.id} ends in {_span(leases.renew(lease.id, context.args.time))}")
 
 
 @_of_lease

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nodepool import status
-from nodepool.base.problems import one_line, printable
+from nodepool.base.problems import one_line
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_table, note
 from nodepool.cmd.screen import Changes, print_colored, screen
 from nodepool.status import cluster, find
@@ -23,6 +23,7 @@ from nodepool.status.find import ALL_KINDS
 from nodepool.status.health import health
 from nodepool.status.known import count_of
 from nodepool.status.once import Once
+from nodepool.texts import printable
 from nodepool.zk import history
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES, Event, Feed, describe, matches

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from kazoo.exceptions import KazooException
 
 from nodepool.base.offered_labels import joined, why_not_offered
-from nodepool.base.problems import one_line, printable
+from nodepool.base.problems import one_line
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Declined, because
+from nodepool.texts import printable
 from nodepool.zk.records import FAILED, REQUESTED
 from nodepool.zk.writer import TransactionFailed
 

@@ -10,7 +10,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from nodepool.lease.record import LEAST, MOST
 
 #: Printable text without line breaks: it is stored in records and shown in tables.
-_PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
+#: The end is that of the text in Python, which would accept a newline after it, and in ECMAScript.
+_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$(?!\n)"
 Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_PRINTABLE)]
 Text = Annotated[str, Meta(max_length=200, pattern=_PRINTABLE)]
 Seconds = Annotated[int, Meta(ge=LEAST, le=MOST, description="seconds from now")]

@@ -314,5 +314,5 @@ def watched(clock: list[float], word: str, checks: int) -> Held:
         clock[0] += 40
         return answer(script, **options)
 
-    lease.run = run  # type: ignore[method-assign]
+    vars(lease)["run"] = run
     return lease

@@ -11,7 +11,7 @@ CLIENT = f"{NODE_MANAGER}.client"
 #: The node manager's programs.
 PROGRAMS = {"nodepool.cmd.nm", "nodepool.cmd.nodemanager"}
 #: What the node manager and its client may import of the rest of the package.
-COMMON = ("base", "process", "logconfig", "exceptions", "version")
+COMMON = ("base", "process", "logconfig", "exceptions", "texts", "version")
 #: Module outside the node manager -> modules inside, besides the client, that it imports. May only become shorter.
 INWARD = {
     # ``nodepool dev`` runs a node manager on this machine, and therefore has it installed.

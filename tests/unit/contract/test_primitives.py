@@ -135,4 +135,7 @@ def test_base_uses_nothing_of_ours() -> None:
     for name, text in sources().items():
         if name.startswith("base/"):
             used = set(re.findall(r"^\s*(?:from|import) (nodepool[\w.]*)", text, re.MULTILINE))
-            assert {module for module in used if not module.startswith("nodepool.base")} <= {"nodepool.exceptions"}, name
+            assert {module for module in used if not module.startswith("nodepool.base")} <= {
+                "nodepool.exceptions",
+                "nodepool.texts",
+            }, name

@@ -14,12 +14,13 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_table, note
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_table, note, say
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests import use as requests_use
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower, exit_status
 from nodepool.process.program import seconds, whole_number
 from nodepool.status.results import format_duration
+from nodepool.texts import one_line
 from nodepool.zk import paths
 from nodepool.zk.records import FAILED, FULFILLED, PENDING, REQUESTED
 
@@ -160,7 +161,7 @@ def _follow(context: Context, ids: list[str], timeout: float | None, start: floa
             detail = f" nodes {','.join(nodes)}" if nodes else ""
             if texts:
                 detail += f" declined by {'; '.join(texts)}"
-            print(f"{milliseconds:>7} ms  {request_id}  {state}{detail}", flush=True)
+            say(f"{milliseconds:>7} ms  {request_id}  {state}{detail}")
             request = context.zk.getNodeRequest(request_id) if state == FAILED else None
             if request is not None:
                 note(f"{request_id}: {reasons.waits_for(context.zk, request)}")
@@ -197,7 +198,7 @@ def show(context: Context) -> None:
     _, declined = reasons.declined(context.kazoo, request.id, request.declined_by)
     cause = reasons.waits_for(context.zk, request) if request.state in (REQUESTED, PENDING, FAILED) else None
     now = time.time()
-    print(f"Request {request.id}")
+    say(f"Request {request.id}")
     for title, value in (
         ("State", f"{request.state} for {format_duration(now - (request.state_time or now))}"),
         ("Labels", ", ".join(request.node_types)),
@@ -210,9 +211,9 @@ def show(context: Context) -> None:
         *(("Declined by", text) for text in declined),
     ):
         if value not in (None, ""):
-            print(f"  {title}: {value}")
+            say(f"  {title}: {one_line(value)}")
     for node in nodes:
-        print(f"  Node {requests_use.describe(node)}")
+        say(f"  Node {requests_use.describe(node)}")
 
 
 def cancel(context: Context) -> int:
@@ -228,6 +229,6 @@ def cancel(context: Context) -> int:
         try:
             context.kazoo.delete(paths.request(request_id))
         except NoNodeError:
-            print(f"Request {request_id} not found")
+            say(f"Request {request_id} not found")
             result = 1
     return result

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, note, user
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, note, say, user
 from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.nodes import find_node, limited
 from nodepool.lease import Leases, Terms
@@ -126,7 +126,7 @@ def _lease(context: Context) -> None:
     if lease.terms.limit:
         note(limited(lease))
     if not args.json:
-        print(f"Lease {lease.id} for {format_duration(min(lasts, most))}", flush=True)
+        say(f"Lease {lease.id} for {format_duration(min(lasts, most))}")
     _print_nodes(context, lease.nodes)
 
 
@@ -135,7 +135,7 @@ def _print_nodes(context: Context, nodes: Sequence[Node]) -> None:
         print(json.dumps([inventory(node) for node in nodes]), flush=True)
     else:
         for node in nodes:
-            print(describe(node), flush=True)
+            say(describe(node))
 
 
 def _take(context: Context, request_id: str) -> list[Any]:

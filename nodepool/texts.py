@@ -1,0 +1,19 @@
+"""Text of others (forges, clouds, borrowers, nodes, records) for terminals and logs."""
+
+from __future__ import annotations
+
+#: Characters of a text in a list.
+LONGEST = 400
+
+
+def printable(text: str) -> str:
+    """Return the text with unprintable characters escaped, except newlines."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def one_line(text: object, most: int = LONGEST) -> str:
+    """Return the text as a single line of at most ``most`` characters, for lists."""
+    line = printable(" ".join(str(text).split()))
+    return line if len(line) <= most else line[: most - 3] + "..."
