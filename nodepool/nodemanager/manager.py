@@ -23,6 +23,7 @@ from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.host import Host, make_services
 from nodepool.nodemanager.kernel import descriptors
 from nodepool.nodemanager.limits.free_space import FreeSpace
+from nodepool.nodemanager.limits.netlink import NetlinkLimit
 from nodepool.nodemanager.outcomes import BackendError, Problem
 from nodepool.nodemanager.records import loans, merge, records
 from nodepool.nodemanager.records.database import ABANDONED, Database
@@ -128,6 +129,7 @@ class NodeManager:
             config.ssh.connections,
         )
         self.watch = ProcessWatch()
+        self.netlink = None if self.services.cgroups is None else NetlinkLimit(self.services.cgroups.kill)
         self.sshd = None
         if config.ssh.mode == "sshd":
             self.sshd = SshServers(self.backend, self.watch, lambda name: self.slivers.look_at(name))
@@ -202,6 +204,8 @@ class NodeManager:
         self.host.prepare()
         self.gate.start()
         self.watch.start()
+        if self.netlink is not None:
+            self.netlink.start()
         self.servers = server.Servers(self.api, self.config, self.backend, self.database, self.images, self.sliver_of_uid)
         self.slivers.recover()
         self.host.rebalance(self.slivers.effective())
@@ -234,6 +238,8 @@ class NodeManager:
         self.slivers.stop()
         self._listening.shutdown(wait=True, cancel_futures=True)
         self.watch.stop()
+        if self.netlink is not None:
+            self.netlink.stop()
         self.gate.stop()
         self.host.stop()
         self._zygote.stop()
@@ -246,12 +252,16 @@ class NodeManager:
             if self.sshd is not None:
                 self.sshd.forget(name)
             self.watch.remove(FIRST, name)
+            if self.netlink is not None:
+                self.netlink.remove(name)
             self.host.device_gone(name)
             self.gate.close(name)
             if self.servers is not None:
                 self.servers.cut_off(name)
         else:
             self.watch.add(FIRST, name, int(handle["pid"]), handle.get("start_time"), self.slivers.look_at)
+            if self.netlink is not None:
+                self.netlink.add(name, int(handle["pid"]))
             if self.sshd is not None and handle.get("veth"):
                 again = self.sshd.ensure(name, handle)
             if self.sshd is None or not handle.get("address"):

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from nodepool.nodemanager.limits.netlink import MOST
 from tests.attacks.conftest import ATTACKER, VICTIM, program
+from tests.conftest import wait_for
+from tests.support.deadline import limit
 from tests.support.nodemanager.scene import NmDaemon
 
 TRUSTED = "trusted"
@@ -150,3 +153,23 @@ def test_network_namespaces_of_a_sliver_take_only_its_memory(host: NmDaemon) -> 
         session.communicate("\n", timeout=30)
     assert 0 < count <= 32
     assert grown < 128 * 1024, f"{grown} KiB"
+
+
+IDLE_NETLINK = """import socket, sys, time
+held = [socket.socket(16, 3, 0) for _ in range(int(sys.argv[1]))]
+for each in held: each.bind((0, 0))
+open("/root/bound", "w").close()
+time.sleep(600)
+"""
+
+
+def test_sliver_with_many_idle_netlink_sockets_loses_its_processes_and_others_do_not(host: NmDaemon) -> None:
+    """What is in their buffers is charged to nobody; here they are empty."""
+    for name, count in ((VICTIM, 300), (ATTACKER, 800)):
+        start = f"cat >/root/idle <<'END'\n{IDLE_NETLINK}END\nsetsid python3 /root/idle {count} </dev/null >/dev/null 2>&1 &"
+        host.ssh(name, start, timeout=60)
+    wait_for(lambda: f"Sliver {ATTACKER} has more than {MOST} netlink sockets: killing its processes" in host.log, limit(60))
+    wait_for(lambda: host.ssh(ATTACKER, "pgrep -f /root/[i]dle || echo none", timeout=60, check=False) == "none\n", limit(60))
+    wait_for(lambda: host.ssh(VICTIM, "ls /root/bound", timeout=60, check=False) == "/root/bound\n", limit(60))
+    assert host.ssh(VICTIM, "pkill -f /root/[i]dle && echo alive", timeout=60) == "alive\n"
+    assert f"Sliver {VICTIM} has more" not in host.log
