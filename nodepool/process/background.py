@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pathlib
 import select
 import signal
 import socket
@@ -27,21 +26,6 @@ class PidFileError(Exception):
     """The pid file cannot be acquired; the text names the holder, or the error."""
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return True
-    # If the first process is not an init, as in some containers, nobody reaps a killed daemon.
-    return state not in ("Z", "X")
-
-
 class PidFile:
     """An exclusive lock: the file names the process, which locks it as long as it lives."""
 
@@ -51,9 +35,11 @@ class PidFile:
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Acquire the file; the file of a dead process is adopted.
+        """Acquire the file; one that nobody has locked is adopted.
 
-        :raises PidFileError: its process lives for ``timeout`` seconds, or it cannot be written.
+        Its number may be that of another process by now.
+
+        :raises PidFileError: it is locked for ``timeout`` seconds, or cannot be written.
         """
         deadline = time.monotonic() + self._timeout
         pause = threading.Event()
@@ -80,9 +66,6 @@ class PidFile:
                 return pid
             if not self._is_current(fd):
                 return pid  # deleted in the meantime: retry with the new file
-            # A process without a lock may hold it, too.
-            if pid and pid != os.getpid() and _alive(pid):
-                return pid
             os.fchmod(fd, 0o644)
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
