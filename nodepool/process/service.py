@@ -159,7 +159,7 @@ class Runner:
         self._stop_limit = stop_limit
         self._finish_always = finish_always
         self._signals: list[int] = []
-        self._cancelled = False
+        self._cancelled = self._hung_up = False
         self._impatience = 2
 
     def run(self, make_service: Callable[[], Service], report: background.StartReport) -> int:
@@ -171,6 +171,8 @@ class Runner:
         # As early as possible: a signal during the start ends the daemon at the latest once it has started.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._signal)
+        # On a terminal it means that the terminal is gone; elsewhere, other daemons reload, which we do without a signal.
+        signal.signal(signal.SIGHUP, self._signal if os.isatty(0) else self._hang_up)
         service = make_service()
         watchdog: Watchdog | None = getattr(service, "watchdog", None)
         if watchdog is not None:
@@ -189,8 +191,7 @@ class Runner:
         log.info("Nodepool %s is running, process %s", get_version_string(), os.getpid())
         report.running()
         background.notify("READY=1")
-        while not self._signals and not (watchdog is not None and watchdog.ended):
-            os.read(wakeup, 512)
+        self._wait(wakeup, watchdog)
         background.notify("STOPPING=1")
         if not self._signals:
             assert watchdog is not None
@@ -213,6 +214,14 @@ class Runner:
             self._exit_now()
         log.info("Stopped")
         return 0
+
+    def _wait(self, wakeup: int, watchdog: Watchdog | None) -> None:
+        """Wait for a signal to stop, or the end of a required thread."""
+        while not self._signals and not (watchdog is not None and watchdog.ended):
+            os.read(wakeup, 512)
+            if self._hung_up:
+                self._hung_up = False
+                log.info("Ignoring SIGHUP: changed configuration files are applied without a signal, or need a restart")
 
     def _start(self, service: Service, wakeup: int) -> None:
         """Start; a signal ends a start that may wait without limit (``cancel_start``).
@@ -259,6 +268,9 @@ class Runner:
         if len(self._signals) >= self._impatience:
             # Repeated signals end the process: locks end with the session, a restart cleans up.
             self._exit_now()
+
+    def _hang_up(self, number: int, frame: FrameType | None) -> None:
+        self._hung_up = True
 
     def _end(self, stop: Callable[[], Any], wakeup: int, hurry: Callable[[], Any] | None = None) -> bool:
         """Stop; return False if something still runs at the end of the limit.

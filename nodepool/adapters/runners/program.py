@@ -281,6 +281,7 @@ def _serve(service: Service, stopping: threading.Event, pools: Pools, listener: 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stopping.set())
     signal.signal(signal.SIGUSR2, dump_stacks)
+    signal.signal(signal.SIGHUP, lambda _number, _frame: log.info("Ignoring SIGHUP: a changed configuration needs a restart"))
     pools.open()
     listener.start()
     service.start()

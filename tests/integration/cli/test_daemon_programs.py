@@ -78,9 +78,9 @@ class Launcher:
     def command(self, *args):
         return [sys.executable, str(self.script), "-c", str(self.config), "-p", str(self.pid_file), *args]
 
-    def start(self, *args, **env):
+    def start(self, *args, stdin=subprocess.DEVNULL, **env):
         return subprocess.Popen(self.command(*args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                env={**self.env, **env}, stdin=subprocess.DEVNULL)  # fmt: skip
+                                env={**self.env, **env}, stdin=stdin)  # fmt: skip
 
     def run(self, *args, **env):
         return subprocess.run(self.command(*args), capture_output=True, text=True, env={**self.env, **env},
@@ -225,6 +225,31 @@ def test_systemd_is_told(launcher, tmp_path):
             process.send_signal(signal.SIGTERM)
             assert sock.recv(100) == b"STOPPING=1"
             process.communicate(timeout=10)
+
+
+def test_sighup_is_logged_and_ignored(launcher):
+    with launcher.start("-f") as process:
+        wait_for(launcher.ready)
+        process.send_signal(signal.SIGHUP)
+        seen = next(line for line in process.stdout if "SIGHUP" in line)
+        assert "Ignoring SIGHUP: changed configuration files are applied without a signal" in seen
+        assert launcher.ready()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+def test_lost_terminal_stops_a_daemon_in_the_foreground(launcher):
+    ours, theirs = os.openpty()
+    try:
+        with launcher.start("-f", stdin=theirs) as process:
+            wait_for(launcher.ready)
+            process.send_signal(signal.SIGHUP)
+            out, _ = process.communicate(timeout=10)
+        assert process.returncode == 0 and "Stopped" in out
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_version_is_printed(launcher):
