@@ -10,6 +10,9 @@ from collections.abc import Mapping
 import nodepool
 from nodepool.config.diskimages import DiskImage
 
+#: Formats for which diskimage-builder runs qemu-img, besides qcow2.
+CONVERTED = frozenset({"vdi", "vhdx", "vmdk", "vpc"})
+
 
 def build_command(diskimage: DiskImage, images_dir: str, base: str) -> list[str]:
     """Return the argument list for one build; *base* is ``<image>-<build id>``.
@@ -27,7 +30,8 @@ def build_command(diskimage: DiskImage, images_dir: str, base: str) -> list[str]
         raise ValueError(f"diskimage {diskimage.name}: dib-cmd is empty; remove it to use disk-image-create")
     formats = ",".join(sorted(diskimage.image_types))
     arguments = [*command, "-x", "-t", formats, "--checksum", "--no-tmpfs"]
-    if "qcow2" in formats:
+    # diskimage-builder passes them to qemu-img for each format that it converts; only qcow2 has this one.
+    if "qcow2" in formats and diskimage.image_types.isdisjoint(CONVERTED):
         arguments += ["--qemu-img-options", "compat=0.10"]
     return [*arguments, "-o", os.path.join(images_dir, base), *diskimage.elements.split()]
 

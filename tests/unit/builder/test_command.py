@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import nodepool
-from nodepool.builder.building.command import build_command, build_environment, temporary_base
+from nodepool.builder.building.command import CONVERTED, build_command, build_environment, temporary_base
 from nodepool.config.diskimages import DiskImage
 
 PACKAGE = os.path.dirname(nodepool.__file__)
@@ -35,6 +36,17 @@ def test_command_without_qcow2_and_elements() -> None:
     assert build_command(image(), "/images/", "debian-0123") == [
         "disk-image-create", "-x", "-t", "raw", "--checksum", "--no-tmpfs", "-o", "/images/debian-0123",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("other", sorted(CONVERTED))
+def test_options_of_qcow2_are_not_given_to_other_formats(tmp_path: pathlib.Path, other: str) -> None:
+    assert "--qemu-img-options" not in build_command(image(formats=["qcow2", other]), "/images", "debian-1")
+    raw = tmp_path / "raw"
+    raw.write_bytes(bytes(1 << 20))
+    convert = ["qemu-img", "convert", "-f", "raw", "-O", other]
+    refused = subprocess.run([*convert, "-o", "compat=0.10", raw, tmp_path / "new"], capture_output=True, check=False)
+    assert refused.returncode and b"compat" in refused.stderr
+    subprocess.run([*convert, raw, tmp_path / "new"], check=True)
 
 
 @pytest.mark.spec("BLD-7.2: dib-cmd is split like a shell would; %p is replaced by the installed package's directory")
