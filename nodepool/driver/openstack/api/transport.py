@@ -86,6 +86,7 @@ class Transport:
         try:
             auth.get_access(self.client.session)
         except Exception as error:
+            self._forget_versions()
             if sdk_error(error, "Unauthorized", "AuthorizationFailure"):
                 raise self.refused(error) from error
             if status_of(error) == 404:
@@ -127,11 +128,18 @@ class Transport:
         if not re.search(r"/v\d", urlparse(url).path):
             # Its version document could not be read; the SDK would permanently continue without the version.
             self.client._proxies.pop(proxy.service_type, None)
+            self._forget_versions()
             raise BadAnswer(
                 f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
                 f" report its versions at {url or 'the address in the catalogue'}"
             )
         return proxy
+
+    def _forget_versions(self) -> None:
+        """Let the SDK read version documents again: it keeps also one that lists no version."""
+        session = self.client.session
+        for owner in (session, session.auth):
+            getattr(owner, "_discovery_cache", {}).clear()
 
     def request(
         self, operation: str, service: str, method: str, path: str, *, lane: str | None = None,

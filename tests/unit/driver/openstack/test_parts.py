@@ -7,11 +7,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import requests
+from keystoneauth1.discover import get_discovery
+from keystoneauth1.noauth import NoAuth
+from keystoneauth1.session import Session
 
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
@@ -376,3 +380,41 @@ def test_a_service_is_discovered_once(transport: Transport) -> None:
     assert transport.service("compute") is proxy
     assert transport.service("compute") is proxy
     assert len(urls) == 1
+
+
+def test_version_document_without_versions_is_read_again(transport: Transport) -> None:
+    """keystoneauth1 keeps it in two caches."""
+    document: dict[str, Any] = {"versions": []}
+
+    class Service(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(document).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        thread = threading.Thread(target=server.serve_forever, name="version document")
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/compute"
+            session = Session(auth=NoAuth(endpoint=url))
+
+            def endpoint() -> str:
+                found = get_discovery(session, url, authenticated=False).version_data()
+                return str(found[0]["url"]) if found else url
+
+            proxy = SimpleNamespace(endpoint_override=None, get_endpoint=endpoint, service_type="compute")
+            client: Any = transport.client
+            client.session, client.compute, client._proxies = session, proxy, {}
+            with pytest.raises(RuntimeError, match="does not report its versions"):
+                transport.service("compute")
+            document["versions"] = [{"id": "v2.1", "status": "CURRENT", "links": [{"rel": "self", "href": f"{url}/v2.1/"}]}]
+            assert transport.service("compute") is proxy
+        finally:
+            server.shutdown()
+            thread.join()
+            session.session.close()
