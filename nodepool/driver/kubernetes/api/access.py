@@ -3,16 +3,59 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import logging
 import os
 import threading
+import time
 from typing import Any
+
+import yaml
 
 from nodepool.base import optional
 from nodepool.cloud.http import NoAccess
 
+#: Seconds for which a token is used before the library is asked again: while a token has less than 5 minutes left, it runs
+#: an exec plug-in for each request.
+TOKEN_USE = 30.0
+
 
 def _files() -> str:
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def _current_context() -> str | None:
+    """Return the context of the first file that names one, as kubectl does.
+
+    The library uses that of the last.
+    """
+    for path in _files().split(os.pathsep):
+        with contextlib.suppress(OSError, yaml.YAMLError):  # the library reports them
+            with open(os.path.expanduser(path), encoding="utf-8") as file:
+                content = yaml.safe_load(file)
+            if isinstance(content, dict) and content.get("current-context"):
+                return str(content["current-context"])
+    return None
+
+
+class RootErrors(logging.Handler):
+    """Collects errors that this thread logs to the root logger: the library reports a failing exec plug-in there only."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "root" and record.thread == self._thread:
+            self.texts.append(record.getMessage())
+
+    def __enter__(self) -> RootErrors:
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        logging.getLogger().removeHandler(self)
 
 
 def _place(context: str | None) -> str:
@@ -29,6 +72,9 @@ class KubeconfigAccess:
     def __init__(self, context: str | None) -> None:
         self._context = context
         self._lock = threading.Lock()
+        self._header: str | None = None
+        #: Until when the header is used (monotonic seconds).
+        self._used_until = 0.0
         #: Whether it is the account of the pod that the launcher runs in.
         self.in_cluster = False
         self._configuration = self._read()
@@ -46,14 +92,19 @@ class KubeconfigAccess:
             raise NoAccess(f"it needs {optional.missing(['kubernetes']) or error}") from error
         configuration = Configuration()
         try:
-            kube_config.load_kube_config(  # type: ignore[no-untyped-call]
-                # Passed explicitly, because the library read the environment when it was imported.
-                config_file=_files(),
-                context=self._context,
-                client_configuration=configuration,
-                persist_config=False,
-            )
+            with RootErrors() as errors:
+                kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+                    # Passed explicitly, because the library read the environment when it was imported.
+                    config_file=_files(),
+                    context=self._context or _current_context(),
+                    client_configuration=configuration,
+                    persist_config=False,
+                )
+            if errors.texts and not configuration.api_key and not configuration.cert_file:
+                raise NoAccess(f"{_place(self._context)}: no token: {errors.texts[-1]}")
             return configuration
+        except NoAccess:
+            raise
         except FileNotFoundError:
             pass
         except ConfigException as error:
@@ -74,16 +125,21 @@ class KubeconfigAccess:
     def authorization(self) -> str | None:
         """Return the current header value; None with client certificates. Raises NoAccess."""
         with self._lock:
+            if time.monotonic() < self._used_until:
+                return self._header
             try:
                 found = self._configuration.auth_settings().get("BearerToken")
             except Exception as error:
                 raise NoAccess(f"{_place(self._context)}: no token: {type(error).__name__}: {error}") from error
-        return str(found["value"]) if found and found.get("value") else None
+            self._header = str(found["value"]) if found and found.get("value") else None
+            self._used_until = time.monotonic() + TOKEN_USE
+            return self._header
 
     def renew(self) -> None:
         """Read refused credentials again. Raises NoAccess."""
         with self._lock:
             self._configuration = self._read()
+            self._used_until = 0.0
 
     def tls(self) -> dict[str, Any]:
         """Return the options of urllib3 for the connection."""
