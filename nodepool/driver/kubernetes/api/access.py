@@ -39,7 +39,10 @@ def _current_context() -> str | None:
 
 
 class RootErrors(logging.Handler):
-    """Collects errors that this thread logs to the root logger: the library reports a failing exec plug-in there only."""
+    """Collects errors that this thread logs to the root logger.
+
+    The library reports a failing exec plug-in there only.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
