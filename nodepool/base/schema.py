@@ -36,12 +36,37 @@ class ListOf:
         return data
 
 
+class WithGroups:
+    """A dictionary with exclusive options, all of whose errors are reported.
+
+    voluptuous reports a violation of a group alone.
+    """
+
+    def __init__(self, options: dict[Any, Any]) -> None:
+        self.schema = options
+        groups = {key: object for key in options if isinstance(key, v.Exclusive)}
+        self._groups = v.Schema(groups, extra=v.ALLOW_EXTRA)
+        self._each = v.Schema({v.Optional(key.schema) if key in groups else key: part for key, part in options.items()})
+
+    def __call__(self, data: object) -> Any:
+        errors: list[v.Invalid] = []
+        for part in (self._groups, self._each) if isinstance(data, dict) else (self._each,):
+            try:
+                part(data)
+            except v.MultipleInvalid as exc:
+                errors += exc.errors
+        if errors:
+            raise v.MultipleInvalid(errors)
+        return data
+
+
 def thorough(schema: dict[Any, Any]) -> Any:
     """Return the same schema, which reports every invalid entry of lists."""
     if isinstance(schema, v.Schema):
         return thorough(schema.schema)
     if isinstance(schema, dict):
-        return {key: thorough(value) for key, value in schema.items()}
+        options = {key: thorough(value) for key, value in schema.items()}
+        return WithGroups(options) if any(isinstance(key, v.Exclusive) for key in options) else options
     if isinstance(schema, list) and schema:
         return ListOf(schema)
     if type(schema) in (v.All, v.Any):
@@ -50,7 +75,7 @@ def thorough(schema: dict[Any, Any]) -> Any:
 
 
 def _dict_schema(schema: object) -> dict[Any, Any] | None:
-    if isinstance(schema, v.Schema):
+    if isinstance(schema, v.Schema | WithGroups):
         return _dict_schema(schema.schema)
     if isinstance(schema, dict):
         return schema
