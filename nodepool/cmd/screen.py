@@ -133,7 +133,8 @@ def colored(text: str) -> Text:
 
 def print_colored(text: str) -> None:
     """Print a text, with colors on a terminal unless NO_COLOR is set."""
-    if not sys.stdout.isatty():
+    # A picture is colored when its lines are cut to the width: escape codes would be cut as text.
+    if isinstance(sys.stdout, _Picture) or not sys.stdout.isatty():
         print(text)
         return
     from rich.console import Console

@@ -87,6 +87,14 @@ def test_position_stays_when_the_text_changes(keyboard: Keyboard) -> None:
     assert keyboard.picture.lines[0] == "row 10"
 
 
+def test_colored_lines_lose_no_text_on_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    picture: Any = Picture()
+    text = "Health: Failing, 3 of 3 failed, not ready, building, ready"
+    Screen(picture, None).show(lambda: print_colored(text))
+    assert picture.lines[0] == text
+
+
 def test_q_ends_immediately(keyboard: Keyboard) -> None:
     os.write(keyboard.write, b"q")
     begin = time.monotonic()
