@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from nodepool.cmd.commands.context import CommandError
 
 #: Seconds after which a signal just before the wait is noticed.
 SIGNAL_LATENCY = 0.5
+#: Bytes of a variable: Linux starts no program with a longer one (MAX_ARG_STRLEN, 128 KiB with its name).
+LONGEST_VARIABLE = 120_000
 
 
 class Foreground:
@@ -45,14 +48,25 @@ class Foreground:
             signal.signal(number, handler)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Run a command with these variables; return its exit status, or 128 plus its signal."""
-        try:
-            self._process = subprocess.Popen(list(command), env={**os.environ, **environment})
-        except OSError as error:
-            raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
-        if self.ended:
-            self._process.terminate()
-        status = self._process.wait()
+        """Run a command with these variables; return its exit status, or 128 plus its signal.
+
+        One that is too long is missing; the file that ``NAME_FILE`` names has the content of ``NAME`` if that is JSON.
+        """
+        with contextlib.ExitStack() as files:
+            given = {name: text for name, text in environment.items() if len(os.fsencode(text)) < LONGEST_VARIABLE}
+            for name, text in ((name, text) for name, text in environment.items() if name.endswith("_JSON")):
+                file = files.enter_context(tempfile.TemporaryFile())
+                file.write(os.fsencode(text))
+                file.flush()
+                # It has no other name, and nothing remains of it if this process is killed.
+                given[f"{name}_FILE"] = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            try:
+                self._process = subprocess.Popen(list(command), env={**os.environ, **given})
+            except OSError as error:
+                raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
+            if self.ended:
+                self._process.terminate()
+            status = self._process.wait()
         return status if status >= 0 else 128 - status
 
     def wait(self, timeout: float | None = None) -> None:
