@@ -30,6 +30,7 @@ import shlex
 import shutil
 import socket
 import ssl
+import stat
 import struct
 import subprocess
 import sys
@@ -46,6 +47,8 @@ from nodepool import ssh
 from nodepool.ssh import Node as Node
 
 SOCKET = "unix:///run/nodepool/api.sock"
+#: Machines to which tokens are also sent without encryption: this one.
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Seconds that an attached lease outlives its program, and between two renewals.
 ATTACHED, RENEW_EVERY = 120, 40.0
 #: Seconds of one long poll, and beyond it until the server counts as gone.
@@ -116,6 +119,25 @@ def seconds(duration: Duration) -> float:
     if found is None:
         raise ValueError(f"{duration!r} is not a duration such as 90s, 10m, 4h or 2d")
     return float(found[1]) * _UNITS.get(found[2], 1)
+
+
+def is_protected(url: str) -> bool:
+    """Return whether nobody else reads what is sent to a URL."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+
+
+def read_secret(path: str) -> str:
+    """Return the text of a file that not everybody may read.
+
+    :raises OSError: it cannot be read. :raises ValueError: everybody may read it, or it is empty.
+    """
+    if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
+        raise ValueError(f"{path} can be read by everyone: chmod o= {path}")
+    text = pathlib.Path(path).read_text().strip()
+    if not text:
+        raise ValueError(f"{path} is empty")
+    return text
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -284,8 +306,9 @@ class Pool:
         """Return where the output of a program goes: to that of this one, or to memory."""
         return [sys.stdout.buffer, sys.stderr.buffer] if stream else [ssh.Kept(self.most_output), ssh.Kept(self.most_output)]
 
-    @staticmethod
-    def _headers(token: str | None, body: bool) -> dict[str, str]:
+    def _headers(self, token: str | None, body: bool) -> dict[str, str]:
+        if token and self._parts.scheme != "unix" and not is_protected(self.url):
+            raise NodepoolError("insecure", f"{self.url}: a token is sent by https only, or to {', '.join(LOOPBACK)}; use https")
         found = {"Authorization": f"Bearer {token}"} if token else {}
         return {**found, "Content-Type": "application/json"} if body else found
 

@@ -12,7 +12,6 @@ minutes. What blocks runs in threads of the worker, never in Buildbot's own, whi
 
 from __future__ import annotations
 
-import pathlib
 import secrets
 import shlex
 import subprocess
@@ -29,7 +28,7 @@ from twisted.internet import defer, task, threads
 from twisted.python import log
 from twisted.python.threadpool import ThreadPool
 
-from nodepool.client import SHOWN, SOCKET, Duration, Lease, LeaseEnded, NodepoolError, NotAllowed, Pool, seconds
+from nodepool.client import SHOWN, SOCKET, Duration, Lease, LeaseEnded, NodepoolError, NotAllowed, Pool, read_secret, seconds
 
 #: Seconds of one long poll, and between two checks of a lease in use.
 POLL, CHECK_EVERY = 10.0, 15.0
@@ -103,7 +102,7 @@ class Settings:
         Pool(self.url)
 
     def pool(self) -> Pool:
-        token = pathlib.Path(self.token_file).read_text().strip() if self.token_file else None
+        token = read_secret(self.token_file) if self.token_file else None
         return Pool(self.url, token, self.key_file, most_output=SHOWN)
 
 

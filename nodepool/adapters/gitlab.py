@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from nodepool.client import MOST_INPUT, SHOWN, Lease, NodepoolError, NotAllowed, Pool, seconds
+from nodepool.client import MOST_INPUT, SHOWN, Lease, NodepoolError, NotAllowed, Pool, read_secret, seconds
 from nodepool.texts import printable
 
 #: Seconds that a lease lasts longer than its job may, for the stages after the script.
@@ -223,7 +223,7 @@ def cleanup(args: argparse.Namespace) -> int:
 
 
 def _pool(args: argparse.Namespace) -> Pool:
-    token = pathlib.Path(args.token_file).read_text().strip() if args.token_file else None
+    token = read_secret(args.token_file) if args.token_file else None
     return Pool(args.url, token, ssh_directory=str(Kept().folder / "ssh"), most_output=SHOWN)
 
 

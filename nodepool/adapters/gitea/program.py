@@ -14,6 +14,7 @@ import voluptuous as v
 
 from nodepool.adapters.runners import program
 from nodepool.adapters.runners.program import FLEET, NODEPOOL, TIME, ConfigError, Pools, needing
+from nodepool.client import is_protected
 
 with needing("gitea"):
     from nodepool.adapters.gitea.api import DIALECTS, Connection
@@ -31,6 +32,8 @@ def _url(value: object) -> str:
     parts = urllib.parse.urlsplit(str(value))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise v.Invalid("a URL such as https://gitea.example.com")
+    if not is_protected(str(value)):
+        raise v.Invalid("its token is sent by https only, or to this machine: use https, with ca-file if needed")
     return str(value)
 
 

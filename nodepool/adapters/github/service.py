@@ -21,6 +21,7 @@ import requests.adapters
 from nodepool.adapters.runners.calls import UNCOMPRESSED, content_of, is_untrusted, reason_of
 from nodepool.adapters.runners.forge import ForgeError
 from nodepool.adapters.runners.program import ConfigError
+from nodepool.client import is_protected
 
 log = logging.getLogger("nodepool.adapters.github")
 
@@ -31,7 +32,6 @@ SOON = 60.0
 #: Longest name of an exception, text, or body of an answer that is shown.
 TEXT = 300
 API = "6.0-preview"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HOSTED = ("github.com", "www.github.com", "github.localhost")
 NO_ID = "00000000-0000-0000-0000-000000000000"
 
@@ -69,7 +69,7 @@ class Place:
         parts = urllib.parse.urlsplit(url.strip().rstrip("/"))
         words = [word for word in parts.path.split("/") if word]
         host = (parts.hostname or "").lower()
-        if not host or len(words) not in (1, 2) or not _is_safe(url):
+        if not host or len(words) not in (1, 2) or not is_protected(url):
             raise ConfigError(f"github: url: {url!r} is not the https URL of an organization, a repository or an enterprise")
         if len(words) == 1:
             path = f"/orgs/{words[0]}"
@@ -78,12 +78,6 @@ class Place:
         if (host in HOSTED or host.endswith(".ghe.com")) and not os.environ.get("GITHUB_ACTIONS_FORCE_GHES"):
             return cls(parts.geturl(), f"https://api.{host.removeprefix('www.')}", path)
         return cls(parts.geturl(), f"{parts.scheme}://{parts.netloc}/api/v3", path)
-
-
-def _is_safe(url: str) -> bool:
-    """Whether a token may be sent there."""
-    parts = urllib.parse.urlsplit(url)
-    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
 
 
 def app_token(client: str, key: str) -> str:
@@ -165,7 +159,7 @@ class Service:
                 "/actions/runner-registration", f"RemoteAuth {_text(answer, 'token')}", "application/json", body, (401, 403)
             )
             base, self._token = _text(answer, "url").rstrip("/") + "/", _text(answer, "token")
-            if not _is_safe(base):
+            if not is_protected(base):
                 raise ServiceError(0, "", f"the service is at {base}, which is not https")
             self._base, self._ends = base, _end_of(self._token)
             return self._base, self._token
@@ -369,7 +363,7 @@ def _number(found: Mapping[str, object], name: str) -> int:
 def _session(found: object) -> Session:
     answer = _mapping(found)
     queue, statistics = _text(answer, "messageQueueUrl"), answer.get("statistics")
-    if not _is_safe(queue):
+    if not is_protected(queue):
         raise ServiceError(0, "", f"the queue is at {_place_of(queue)}, which is not https")
     numbers = statistics if isinstance(statistics, dict) else {}
     return Session(str(uuid.UUID(_text(answer, "sessionId"))), queue, _text(answer, "messageQueueAccessToken"), numbers)

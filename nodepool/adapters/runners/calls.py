@@ -31,7 +31,9 @@ def content_of(answer: requests.Response) -> bytes:
                 raise OSError(f"its answer has more than {MOST} bytes, or took longer than {LONGEST:g} s")
     except HTTPError as error:
         raise OSError(str(error)) from error
-    return bytes(found)
+    # An error may repeat what was sent.
+    token = answer.request.headers.get("Authorization", "").rpartition(" ")[2].encode()
+    return bytes(found.replace(token, b"[token]") if token else found)
 
 
 def is_untrusted(error: Exception) -> bool:

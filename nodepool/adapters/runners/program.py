@@ -29,6 +29,7 @@ import voluptuous as v
 import yaml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from nodepool import client
 from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.runner import BUSY, ENDING, IDLE, STARTING, WAITING
@@ -97,14 +98,9 @@ def read_secret(path: str) -> str:
     :raises ConfigError: it cannot be read, is empty, or others may read it.
     """
     try:
-        mode, text = os.stat(path).st_mode, pathlib.Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if stat.S_IMODE(mode) & 0o007:
-        raise ConfigError(f"{path} can be read by everyone: chmod o= {path}")
-    if not text:
-        raise ConfigError(f"{path} is empty")
-    return text
+        return client.read_secret(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error) if str(error).startswith(path) else f"{path}: {error}") from error
 
 
 class Service(Protocol):

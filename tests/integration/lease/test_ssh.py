@@ -181,6 +181,22 @@ def test_directory_that_ssh_or_ansible_would_change_is_refused(node: ssh.Node, t
         ssh.write([node], str(tmp_path / name))
 
 
+def test_directory_that_others_may_change_is_refused(node: ssh.Node, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "own").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    for name in ("open", "link"):
+        with pytest.raises(PermissionError, match="nobody else may change"):
+            ssh.write([node], str(tmp_path / name))
+    # A planted link is replaced, and not followed.
+    (tmp_path / "victim").write_text("kept")
+    (tmp_path / "own" / "known_hosts").symlink_to(tmp_path / "victim")
+    ssh.write([node], str(tmp_path / "own"))
+    assert (tmp_path / "victim").read_text() == "kept" and not (tmp_path / "own" / "known_hosts").is_symlink()
+    assert (tmp_path / "own" / "known_hosts").stat().st_mode & 0o777 == 0o600
+
+
 def test_files_with_blanks_colons_and_percent_signs_are_copied(pool: Pool, tmp_path: pathlib.Path) -> None:
     (tmp_path / "100% a:b").write_bytes(b"\0\xff")
     with pool.lease("small") as lease:

@@ -301,3 +301,12 @@ def test_answer_that_is_compressed_too_long_or_too_slow_is_refused(
     with pytest.raises(ForgeError, match=text):
         Gitea(served.connection()).queue()
     assert served.proxy.requests[0].headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_error_that_repeats_the_token_is_shown_without_it(served: Served, status: int) -> None:
+    text = f"bad header: Authorization: token {TOKEN} ({'x' * 300})"
+    served.answers["GET /api/v1/admin/actions/jobs"] = lambda _request: Reply(status, text.encode())
+    with pytest.raises(ForgeError, match=r"token \[token\]") as found:
+        Gitea(served.connection()).queue()
+    assert TOKEN not in str(found.value)

@@ -1,0 +1,50 @@
+"""Tokens leave this machine only encrypted, and come from files that not everybody may read."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import voluptuous as v
+
+from nodepool.adapters import gitlab
+from nodepool.adapters.gitea.program import INSTANCE
+from nodepool.client import Lease, NodepoolError, Pool, read_secret
+
+OTHER = "http://pool.example.org:8005"
+
+
+def test_client_sends_no_token_to_other_machines_without_encryption() -> None:
+    for call in (Pool(OTHER, "np_secret").leases, lambda: Pool(OTHER).get("200-1", "npl_secret")):
+        with pytest.raises(NodepoolError, match="a token is sent by https only") as found:
+            call()
+        assert found.value.code == "insecure" and "secret" not in str(found.value)
+    lease = Lease(Pool(OTHER), {"id": "200-1", "token": "npl_secret", "nodes": [{"id": "1"}], "state": "held"})
+    with pytest.raises(NodepoolError, match="a token is sent by https only"):
+        lease.run("true")
+
+
+@pytest.mark.parametrize(("url", "good"), [
+    ("http://gitea.example.org", False), ("http://127.0.0.1.example.org", False), ("http://127.0.0.1:3000", True),
+    ("http://[::1]:3000", True), ("https://gitea.example.org", True),
+])  # fmt: skip
+def test_token_of_gitea_is_sent_by_https_or_to_this_machine(url: str, good: bool) -> None:
+    entry = {"name": "main", "url": url, "token-file": "/f", "runners": [{"runs-on": "noble"}]}
+    if good:
+        assert INSTANCE(entry)["url"] == url
+    else:
+        with pytest.raises(v.Invalid, match="use https"):
+            INSTANCE(entry)
+
+
+def test_file_with_a_token_that_everybody_may_read_is_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYSTEM_FAILURE_EXIT_CODE", "73")
+    path = tmp_path / "token"
+    path.write_text("np_secret")
+    path.chmod(0o604)
+    assert gitlab.main(["--url", "http://127.0.0.1:9", "--token-file", str(path), "run", "script", "stage"]) == 73
+    assert f"chmod o= {path}" in capsys.readouterr().out
+    path.chmod(0o640)
+    assert read_secret(str(path)) == "np_secret"
