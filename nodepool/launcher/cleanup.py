@@ -179,7 +179,7 @@ class CleanupWorker(threading.Thread):
                 self._event.wait(0.2)
                 continue
             if facade.cluster.due:  # preferably before any node is created on this connection
-                self._task("the history of the tree", facade.cluster.note)
+                self._task("the history of the tree", self.state.note_cluster)
             due = not woken or self.state.clock.monotonic() - self._last_full >= self._interval()
             everything = due
             if self._everything:  # setting it again wakes this thread again

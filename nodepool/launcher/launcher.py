@@ -16,6 +16,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool import metrics
 from nodepool.base import hostnames
+from nodepool.base.clock import MOST_SKEW
 from nodepool.base.problems import Problem, as_record_list, image_problems, one_line
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
@@ -212,6 +213,10 @@ class NodePool(threading.Thread):
             for name, reason in config.provider_errors.items()
             if name in config.providers
         ]
+        ahead = self.state.server_time.ahead()
+        if abs(ahead) > MOST_SKEW:
+            text = f"the clock of this launcher is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} that of ZooKeeper"
+            found.append(Problem(text, help="synchronize the clocks of launchers and ZooKeeper servers (NTP)"))
         return found + provider_problems(config) + records
 
     def _config_files(self) -> dict[str, Any]:
@@ -360,7 +365,7 @@ class NodePool(threading.Thread):
             if not zk.wait_synced(SYNC_TIMEOUT):
                 self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; waiting until it is", SYNC_TIMEOUT)
             try:
-                zk.cluster.note()
+                self.state.note_cluster()
             except (KazooException, RecordError) as error:  # repeated and reported by the leak searches
                 self.log.warning("Cannot record a point of history in %s: %s", paths.CLUSTER, error)
             self._component = LauncherComponent(client, hostnames.short())

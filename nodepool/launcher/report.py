@@ -105,15 +105,17 @@ class Reporter:
             return
         self._due = now + INTERVAL
         content = self.compose()
-        zk = self._state.zk
-        there = reports.path(self._state.identifier).rpartition("/")[2] in zk.report_tree.reports
+        zk, path = self._state.zk, reports.path(self._state.identifier)
+        there = path.rpartition("/")[2] in zk.report_tree.reports
         if there and content == self._published:
             return
         if not there:
             self._published_config = (None, None)  # others deleted both, or this is the first report
         for reduced in _reduced({**content, "time": self._state.clock.time()}):
             try:
-                reports.write(zk.kazoo_client, reports.path(self._state.identifier), reduced)
+                written = reports.write(zk.kazoo_client, path, reduced)
+                if written is not None:
+                    self._state.server_time.measured(written, now)
                 break
             except ValueError as error:
                 self.log.debug("Publishing a shorter report: %s", error)

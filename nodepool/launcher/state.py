@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nodepool import metrics
 from nodepool.base import hostnames
-from nodepool.base.clock import SYSTEM, Clock
+from nodepool.base.clock import SYSTEM, Clock, ServerTime
 from nodepool.config.model import Config
 from nodepool.driver.lifecycle import STARTING
 from nodepool.driver.request.base import RequestHandler, RequestHost
@@ -32,6 +32,8 @@ class LauncherState:
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self.clock = clock
+        #: The time of ZooKeeper.
+        self.server_time = ServerTime(clock)
         self.config = None  # type: ignore[assignment]
         self.zk = None  # type: ignore[assignment]
         self.statsd: metrics.Metrics = metrics.shared()
@@ -46,6 +48,18 @@ class LauncherState:
         self.handlers: dict[str, RequestHandler] = {}
         #: Called with the id of a request that remains unchanged in ZooKeeper, for the clean-up.
         self.request_dropped: Callable[[str], object] = lambda _request_id: None
+
+    def note_cluster(self) -> None:
+        """Record a point of the history of the tree for a new connection, and compare the clocks.
+
+        :raises KazooException: no connection, or no answer in time.
+        :raises RecordError: the record is damaged.
+        """
+        cluster, began = self.zk.cluster, self.clock.monotonic()
+        before = cluster.time
+        cluster.note()
+        if cluster.time != before:
+            self.server_time.measured(cluster.time / 1000, began)
 
     def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason]) -> str | None:
         """Record why a pool declines a request; return all reasons if every pool has declined it."""

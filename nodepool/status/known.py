@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nodepool.base.clock import MOST_SKEW
 from nodepool.base.problems import DELETION, image_problems
 from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
@@ -170,6 +171,10 @@ def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
     if node.state == HOLD and (left := _hold_left(node, clock)) is not None and left < -PATIENCE:
         text = f"the hold of node {node.id} expired {format_duration(-left)} ago, but it is still locked or not deleted"
         return Cause(text, f"delete it with `nodepool delete {node.id}`", "owner")
+    if node.state == HOLD and node.stat is not None and (node.state_time or 0) - node.stat.mtime / 1000 > MOST_SKEW:
+        ahead = format_duration((node.state_time or 0) - node.stat.mtime / 1000)
+        text = f"node {node.id} was leased by a client whose clock is {ahead} ahead of that of ZooKeeper: it ends that much later"
+        return Cause(text, "synchronize the clocks (NTP)", "owner")
     if node.state == READY and node.allocated_to and age > PATIENCE:
         request = zk.getNodeRequest(node.allocated_to, cached=True)
         if request is not None and request.state == FULFILLED:

@@ -166,6 +166,8 @@ class ClusterHistory:
         #: Counts connections: what was read on an earlier one may have been undone by a restore.
         self._connection = 0
         self._noted = -1
+        #: Time of the server in ms when the last point was recorded.
+        self.time = 0
         #: The id of the cluster, as last read; None before that.
         self.id: str | None = None
         client.state_listeners.append(self._state_changed)
@@ -194,7 +196,7 @@ class ClusterHistory:
                 # The time is taken before the counter is read. Ids from the counter on are thus
                 # given later than that time, whatever other launchers do in between.
                 cluster = self.change(lambda known: known)
-                time = self._kazoo().get_async(paths.CLUSTER).get(timeout=TIMEOUT)[1].mtime
+                self.time = time = self._kazoo().get_async(paths.CLUSTER).get(timeout=TIMEOUT)[1].mtime
                 counter = self.counter()
                 cluster = self.change(lambda known: known.with_point(counter, time))
                 self._noted = connection

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.protocol.states import ZnodeStat
 
 #: Seconds for one answer of the server, and number of concurrent reads.
 TIMEOUT, PIPELINE = 30.0, 500
@@ -41,9 +42,10 @@ def answers(ask: Callable[[str], Any], wanted: Iterable[str]) -> Iterator[tuple[
             yield path, answer
 
 
-def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool = False) -> None:
+def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool = False) -> ZnodeStat | None:
     """Write a znode, or create it with its parents; an ephemeral one ends with our session.
 
+    :return: None if it was created.
     :raises NodeExistsError: other clients created and deleted it at each attempt.
     """
     for left in reversed(range(TRIES)):
@@ -51,17 +53,18 @@ def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool = False) -
             stat = kazoo.set_async(path, data).get(timeout=TIMEOUT)
             session = kazoo.client_id
             if not ephemeral or session is None or stat.ephemeralOwner == session[0]:
-                return
+                return cast(ZnodeStat, stat)
             # From an earlier process with this name, or from our last session, with which it would end.
             remove(kazoo, path)
         except NoNodeError:
             pass
         try:
             kazoo.create_async(path, data, ephemeral=ephemeral, makepath=True).get(timeout=TIMEOUT)
-            return
+            break
         except NodeExistsError:
             if not left:
                 raise
+    return None
 
 
 def remove(kazoo: KazooClient, path: str) -> None:

@@ -174,14 +174,15 @@ def serialize(content: dict[str, Any]) -> bytes:
     return data
 
 
-def write(kazoo: KazooClient, where: str, content: dict[str, Any]) -> None:
-    """Write a report or configuration.
+def write(kazoo: KazooClient, where: str, content: dict[str, Any]) -> float | None:
+    """Write a report or configuration; return the server's time, unless it was created.
 
     :param where: result of :func:`path`.
     :raises KazooException: no connection, or no answer in time.
     :raises ValueError: it is larger than :data:`LARGEST`.
     """
-    reading.write(kazoo, where, serialize(content), ephemeral=True)
+    stat = reading.write(kazoo, where, serialize(content), ephemeral=True)
+    return None if stat is None else stat.mtime / 1000
 
 
 def named(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -111,7 +111,9 @@ class NodeReconciler(Reconciler[str]):
 
     def _hold(self, node: zk.Node) -> float | None:
         limits = [limit for limit in (node.hold_expiration, self.state.config.max_hold_age) if limit is not None and limit > 0]
-        return self._expire(node, limits, "Held node %s has exceeded its hold time")
+        # A clock that is ahead must not end what its holder renews.
+        ahead = max(0.0, self.state.server_time.ahead())
+        return self._expire(node, [limit + ahead for limit in limits], "Held node %s has exceeded its hold time")
 
     def _expire(self, node: zk.Node, limits: list[float], message: str) -> float | None:
         """Delete the node if it is older than one of the limits; return the seconds until then."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from nodepool.access.identity import Role
+from nodepool.base.clock import ServerTime
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands import lease as command
 from nodepool.lease import Lease, LeaseError, Leases, Reason, Terms
@@ -165,6 +166,60 @@ def test_operator_is_told_the_end_of_an_overdue_lease_without_a_negative_time(ap
     answer = api.call("DELETE", f"/nodes/{node_id}", token=api.token("carol", Role.OPERATE))
     assert (answer.status, answer.content["code"]) == (409, "leased")
     assert "-" not in answer.content["detail"].partition("leased")[2].partition(";")[0], answer.content["detail"]
+
+
+class SkewedClock:
+    """The clock of a launcher, which may step."""
+
+    def __init__(self, skew: float) -> None:
+        self.skew = skew
+        self.monotonic = time.monotonic
+
+    def time(self) -> float:
+        return time.time() + self.skew
+
+
+def skewed(bench: LauncherBench, skew: float) -> tuple[Any, SkewedClock]:
+    """Start a launcher with such a clock."""
+    pool, clock = bench.make(config(provider())), SkewedClock(skew)
+    pool.state.clock, pool.state.server_time = clock, ServerTime(clock)
+    pool.start()
+    bench.wait_ready(pool)
+    return pool, clock
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_launcher_whose_clock_is_ahead_does_not_end_what_its_holder_renews(bench: LauncherBench, steps: bool) -> None:
+    pool, clock = skewed(bench, 0 if steps else 300)
+    asker = Leases(bench.zk)
+    lease_id = asker.ask(["fake-label"], ALICE).id
+    bench.wait_request(lease_id, "fulfilled")
+    clock.skew = 300
+    [node] = asker.hand_over(lease_id, 120).nodes
+    other, overdue = stored(bench, -1)
+    bench.zuul.write_node(overdue, state_time=time.time() - 500)
+    bench.wait_gone(overdue, timeout=30)  # so that it has looked at both
+    assert asker.renew(lease_id, 120).terms.renewed == 1
+    assert bench.zuul.node(node.id or "")["state"] == HOLD and other != lease_id
+    [problem] = [problem for problem in pool.problems() if "clock" in problem.text]
+    assert re.search(r"is (299|300) s ahead of that of ZooKeeper", problem.text) and "NTP" in problem.help
+
+
+def test_clock_that_is_behind_is_a_problem_and_one_that_is_right_is_none(bench: LauncherBench) -> None:
+    pool, clock = skewed(bench, -60)
+    assert re.search(r"is (59|60|61) s behind that of ZooKeeper", str(pool.problems()))
+    clock.skew = 0
+    assert "clock" not in str(pool.problems())
+
+
+def test_client_whose_clock_is_ahead_is_a_problem(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.start(config(provider()))
+    _lease_id, node_id = stored(bench, 3600, state_time=time.time() + 90)
+    path = bench.config({"labels": [], "providers": []}, "other.yaml")
+    capsys.readouterr()
+    assert nodepoolcmd.main(["-c", path, "problem-list"]) in (0, 1)
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"node {node_id} was leased by a client whose clock is 1 min" in text and "ahead of that of ZooKeeper" in text
 
 
 # -- ZooKeeper is restored from an old copy
