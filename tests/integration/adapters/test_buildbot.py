@@ -47,6 +47,7 @@ def start(pool: Pool, home: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[St
     made: list[Master] = []
     token = tmp_path / "token"
     token.write_text(f"{pool.token}\n")
+    token.chmod(0o600)
 
     def start(scripts: dict[str, str] | None = None, run: bool = True, **workers: dict[str, Any]) -> Master:
         common = {"label": "small-noble", "url": pool.url, "token_file": str(token), "key_file": str(pool.key_file)}
@@ -170,6 +171,7 @@ def test_build_that_can_never_get_a_node_fails_with_the_reason(
     if "token_file" in options:
         options = {"token_file": str(tmp_path / "bad")}
         (tmp_path / "bad").write_text(f"np_0123456789_{'x' * 43}")
+        (tmp_path / "bad").chmod(0o600)
     master = start(one=options)
     master.force("one")
     assert master.finished("one") == [EXCEPTION]
