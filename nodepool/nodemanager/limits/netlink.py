@@ -1,4 +1,4 @@
-"""Limits the netlink sockets of slivers: the kernel charges their buffers to nobody (NM-C.2)."""
+"""Limits the netlink sockets of slivers: nobody is charged for their buffers (NM-C.2)."""
 
 from __future__ import annotations
 
