@@ -84,7 +84,7 @@ HELP: dict[_Text, str] = {
     Code.MAX_CONCURRENCY: "raise `max-concurrency` of the provider, or wait until running launches end",
     Code.NO_FREE_NODE: _NODES,
     Code.NOTHING_FREE: _NODES,
-    Code.PROVIDER_QUOTA: f"raise the cloud quota of provider {{provider}}, {_HELD}",
+    Code.PROVIDER_QUOTA: f"raise the quota of provider {{provider}}, {_HELD}",
     Code.POOL_LIMIT: f"raise `{{option}}` of pool {{name}}, {_HELD}",
     Code.REFUSED_BY_CLOUD: "raise the cloud quota of provider {provider}; other users of the account count, too",
     Code.TENANT_LIMIT: "raise `{option}` of tenant {tenant} in `tenant-resource-limits`, or wait until it returns nodes",

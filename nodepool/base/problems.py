@@ -57,6 +57,8 @@ REMEDIES = {
     "image": "correct the image of the label, or upload the image to the cloud",
     "quota": "raise the quota of the cloud, or use a smaller flavor",
     "launch": "repair what the message names; each request for the label retries",
+    "scan": "check that sshd starts on the machine, that the launcher may reach its port (firewall, security group), and that "
+    "`boot-timeout` is longer than its boot; each request for the label retries",
     "deletion": "repair what the message names; the deletion is retried until it succeeds",
 }
 """What an operator can do about a problem of a label, by the step that failed."""
@@ -125,10 +127,13 @@ class LabelProblems:
         self._known: dict[tuple[str, str], Problem] = {}
         self._solved: dict[tuple[str, str], Callable[[], bool]] = {}
 
-    def note(self, label: str, what: str, reason: object, solved: Callable[[], bool] = lambda: False) -> None:
+    def note(
+        self, label: str, what: str, reason: object, solved: Callable[[], bool] = lambda: False, remedy: str | None = None
+    ) -> None:
         """Note why a step has failed.
 
         :param solved: returns whether others have solved it, although the step was not repeated.
+        :param remedy: key of :data:`REMEDIES`; default: the step.
         """
         text = one_line(reason)
         # Messages for the log name the pool or label already.
@@ -136,7 +141,7 @@ class LabelProblems:
         if sep and start.startswith(f"provider {self.provider}"):
             text = rest
         with self._lock:
-            self._known[label, what] = Problem(text, self.provider, label, help=REMEDIES.get(what, ""))
+            self._known[label, what] = Problem(text, self.provider, label, help=REMEDIES.get(remedy or what, ""))
             self._solved[label, what] = solved
 
     def driver_failed(self, labels: Iterable[str], pool: str, error: BaseException) -> None:

@@ -357,7 +357,8 @@ class StateMachineNodeLauncher(StatsReporter):
         self._note("launch-failed", attempt=self.attempts, reason=one_line(error))
         self._record(getattr(error, "statsd_key", "error.unknown"))
         if not isinstance(error, (KazooException, CallsStopped)):
-            self.manager.label_problems.note(self.node.type[0], "launch", str(error) or repr(error))
+            remedy = "scan" if self.nodescan_request is not None else None
+            self.manager.label_problems.note(self.node.type[0], "launch", str(error) or repr(error), remedy=remedy)
         scan, self.nodescan_request = self.nodescan_request, None
         self.manager.nodescan_worker.removeRequest(scan)
         if scan is not None:

@@ -62,7 +62,7 @@ def test_cause_opens_to_its_requests_labels_tenants_and_suggestion(site: Site) -
         for request in ids:
             assert row.get_by_role("link", name=request).get_attribute("href") == f"/ui/request/{request}"
         text = row.inner_text()
-        assert "1 acme" in text and "fake-label \u00d72" in text and "raise the cloud quota of provider fake-provider" in text
+        assert "1 acme" in text and "fake-label \u00d72" in text and "raise the quota of provider fake-provider" in text
         # It stays open when the page is updated.
         ids.append(site.bench.submit("fake-label"))
         seen.page.locator("details.cause[open]").get_by_role("link", name=ids[2]).wait_for()

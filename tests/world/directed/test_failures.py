@@ -107,6 +107,8 @@ def test_keyscan_failures_with_console(
     assert [event["tail"] for event in consoles] == ["first line\n\x1b[31msecond line"] * 3
     text = explain(pool.zk, "node", consoles[0]["node"], HistoryReader(), pool.zk.feed.since(0)[0]).text()
     assert "the console of the machine said last\n      | first line\n      | \\x1b[31msecond line\n" in text
+    (problem,) = pool.getProviderManager("fake-provider").label_problems.listed()
+    assert "check that sshd starts on the machine" in problem.help and "boot-timeout" in problem.help
 
 
 def fail_scans(monkeypatch: pytest.MonkeyPatch, times: int) -> None:

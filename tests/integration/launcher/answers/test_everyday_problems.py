@@ -24,7 +24,7 @@ def test_full_quota_names_the_limit_and_its_users(desk: Desk) -> None:
         desk.bench.fulfilled("fake-label", tenant_name="acme")
     request = desk.bench.submit("fake-label")
     found = answer(desk, "request", request, "instances: 1 needed, 0 of 2 left", "2 nodes", "tenant acme has 2")
-    assert found["suggestion"].startswith("raise the cloud quota of provider fake-provider")
+    assert found["suggestion"].startswith("raise the quota of provider fake-provider")
     answer(desk, "label", "fake-label", "1 request waiting", "0 of 2 left")
     assert "0 of 2 left" in created(desk, "fake-label")
     assert "Quota of fake-provider: 2 of 2 instances in use" in desk.run("status")[1]

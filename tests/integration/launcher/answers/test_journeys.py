@@ -80,9 +80,9 @@ def test_full_quota_shows_its_users_and_what_to_raise(desk: Desk, operator: Any)
     request = desk.bench.submit("fake-label")
     one = operator()
     one.opens_cause("Quota of fake-provider: 2 of 2 instances in use")
-    one.reads("tenant acme has 2", "Suggestion: raise the cloud quota of provider fake-provider")
+    one.reads("tenant acme has 2", "Suggestion: raise the quota of provider fake-provider")
     one.follows(request)
-    one.reads("Queue position", "tenant acme has 2", "Suggestion: raise the cloud quota")
+    one.reads("Queue position", "tenant acme has 2", "Suggestion: raise the quota")
 
 
 def test_misspelt_label_is_found_by_the_id_of_its_failed_request(desk: Desk, operator: Any) -> None:
