@@ -104,7 +104,7 @@ def test_keyscan_failures_with_console(
     assert not bench.servers("fake-provider")
     # The node's history has it too, for the page and the command; a terminal is not given what it would obey.
     consoles = [event for event in pool.zk.feed.since(0)[0] if event["type"] == "console-log"]
-    assert [event["tail"] for event in consoles] == ["first line\n\x1b[31msecond line"] * 3
+    assert [event["tail"] for event in consoles] == ["first line\n\\x1b[31msecond line"] * 3
     text = explain(pool.zk, "node", consoles[0]["node"], HistoryReader(), pool.zk.feed.since(0)[0]).text()
     assert "the console of the machine said last\n      | first line\n      | \\x1b[31msecond line\n" in text
     (problem,) = pool.getProviderManager("fake-provider").label_problems.listed()
