@@ -25,6 +25,7 @@ ALGORITHMS = ["RS256", "ES256"]
 #: Seconds: difference of clocks, age of the keys, pause between two reads because of an unknown key, one read.
 SKEW, KEPT, PAUSE, TIMEOUT = 60, 3600.0, 60.0, 10.0
 MOST_BYTES = 1 << 20
+LONGEST_OWNER = 255
 
 log = logging.getLogger("nodepool.access")
 
@@ -146,9 +147,9 @@ def _permitted(issuer: Issuer, claims: Mapping[str, Any]) -> Identity:
         text = f"No rule of issuer {issuer.name} in access: oidc matches the claims of this job token"
         raise Denied(http.HTTPStatus.FORBIDDEN, "not-allowed", text)
     # With the name of the issuer: no job can have the name of a user or of a token.
-    owner = f"{issuer.name}:{rule.owner_of(dict(claims))}"[:255]
-    if not owner.isprintable():
-        raise _invalid("a claim that names the owner has control characters")
+    owner = f"{issuer.name}:{rule.owner_of(dict(claims))}"
+    if len(owner) > LONGEST_OWNER or not owner.isprintable():  # cut, two jobs might have one owner
+        raise _invalid(f"the owner has control characters or more than {LONGEST_OWNER} characters")
     return Identity(owner, f"oidc:{issuer.name}", Role.of(rule.role), rule.tenant, tuple(rule.labels), rule.max, rule.per_owner)
 
 

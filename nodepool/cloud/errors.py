@@ -11,8 +11,8 @@ from nodepool import exceptions
 
 LONGEST_MESSAGE = 1000
 """Characters of an error that are logged and kept: some clouds return the whole request or a web page."""
-LONGEST_ASKED = 120.0
-"""Longest accepted Retry-After in seconds; a wrong clock would ask for days."""
+LEAST_ASKED, LONGEST_ASKED = 1.0, 120.0
+"""Accepted Retry-After in seconds: 0 would mean many calls per second, and a wrong clock would ask for days."""
 
 
 def bounded(text: str) -> str:
@@ -37,7 +37,7 @@ def asked_pause(headers: Mapping[str, str]) -> float | None:
             seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
         except (TypeError, ValueError):
             return None
-    return min(max(seconds, 0.0), LONGEST_ASKED)
+    return min(max(seconds, LEAST_ASKED), LONGEST_ASKED)
 
 
 class ErrorKind(enum.Enum):

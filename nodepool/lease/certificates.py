@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
 import tempfile
 import time
@@ -22,9 +23,10 @@ def principal(node_id: str) -> str:
     return f"np{node_id}"
 
 
-def sign(ca_key: str, public_key: str, lease: Lease, now: Callable[[], float] = time.time) -> str:
+def sign(ca_key: str, public_key: str, lease: Lease, now: Callable[[], float] = time.time, cluster: str | None = None) -> str:
     """Return a certificate for a public key, valid on the nodes of a held lease until its end.
 
+    :param cluster: id of the cluster, which stands in the key id: several clusters may share a CA.
     :param ca_key: file with the private key of the CA, which has no passphrase.
     :raises LeaseError: the key is not valid, or the lease has ended.
     :raises OSError: the certificate cannot be created.
@@ -40,14 +42,21 @@ def sign(ca_key: str, public_key: str, lease: Lease, now: Callable[[], float] = 
             stream.write(public_key.strip() + "\n")
         owner = re.sub(r"[^\w.@:/+-]", "?", lease.terms.owner, flags=re.ASCII)
         argv = [
-            "ssh-keygen", "-q", "-s", ca_key, "-I", f"lease {lease.id} {owner}",
+            "ssh-keygen", "-q", "-s", ca_key, "-I", f"lease {lease.id} {owner} cluster {cluster}",
+            "-z", str(secrets.randbits(63)),
             "-n", ",".join(principal(node.id or "") for node in lease.nodes), "-V", f"-{SKEW}s:+{left}s", path,
         ]  # fmt: skip
-        try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-        except subprocess.TimeoutExpired:
-            raise OSError(f"ssh-keygen has not ended within {TIMEOUT:g} s") from None
+        if _run(["ssh-keygen", "-l", "-f", path]).returncode:
+            raise LeaseError(Reason.BAD_REQUEST, "public_key is not a valid public key, or of a type unknown here")
+        done = _run(argv)
         if done.returncode:
             raise OSError(f"ssh-keygen cannot sign with {ca_key}: {done.stderr.strip() or done.returncode}")
         with open(os.path.join(folder, "id-cert.pub"), encoding="ascii") as stream:
             return stream.read().strip()
+
+
+def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"ssh-keygen has not ended within {TIMEOUT:g} s") from None

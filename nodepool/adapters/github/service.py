@@ -390,7 +390,7 @@ def _told(answer: requests.Response) -> float | None:
         return None
     after, left = answer.headers.get("Retry-After", ""), answer.headers.get("X-RateLimit-Remaining")
     if after.isdecimal():
-        return float(after)
+        return max(1.0, float(after))
     reset = answer.headers.get("X-RateLimit-Reset", "")
     if left == "0":
         return max(1.0, float(reset) - time.time()) if reset.isdecimal() else 60.0

@@ -293,7 +293,11 @@ class LeaseCalls:
         try:
             with refusals():
                 signed = certificates.sign(
-                    config.access.certificates.key, call.parsed(NewCertificate).public_key, lease, self._now
+                    config.access.certificates.key,
+                    call.parsed(NewCertificate).public_key,
+                    lease,
+                    self._now,
+                    self._zk().cluster.id,
                 )
         except OSError as error:
             log.error("Lease %s: no certificate: %s", lease.id, error)

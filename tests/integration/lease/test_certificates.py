@@ -61,9 +61,10 @@ def held(ends: float | None, *node_ids: str, owner: str = "alice") -> Lease:
 def test_certificate_names_the_nodes_and_ends_with_the_lease(ca: tuple[str, str], tmp_path: pathlib.Path) -> None:
     lease = held(time.time() + 3600, "0000000001", "0000000002", owner="acme/site -n evil")
     path = tmp_path / "id-cert.pub"
-    path.write_text(certificates.sign(ca[0], keygen(tmp_path / "id"), lease))
+    path.write_text(certificates.sign(ca[0], keygen(tmp_path / "id"), lease, cluster="3f0c"))
     shown = subprocess.run(["ssh-keygen", "-L", "-f", str(path)], capture_output=True, text=True, check=True, timeout=30).stdout
-    assert 'Key ID: "lease 200-0000000001 acme/site?-n?evil"' in shown
+    assert 'Key ID: "lease 200-0000000001 acme/site?-n?evil cluster 3f0c"' in shown
+    assert int(shown.partition("Serial:")[2].split()[0]) > 0
     principals = shown.partition("Principals:")[2].partition("Critical")[0].split()
     assert principals == ["np0000000001", "np0000000002"]
     end = time.mktime(time.strptime(shown.partition(" to ")[2].partition("\n")[0].strip(), "%Y-%m-%dT%H:%M:%S"))
@@ -71,7 +72,17 @@ def test_certificate_names_the_nodes_and_ends_with_the_lease(ca: tuple[str, str]
 
 
 @pytest.mark.parametrize(
-    "key", ["", "x", "ssh-ed25519", "ssh-ed25519 AAAA\nssh-rsa AAAA", "command=x ssh-ed25519 AAAA", "ssh-ed25519 AAAA\0"]
+    "key",
+    [
+        "",
+        "x",
+        "ssh-ed25519",
+        "ssh-ed25519 AAAA\nssh-rsa AAAA",
+        "command=x ssh-ed25519 AAAA",
+        "ssh-ed25519 AAAA\0",
+        "ssh-ed25519 AAAA",
+        "ssh-new AAAAC3NzaC1lZDI1NTE5AAAAIA==",
+    ],
 )
 def test_text_that_is_not_a_key_is_refused(ca: tuple[str, str], key: str) -> None:
     with pytest.raises(LeaseError) as caught:

@@ -170,6 +170,13 @@ def test_first_matching_rule_decides(server: IssuerServer) -> None:
     assert Verifiers([issuer(server, *rules)]).identify(token(server)).role is Role.READ
 
 
+def test_owner_that_is_too_long_is_refused_and_not_cut(server: IssuerServer) -> None:
+    rule = {"match": {"sub": "*"}, "role": "borrow", "owner": "{sub}"}
+    verifiers = Verifiers([issuer(server, rule)])
+    assert len(verifiers.identify(token(server, {"sub": "x" * 252})).owner) == 255
+    assert refused(verifiers, token(server, {"sub": "x" * 253}))[0] == 401
+
+
 def test_rule_whose_owner_needs_a_missing_claim_does_not_match(server: IssuerServer) -> None:
     rule = {"match": {"sub": "*"}, "role": "borrow", "owner": "{nothing}"}
     assert refused(Verifiers([issuer(server, rule)]), token(server))[0] == 403

@@ -29,6 +29,8 @@ RETURN_LOCK_TIMEOUT = 5
 #: Seconds of a lease without ``--for``.
 DETACHED = 86400.0
 ENVIRONMENT = "NODEPOOL_NODES_JSON"
+#: Names a file with the same content, for any number of nodes.
+FILE = "NODEPOOL_NODES_JSON_FILE"
 
 INVENTORY_KEYS = (
     "hostname", "interface_ip", "public_ipv4", "private_ipv4", "public_ipv6", "connection_type", "connection_port",
@@ -50,7 +52,7 @@ def register(commands: Subparsers) -> None:
     add_json(parser.add_argument, "print the nodes as JSON, with connection data")
     parser.add_argument(
         "command", metavar="COMMAND", nargs="*",
-        help=f"after --: run this command with the nodes in {ENVIRONMENT}, then return them",
+        help=f"after --: run this command with the nodes in {ENVIRONMENT} and in the file {FILE}, then return them",
     )  # fmt: skip
     parser = add_command(commands, "return", return_nodes, "return the nodes of a lease")
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id, or request id for all its nodes")

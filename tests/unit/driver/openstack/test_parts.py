@@ -62,7 +62,8 @@ def test_errors_of_the_cloud_are_classified(error: Exception, kind: ErrorKind) -
 def test_retry_after_is_read_and_bounded() -> None:
     assert retry_after(http(429, "", **{"Retry-After": "7"})) == 7
     assert retry_after(http(429, "", **{"Retry-After": "100000"})) == 120
-    assert retry_after(http(429, "", **{"Retry-After": "Sat, 01 Jan 2000 00:00:00 GMT"})) == 0
+    assert retry_after(http(429, "", **{"Retry-After": "Sat, 01 Jan 2000 00:00:00 GMT"})) == 1
+    assert retry_after(http(429, "", **{"Retry-After": "0"})) == 1
     assert retry_after(http(429, "", **{"Retry-After": "soon"})) is None
     assert retry_after(http(429)) is None
 
