@@ -44,7 +44,8 @@ def test_missing_extra_is_reported_with_the_command(monkeypatch: pytest.MonkeyPa
     assert tickets.missing({}) is None
     text = tickets.missing({"keys": ["k"], "xml-keys": ["x"]})
     assert text == (
-        f"tickets need jwt, signxml, not installed here: {sys.executable} -m pip install 'PyJWT[crypto]>=2.10.1' 'signxml<6,>=5.0.1'"
+        f"tickets need jwt, signxml, not installed here: {sys.executable} -m pip install "
+        "'PyJWT[crypto]>=2.10.1' 'signxml<6,>=5.0.1'"
     )
     from nodepool.nodemanager.manager import NodeManager
 
