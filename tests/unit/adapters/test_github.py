@@ -190,6 +190,13 @@ def test_rate_limit(answers: Answers, calls: Service, status: int, headers: dict
     assert len(answers.requests("GET", SETS)) == 2
 
 
+def test_service_that_asks_for_no_pause_is_called_after_a_second(answers: Answers, calls: Service) -> None:
+    answers.row("GET", SETS, Reply(429, b"{}", [("Retry-After", "0")]), Reply(200, b'{"count": 0, "value": []}'))
+    began = time.monotonic()
+    assert calls.find("set", 1) is None
+    assert time.monotonic() - began >= 1.0 and len(answers.requests("GET", SETS)) == 2
+
+
 def test_longer_wait_than_allowed_is_an_error_at_once(answers: Answers, calls: Service) -> None:
     answers.give("GET", SETS, {"message": "slow down"}, 429, **{"Retry-After": "3600"})
     with pytest.raises(ServiceError, match="slow down"):
