@@ -506,6 +506,7 @@ def test_following_costs_nothing_while_nothing_happens(plain, builder, zk_chroot
     builder.begin()
     follower = image_follow.BuildFollower(zk, IMAGE, stat.mzxid, image_follow.Display(io.StringIO()))
     wait_for(lambda: zk.image_tree.data().build_locks.get(IMAGE, (0, False))[1], what="the build")
+    wait_for(lambda: builder.build in zk.progress_tree.data().builds and follower._complete(), what="its progress")
     follower._look()
     before = [tree.reads for tree in zk.trees]
     for _ in range(100):

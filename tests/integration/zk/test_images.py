@@ -220,13 +220,12 @@ def test_most_recent_uploads(zk: Any) -> None:
 
 def test_lock_of_a_record_that_is_deleted_meanwhile_is_refused(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     build_id = zk.storeBuild("image", build())
-    waiting = [f"{paths.build('image', build_id)}/lock"]
+    waiting = [f"{paths.build('image', build_id)}/lock"] * 2  # it is read before and after our contender is created
     read = zk.kazoo_client.get_children_async
 
     def deleted(path: str, *arguments: Any, **named: Any) -> Any:
         """Another builder deletes the record with our contender."""
-        if waiting and path == waiting[0]:
-            waiting.clear()
+        if waiting and path == waiting.pop() and not waiting:
             assert zk.deleteBuild("image", build_id)
         return read(path, *arguments, **named)
 

@@ -256,7 +256,7 @@ def test_caller_that_sends_no_frames_is_disconnected(nm: NmDaemon) -> None:
 def test_caller_that_disconnects_before_the_answer_leaves_nothing(nm: NmDaemon) -> None:
     for _ in range(10):
         ask(nm, "sleep", "1004").close()
-    wait_for(lambda: nm.client.call("GetRecord", "a")["sessions"] == 0, 20, "the sessions to end")
+    wait_for(lambda: nm.client.call("GetRecord", "a")["sessions"] == 0, limit(60), "the sessions to end")
     assert not processes(nm, "1004")
 
 
