@@ -43,6 +43,7 @@ def test_sixty_seeds_violate_no_invariant() -> None:
 
 
 @pytest.mark.core
+@pytest.mark.timeout(600)
 def test_same_seed_gives_the_same_bytes() -> None:
     first = world("--seeds", "5-7", "--jobs", "1")
     second = world("--seeds", "5-7", "--jobs", "3")
