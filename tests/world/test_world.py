@@ -14,7 +14,7 @@ from tests import REPOSITORY
 from tests.world.mutations import MUTATIONS
 
 
-def world(*arguments: str, timeout: float = 100) -> dict[int, Any]:
+def world(*arguments: str, timeout: float = 500) -> dict[int, Any]:
     """Run seeds; return their results by seed."""
     command = [sys.executable, str(REPOSITORY / "tools" / "world"), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
