@@ -62,13 +62,15 @@ class PoolCapacity:
         )
 
     def pause_changed(self, handler: RequestHandler) -> None:
-        pool, before = self._pool, self._pool.paused
+        pool, before = self._pool, set(self._pool.paused_handlers)
         if handler.paused:
             pool.paused_handlers.add(handler)
         else:
             pool.paused_handlers.discard(handler)
-        if before != pool.paused:
+        if bool(before) != pool.paused:
             pool.publish_soon()
+        if before != pool.paused_handlers:
+            # Others may overtake those that still wait, for example after the one that held nodes.
             pool.assignment.wake()
 
     def note_full(self, labels: list[str], reason: Reason) -> None:

@@ -56,7 +56,9 @@ class PoolWorker(threading.Thread, PoolAdmission):
         self.capacity.end_creation(handler)
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
-        self.paused_handlers.discard(handler)
+        if handler in self.paused_handlers:
+            self.paused_handlers.discard(handler)
+            self.assignment.wake()  # others may overtake those that still wait
         if self.nodepool.handlers.get(handler.request.id or "") is handler:
             del self.nodepool.handlers[handler.request.id or ""]
         self.nodepool.zk.reservations.release(("tenant", handler))

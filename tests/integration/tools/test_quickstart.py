@@ -104,7 +104,7 @@ def test_users_18_a_launcher_that_dies_is_noticed(kept: Kept) -> None:
     assert len(json.loads(kept.json.read_text())["nodes"]) == 3, "written before the end, too"
     kept.kill("launcher")
     assert kept.process.wait(60) == 1
-    assert "nodepool-launcher was killed by signal 9; its log is" in kept.text
+    assert "nodepool-launcher was killed by signal 9; read its log" in kept.text
     assert "Left behind" not in kept.text and kept.left() == []
     assert re.search(rf"The logs are in {kept.work}; when you have read them: rm -r", kept.text)
 
