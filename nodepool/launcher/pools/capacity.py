@@ -62,14 +62,14 @@ class PoolCapacity:
         )
 
     def pause_changed(self, handler: RequestHandler) -> None:
-        pool, before = self._pool, set(self._pool.paused_handlers)
+        pool, before, waited = self._pool, self._pool.paused, handler in self._pool.paused_handlers
         if handler.paused:
             pool.paused_handlers.add(handler)
         else:
             pool.paused_handlers.discard(handler)
-        if bool(before) != pool.paused:
+        if before != pool.paused:
             pool.publish_soon()
-        if before != pool.paused_handlers:
+        if before != pool.paused or (waited and not handler.paused):
             # Others may overtake those that still wait, for example after the one that held nodes.
             pool.assignment.wake()
 
