@@ -80,7 +80,7 @@ class Trends:
             bucket.ready += 1
             _note(bucket.launches, self._launches, labels, took)
         elif event.get("before") == BUILDING and (kind == "node-removed" or state in (FAILED, ABORTED, DELETING)):
-            # If nothing was created, the record is deleted without a state of its own.
+            # If nothing was created, the record is deleted and never gets the state failed.
             self._bucket(when).failed += 1
         elif kind == "request-changed" and state == FULFILLED and event.get("requestor") != MIN_READY:
             _note(self._bucket(when).waits, self._waits, labels, took)

@@ -154,7 +154,7 @@ class Context:
 
 
 def add_command(subparsers: Subparsers, name: str, function: Command, text: str) -> argparse.ArgumentParser:
-    # "resolve": `plan` has an option -c of its own.
+    # "resolve": `plan` has its own option -c.
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text, conflict_handler="resolve")
     # Without a default, which would replace that of the option before the subcommand.
     parser.add_argument(
