@@ -38,7 +38,7 @@ def test_requests_of_different_labels_sizes_and_launchers_are_counted_under_one_
     assert row["cause"] == "Quota of east: 20 of 20 instances in use"
     assert (row["count"], row["ids"], row["problem"]) == (3, [one, two, three], False)
     assert (row["label_counts"], row["tenants"]) == ({"label-0": 2, "label-1": 1}, {"acme": 2, "bolt": 1})
-    assert (row["oldest"], row["since"], row["suggestion"][:35]) == (NOW - 300, "5 min", "raise the cloud quota of provider e")
+    assert (row["oldest"], row["since"], row["suggestion"][:35]) == (NOW - 300, "5 min", "raise the quota of provider east, o")
 
 
 def test_request_reported_by_two_launchers_counts_once_under_the_most_informative_cause() -> None:
