@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
 from typing import Any
@@ -14,7 +15,7 @@ from nodepool.cloud.calls import DEADLINE
 from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.driver import statemachine
 from nodepool.driver.aws.api import clients
-from nodepool.driver.aws.api.errors import AwsError, check_answer, classify
+from nodepool.driver.aws.api.errors import AwsError, check_answer, classify, needs_credentials
 from nodepool.driver.aws.api.lookups import CACHE_TTL, READ_DEADLINE, SERVICE_QUOTA_CACHE_TTL, AwsLookups
 from nodepool.driver.aws.config import AwsLabel, AwsProviderConfig, AwsProviderDiskImage
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
@@ -60,6 +61,8 @@ class AwsAdapter(statemachine.Adapter):
     LAUNCH_TEMPLATE_PREFIX = parameters.LAUNCH_TEMPLATE_PREFIX
     #: Seconds without a byte from AWS after which a call has failed.
     READ_TIMEOUT = clients.READ_TIMEOUT
+    #: Minimum seconds between two readings of refused credentials.
+    CREDENTIALS_INTERVAL = 10.0
     #: Minimum seconds between two polls of what is waited for.
     LOOK_FLOOR = 0.5
     #: Seconds that a deletion waits for others to share a call: short compared with the shutdown of an instance.
@@ -74,16 +77,14 @@ class AwsAdapter(statemachine.Adapter):
         self.log = logging.getLogger(f"nodepool.AwsAdapter.{provider_config.name}")
         self.provider = provider_config
         self._stopping = threading.Event()
-        self.ec2_client, self.s3, self.s3_client, self.aws_quotas, self.ebs_client = clients.make(
-            provider_config, self.READ_TIMEOUT
-        )
+        self._connect()
         name, rate = f"aws-{provider_config.name}", provider_config.rate
         self.rate_limiter = AdaptiveRate(f"{name}-write", rate)
         self.non_mutating_rate_limiter = AdaptiveRate(f"{name}-read", READ_FACTOR * rate)
         self.quota_service_rate_limiter = AdaptiveRate(f"{name}-quota", rate)
         self.calls: CloudCalls = CloudCalls(
             provider_config.name,
-            classify,
+            self._classify,
             {
                 "read": self.non_mutating_rate_limiter,
                 "write": self.rate_limiter,
@@ -130,6 +131,26 @@ class AwsAdapter(statemachine.Adapter):
             self.templates.start()
             if self.templates.wanted:
                 self._prepare_templates()
+
+    def _connect(self) -> None:
+        """Create the clients, with the credentials that are stored now.
+
+        :raises ConfigurationError: the profile does not exist.
+        """
+        self._connected = time.monotonic()
+        self.ec2_client, self.s3, self.s3_client, self.aws_quotas, self.ebs_client = clients.make(
+            self.provider, self.READ_TIMEOUT
+        )
+
+    def _classify(self, error: BaseException) -> ErrorKind:
+        """Return the kind of an error; if credentials caused it, read them again: the library does so for roles only."""
+        if needs_credentials(error) and time.monotonic() - self._connected >= self.CREDENTIALS_INTERVAL:
+            self.log.info("Reading the credentials again: %s", error)
+            try:
+                self._connect()
+            except Exception as unusable:
+                self.log.warning("The credentials cannot be read, keeping the previous ones: %s", unusable)
+        return classify(error)
 
     def _prepare_templates(self) -> None:
         """Start creating templates in the background; a failure is repaired by the next launch."""

@@ -29,8 +29,6 @@ def make(provider: AwsProviderConfig, read_timeout: float) -> tuple[Any, Any, An
     import botocore.session
     from botocore.config import Config
 
-    from nodepool.driver.aws.api import credentials
-
     global _loader
     # Our own wrapper retries calls, within deadlines and rate limits; it could not see retries below.
     plain = Config(
@@ -50,7 +48,6 @@ def make(provider: AwsProviderConfig, read_timeout: float) -> tuple[Any, Any, An
             else:
                 # The descriptions of the APIs are large; one copy serves all providers.
                 core.register_component("data_loader", _loader)
-            credentials.prepare(core)
             session = boto3.Session(botocore_session=core, region_name=provider.region_name)
             return (
                 session.client("ec2", config=plain),

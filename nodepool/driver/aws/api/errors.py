@@ -117,6 +117,9 @@ def classify(error: BaseException) -> ErrorKind:
 
 def passes(error: BaseException) -> bool:
     """Return whether a retry may succeed: AWS is unreachable or busy, or credentials change."""
-    if classify(error) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT):
-        return True
+    return classify(error) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT) or needs_credentials(error)
+
+
+def needs_credentials(error: BaseException) -> bool:
+    """Return whether other credentials may solve it."""
     return code_of(error) in CREDENTIALS or any(cls.__name__ in NO_CREDENTIALS for cls in type(error).__mro__)
