@@ -133,18 +133,11 @@ def _ticket(commands: Any) -> None:
     sign = actions.add_parser("sign", help="sign the records of a JSON file")
     sign.add_argument("records", type=absolute_path, metavar="FILE")
     sign.set_defaults(function=sign_ticket)
-    serve = actions.add_parser("serve", help="demonstration: sign records that this user or root sends to a local port")
-    serve.add_argument("--address", default="127.0.0.1", help="a loopback address (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=1813, help="0: any (default: %(default)s)")
-    serve.set_defaults(function=serve_tickets)
-    for parser in (sign, serve):
-        parser.add_argument("--key-file", type=absolute_path, required=True, metavar="PEM", help="private key (Ed25519 or P-256)")
-        parser.add_argument("--issuer", required=True)
-        parser.add_argument("--host", required=True, help="name of the node that the ticket is for")
-        parser.add_argument("--lifetime", type=whole_number(1), default=3600, metavar="SECONDS")
-        parser.add_argument(
-            "--xml", type=absolute_path, metavar="CERTIFICATE", help="create the XML form, with the key's certificate"
-        )
+    sign.add_argument("--key-file", type=absolute_path, required=True, metavar="PEM", help="private key (Ed25519 or P-256)")
+    sign.add_argument("--issuer", required=True)
+    sign.add_argument("--host", required=True, help="name of the node that the ticket is for")
+    sign.add_argument("--lifetime", type=whole_number(1), default=3600, metavar="SECONDS")
+    sign.add_argument("--xml", type=absolute_path, metavar="CERTIFICATE", help="create the XML form, with the key's certificate")
     verify = actions.add_parser("verify", help="check a ticket without submitting it, and show its records")
     verify.add_argument("ticket", type=absolute_path, metavar="FILE")
     verify.add_argument("--public-key", type=absolute_path, required=True, metavar="PEM", help="public key, or certificate")
@@ -251,28 +244,16 @@ def show_or_set_loans(client: Client, args: argparse.Namespace) -> None:
 
 
 def sign_ticket(client: Client, args: argparse.Namespace) -> None:
-    records = json.loads(pathlib.Path(args.records).read_text("utf-8"))
-    print(_signer(args)(records if isinstance(records, list) else [records]))
-
-
-def _signer(args: argparse.Namespace) -> Callable[[list[Any]], str]:
     from nodepool.nodemanager.sources import tickets
 
+    given = json.loads(pathlib.Path(args.records).read_text("utf-8"))
+    records = given if isinstance(given, list) else [given]
     key = pathlib.Path(args.key_file).read_bytes()
-    if not args.xml:
-        return lambda given: tickets.sign(given, key, args.issuer, args.host, args.lifetime)
-    certificate = pathlib.Path(args.xml).read_bytes()
-    return lambda given: tickets.sign_xml(given, key, certificate, args.issuer, args.host, args.lifetime)
-
-
-def serve_tickets(client: Client, args: argparse.Namespace) -> None:
-    from nodepool.nodemanager.sources import ticket_server
-
-    signer = _signer(args)
-    with ticket_server.listen(args.address, args.port) as listener:
-        address, port = listener.getsockname()
-        print(f"signing tickets for {args.host} on {address} port {port}", flush=True)
-        ticket_server.serve(listener, signer)
+    if args.xml:
+        certificate = pathlib.Path(args.xml).read_bytes()
+        print(tickets.sign_xml(records, key, certificate, args.issuer, args.host, args.lifetime))
+    else:
+        print(tickets.sign(records, key, args.issuer, args.host, args.lifetime))
 
 
 def verify_ticket(client: Client, args: argparse.Namespace) -> None:

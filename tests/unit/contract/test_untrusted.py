@@ -32,7 +32,7 @@ READERS = {
 #: Modules that print, besides the commands, whose texts go through `say`, `note` and tables. A new one has to clean texts.
 PRINTERS = {
     "adapters/github/program.py", "adapters/gitlab.py", "adapters/runners/program.py",
-    "nodemanager/pushed/program.py", "nodemanager/sources/ticket_server.py", "process/background.py",
+    "nodemanager/pushed/program.py", "process/background.py",
     "process/program.py", "process/stack_dump.py", "whatif/__main__.py", "zkserver/__main__.py",
 }  # fmt: skip
 #: In commands that print texts of others, only these arguments are printed without `say`.
