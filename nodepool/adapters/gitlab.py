@@ -29,8 +29,8 @@ from nodepool.texts import printable
 AFTERWARDS = 900
 #: Seconds of a job without a limit, and for the API to answer at first.
 DEFAULT_TIMEOUT, FIRST_ANSWER = 3600, 30.0
-#: Seconds for a small command on the node, and from SIGTERM to SIGKILL of a canceled script.
-COMMAND_TIMEOUT, KILL_AFTER = "60s", 5
+#: For a small command on the node.
+COMMAND_TIMEOUT = "60s"
 #: Refusals that another attempt would get, too.
 FINAL = ("bad-request", "unknown-label", "key-in-use")
 #: In the temporary directory of an attempt.
@@ -179,17 +179,8 @@ def run(args: argparse.Namespace) -> int:
         if done.status:
             lease.refresh()
             raise SystemFailure(f"node {lease.nodes[0].id}: {done.stderr.decode(errors='replace').strip()[-500:]}")
-    inner = f"echo $$ > {file}.pid; {shlex.quote(shell)} {file}; s=$?; rm -f {file} {file}.pid; exit $s"
     try:
-        status = lease.run(f"exec setsid -w sh -c {shlex.quote(inner)}", stream=True).status
-    except SystemExit:
-        end = (
-            f"g=-$(cat {file}.pid); kill -TERM -- $g; n=0; while kill -0 -- $g && [ $n -lt {KILL_AFTER * 10} ]; "
-            f"do sleep 0.1; n=$((n + 1)); done 2>/dev/null; kill -KILL -- $g 2>/dev/null; rm -f {file} {file}.pid"
-        )
-        with contextlib.suppress(NodepoolError, OSError):
-            lease.run(end, timeout=COMMAND_TIMEOUT)
-        raise
+        status = lease.run(f"{shlex.quote(shell)} {file}; s=$?; rm -f {file}; exit $s", stream=True).status
     except NodepoolError:
         lease.refresh()  # the reason may be that it has ended
         raise
