@@ -9,7 +9,6 @@ Needs the extra ``simulate`` (greenlet).
 :mod:`.sync`          locks and threads of the standard library, on top of the kernel
 :mod:`.network`       sockets, pipes and ``poll``; latency, cuts and partitions
 :mod:`.install`       puts them in place of the real ones
-:mod:`.lines`         lets the scheduler preempt a task between any two statements
 :mod:`.zookeeper`     the embedded ZooKeeper server on the simulated network
 ====================  =====================================================================
 """

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from nodepool.simulation import install, lines
+from nodepool.simulation import install
+from tests.world import lines, order
 
 if TYPE_CHECKING:
     from tests.world.world import Result, Scenario
@@ -59,7 +60,7 @@ def prepare(mutation: str | None = None) -> None:
     # It takes longer than most commands.
     nodepool.cmd.nodepoolcmd.create_parser = functools.cache(nodepool.cmd.nodepoolcmd.create_parser)
     nodepool.cmd.nodepoolcmd.create_parser()
-    install.order_by_age(("nodepool.", "kazoo.", "concurrent.", "threading", "tests.", "simulated"))
+    order.order_by_age(("nodepool.", "kazoo.", "concurrent.", "threading", "tests.", "simulated"))
 
 
 def run(scenario: Scenario, log: str | None = None) -> Result:

@@ -956,7 +956,7 @@ def path(module: str) -> pathlib.Path:
 
 
 def change(name: str) -> Callable[[str, str], str]:
-    """For :mod:`nodepool.simulation.lines`."""
+    """For :mod:`tests.world.lines`."""
     mutation = MUTATIONS[name]
 
     def apply(module: str, text: str) -> str:

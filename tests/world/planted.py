@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from nodepool.simulation import lines
-from tests.world import mutations
+from tests.world import lines, mutations
 
 #: The environment variable with the name of the defect.
 NAME = "NODEPOOL_PLANTED"

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from nodepool.simulation import lines
 from tests import REPOSITORY
 from tests.conftest import zookeeper_server
 from tests.support.deadline import PATIENCE
 from tests.support.selection import PROGRESS
+from tests.world import lines
 from tests.world.mutations import MUTATIONS, change, path
 from tests.world.planted import NAME
 
@@ -54,7 +54,7 @@ def test_planted_defect_still_fits_the_program(name: str) -> None:
 
 
 def test_text_of_a_module_that_was_imported_is_not_replaced() -> None:
-    with pytest.raises(ImportError, match=r"nodepool\.simulation\.lines was imported before"):
+    with pytest.raises(ImportError, match=r"tests\.world\.lines was imported before"):
         lines.replace_text(lines.__name__, lambda _name, text: text)
 
 

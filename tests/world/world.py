@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodepool.simulation import install, lines
+from nodepool.simulation import install
 from nodepool.simulation.kernel import Kernel, Process, SimulationError
 from nodepool.simulation.network import Network
 from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
-from tests.world import builders, capacity, faults, history, hosts, nodemanagers, operators
+from tests.world import builders, capacity, faults, history, hosts, lines, nodemanagers, operators
 from tests.world.cloud import Cloud
 from tests.world.explain import Explainer
 from tests.world.history import History

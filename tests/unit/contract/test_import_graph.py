@@ -35,7 +35,6 @@ INTERFACES = {"nodepool.config": {"nodepool.driver.registry"}}
 NAMED = {
     "nodepool.dev.installation": {"nodepool.cmd.launcher", "nodepool.cmd.nodemanager", "nodepool.zkserver"},
     "nodepool.simulation.install": {"nodepool.simulation"},
-    "nodepool.simulation.lines": {"nodepool.simulation", "nodepool.zkserver"},
 }
 #: Folder -> imports between its subfolders that are part of a circle, as ``one -> other``. May only become shorter.
 FOLDER_CIRCLES: dict[str, set[str]] = {}

@@ -72,12 +72,12 @@ def _import() -> None:
     import nodepool.launcher
     import nodepool.zk.zookeeper  # noqa: F401
     from nodepool.driver import Drivers
-    from nodepool.simulation import install
+    from tests.world import order
     from tests.world.directed import world  # noqa: F401
 
     for name in ("fake", "metastatic", "static"):
         Drivers.get(name)
-    install.order_by_age(("nodepool.", "kazoo.", "concurrent.", "threading", "tests."))
+    order.order_by_age(("nodepool.", "kazoo.", "concurrent.", "threading", "tests."))
 
 
 def simulated(item: pytest.Item) -> list[Any]:
