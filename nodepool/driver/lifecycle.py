@@ -35,7 +35,8 @@ def provider_problems(config: Config) -> list[Problem]:
     """Return problems of running providers: refusals of clouds, unusable hosts and labels."""
     found: list[Problem] = []
     for name, manager in sorted(config.provider_managers.items()):
-        told_by = manager if isinstance(manager, TellsTroubles) else manager.cloud_calls
+        tell = (each for each in (manager, getattr(manager, "adapter", None)) if isinstance(each, TellsTroubles))
+        told_by = next(tell, manager.cloud_calls)
         if told_by is not None:
             try:
                 found += [Problem(line, name) for line in told_by.troubles()]

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from nodepool.base.problems import TellsTroubles
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.slots import BackingSlots
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 
-class MetastaticAdapter(Adapter):
+class MetastaticAdapter(Adapter, TellsTroubles):
     """The cloud of its provider, and at the same time a user of other providers."""
 
     log = logging.getLogger("nodepool.driver.metastatic.MetastaticAdapter")
@@ -92,6 +93,14 @@ class MetastaticAdapter(Adapter):
 
     def notifyNodescanFailure(self, label: MetastaticLabel, external_id: str) -> None:
         self.slots.scan_failed(external_id)
+
+    def troubles(self) -> list[str]:
+        """Return the backing nodes that did not answer when a slot was handed out."""
+        return [
+            f"backing node {record.node_id} does not answer and gets no more nodes; check its machine"
+            for record in self.slots.book
+            if record.failed and not record.lost and record.node_id is not None
+        ]
 
     def stop(self) -> None:
         self.slots.stop()

@@ -10,6 +10,7 @@ import pytest
 
 from nodepool import exceptions
 from nodepool.cmd.commands.context import CommandError
+from nodepool.nodescan.request import NodescanRequest
 from nodepool.status import cluster
 from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk, answer, created
@@ -167,6 +168,20 @@ def test_backing_node_that_cannot_be_launched_is_the_cause(desk: Desk, monkeypat
     answer(desk, "request", failed(desk, "small"), f"failed: {words}", "(1 other pool does not offer it)")
     answer(desk, "label", "small", words)
     answer(desk, "provider", "meta", words)
+
+
+def test_backing_node_whose_machine_has_died_gets_no_more_nodes_and_is_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = {"name": "meta", "driver": "metastatic", "boot-timeout": 1, "pools": [{"name": "main", "labels": [
+        {"name": "small", "backing-label": "big", "max-parallel-jobs": 3, "host-key-checking": True}]}]}  # fmt: skip
+    desk.start(config(provider(labels=["big"]), slots))
+    _request, (first,) = desk.bench.fulfilled("small")
+    (dead,) = desk.bench.nodes(type=["big"])
+    # Its address is looked up in vain until there is another machine.
+    monkeypatch.setattr(NodescanRequest, "_fake", lambda _scan: len(desk.bench.nodes(type=["big"])) > 1)
+    _request, (second,) = desk.bench.fulfilled("small")
+    backing = {node.driver_data["backing_node"] for node in desk.bench.nodes(type=["small"])}
+    assert dead.id in backing and len(backing) == 2, (first, second)
+    desk.reported(f"backing node {dead.id} does not answer and gets no more nodes; check its machine")
 
 
 # -- owners of nodes
