@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodepool.metrics.client import BUCKETS, Timer
 from nodepool.metrics.series import Definition, Series
+from nodepool.texts import printable
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -53,7 +54,7 @@ class NodepoolCollector:
             seen.add((name, labels))
             if name not in families:
                 families[name] = factory(name + suffix, series.definition.help, labels=series.definition.labels)
-            families[name].add_metric([text for _, text in labels], *(value if isinstance(value, tuple) else (value,)))
+            families[name].add_metric([printable(text) for _, text in labels], *(value if isinstance(value, tuple) else (value,)))
         yield from families.values()
 
 

@@ -244,6 +244,14 @@ def test_launches_of_zones_and_dots():
             assert values[(f"{family}_duration_seconds_bucket", tuple(sorted([*key, ("le", "1.0")])))] == 0
 
 
+def test_scrape_has_no_control_characters_of_others():
+    client = metrics.Metrics()
+    client.incr(metrics.TENANT_LAUNCHES("red\x1b[31m\x9b\u202e", "ready"))
+    text = prometheus.Exposition(client).render()[0].decode()
+    assert all(line.isprintable() for line in text.splitlines())
+    assert ("nodepool_tenant_launches_total", (("result", "ready"), ("tenant", "red\\x1b[31m\\x9b\\u202e"))) in scrape(client)
+
+
 def test_drivers_of_others_record_any_name():
     client = metrics.Metrics()
     client.incr("nodepool.something.else")
