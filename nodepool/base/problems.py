@@ -59,9 +59,10 @@ REMEDIES = {
     "launch": "repair what the message names; each request for the label retries",
     "scan": "check that sshd starts on the machine, that the launcher may reach its port (firewall, security group), and that "
     "`boot-timeout` is longer than its boot; each request for the label retries",
+    "calls": "check the state of the cloud's API, the network to it, and the credentials; calls are retried",
     "deletion": "repair what the message names; the deletion is retried until it succeeds",
 }
-"""What an operator can do about a problem of a label, by the step that failed."""
+"""What an operator can do about a problem of a label or provider, by the step that failed."""
 DELETION = "deletion of node "
 """Prefix of problems that concern a node, but not its label."""
 

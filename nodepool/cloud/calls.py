@@ -29,6 +29,9 @@ BACKOFF = Backoff(0.5, 30.0, jitter=0.5)
 FADE = 600.0
 """Seconds after which a failure that may concern a single object is no longer a problem."""
 
+SLOW = 10.0
+"""Seconds after which an answer is reported as slow; the reported time is a multiple of it."""
+
 _FADING = (ErrorKind.OTHER, ErrorKind.NOT_FOUND)
 _NORMAL = (ErrorKind.QUOTA, ErrorKind.CAPACITY)
 """Errors that also occur with healthy providers."""
@@ -36,12 +39,13 @@ _NORMAL = (ErrorKind.QUOTA, ErrorKind.CAPACITY)
 
 @dataclass(frozen=True)
 class LastError:
-    """The latest failure of a provider, for display; ``when`` is the UNIX time."""
+    """The latest failure of a provider, for display; ``when`` and ``since`` (the first one in a row) are UNIX times."""
 
     operation: str
     kind: ErrorKind
     message: str
     when: float
+    since: float
 
 
 @dataclass
@@ -53,6 +57,13 @@ class _Call:
     until: float
     missing_ok: bool = False
     tries: int = 0
+    #: When the current attempt was sent; None between two attempts.
+    sent: float | None = None
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether the time does not depend on the size of an image that is transferred."""
+        return self.until - self.started <= DEADLINE
 
 
 class CloudCalls:
@@ -89,12 +100,13 @@ class CloudCalls:
         self._retry_after = retry_after or (lambda _error: None)
         self._overload = overload or (lambda _error: False)
         self._stopped = threading.Event()
-        self._lock = threading.Lock()
         limits = {"read": 1, **(THREADS if threads is None else threads)}
         pool = shared_threads.shared()
         self.timers = pool.timers(name)
         self._lanes = {lane: pool.lane(f"Thread-{name}-{lane}", limit) for lane, limit in limits.items()}
-        self._under_way = 0
+        self._under_way: dict[int, _Call] = {}
+        #: Operation -> seconds that its last answer took, and when it arrived (UNIX seconds), if it was slow.
+        self._slow: dict[str, tuple[float, float]] = {}
         self._answered = float("-inf")
 
     # -- making calls
@@ -112,31 +124,26 @@ class CloudCalls:
         :raises CallTimeout: no attempt could be made, or none succeeded, in time.
         :raises CallsStopped: the provider is stopping.
         """
-        with self._lock:
-            self._under_way += 1
-        try:
-            return self._call(operation, function, args, kw, lane, deadline, idempotent, missing_ok)
-        finally:
-            with self._lock:
-                self._under_way -= 1
-
-    def _call(
-        self, operation: str, function: Callable[..., T], args: tuple[Any, ...], kw: dict[str, Any], lane: str,
-        deadline: float, idempotent: bool | None, missing_ok: bool,
-    ) -> T:  # fmt: skip
         now = self.clock()
         call = _Call(operation, lane, self.rates.get(lane), now, now + deadline, missing_ok)
+        self._under_way[id(call)] = call
+        try:
+            return self._call(call, idempotent, lambda: function(*args, **kw))
+        finally:
+            del self._under_way[id(call)]
+
+    def _call(self, call: _Call, idempotent: bool | None, function: Callable[[], T]) -> T:
         repeat = {ErrorKind.THROTTLED}
-        if idempotent or (idempotent is None and lane in ("read", "delete")):
+        if idempotent or (idempotent is None and call.lane in ("read", "delete")):
             repeat.add(ErrorKind.TRANSIENT)
         while True:
             delay = call.rate.acquire(call.until) if call.rate else 0.0
             if self._stopped.is_set():
                 raise CallsStopped(f"{self.name} is stopping")
             call.tries += 1
-            started = self.clock()
+            started = call.sent = self.clock()
             try:
-                result = function(*args, **kw)
+                result = function()
             except Exception as error:
                 kind = self._note_failure(call, started, delay, error)
                 if kind not in repeat:
@@ -177,7 +184,7 @@ class CloudCalls:
 
     def _note_success(self, call: _Call, started: float, delay: float) -> None:
         self._answered = self.clock()
-        took = self._answered - started
+        took = self._note_time(call, started)
         self._works(call.operation)
         if call.rate:
             call.rate.succeeded()
@@ -185,7 +192,7 @@ class CloudCalls:
         metrics.shared().timing(self._metric(call), took * 1000)
 
     def _note_failure(self, call: _Call, started: float, delay: float, error: Exception) -> ErrorKind:
-        took = self.clock() - started
+        took = self._note_time(call, started)
         try:
             kind = self.classify(error)
         except Exception:
@@ -205,7 +212,8 @@ class CloudCalls:
         statsd = metrics.shared()
         statsd.timing(self._metric(call), took * 1000)
         statsd.incr(metrics.API_ERRORS(self.name, call.operation, kind.value))
-        noted = LastError(call.operation, kind, message, self._wall())
+        now, first = self._wall(), self._failing.get(call.operation)
+        noted = LastError(call.operation, kind, message, now, first.since if first else now)
         if kind is not ErrorKind.NOT_FOUND:
             self.last_error = noted
         if kind is ErrorKind.NOT_FOUND and (call.missing_ok or call.lane == "delete"):
@@ -217,6 +225,14 @@ class CloudCalls:
                 self._log.warning("Provider %s: %s fails repeatedly (%s): %s", self.name, call.operation, kind.value, message)
             self._failing[call.operation] = noted
         return kind
+
+    def _note_time(self, call: _Call, started: float) -> float:
+        """Return the seconds that the attempt took; note an answer that was slow."""
+        took, call.sent = self.clock() - started, None
+        self._slow.pop(call.operation, None)
+        if took >= SLOW and call.is_short:
+            self._slow[call.operation] = took, self._wall()
+        return took
 
     def _works(self, operation: str) -> None:
         if self._failing.pop(operation, None) is not None and operation in self._reported:
@@ -238,16 +254,23 @@ class CloudCalls:
         }
 
     def troubles(self) -> list[str]:
-        """Return current problems, one line each: failing operations and throttled lanes.
+        """Return current problems, one line each: failing operations, slow answers and throttled lanes.
 
         Failures that may concern a single object expire, because the operation may not be called again.
         """
-        faded = self._wall() - FADE
+        faded, now = self._wall() - FADE, self.clock()
         lines = [
-            f"{error.operation} fails ({error.kind.value}): {' '.join(error.message.split())[:300]}"
+            f"{error.operation} fails ({error.kind.value}) since {time.strftime('%H:%M:%S UTC', time.gmtime(error.since))}:"
+            f" {' '.join(error.message.split())[:300]}"
             for error in list(self._failing.values())
             if error.kind not in _FADING or error.when > faded
         ]
+        slow = [(took, operation) for operation, (took, when) in self._slow.copy().items() if when > faded]
+        running = [(call, call.sent) for call in list(self._under_way.values()) if call.is_short]
+        slow += [(now - sent, call.operation) for call, sent in running if sent is not None and now - sent >= SLOW]
+        if slow:
+            took, operation = max(slow)
+            lines.append(f"calls take more than {took // SLOW * SLOW:g} s ({operation})")
         lines += [f"throttled: {lane} calls at {rate.describe()}" for lane, rate in self.rates.items() if rate.slowed]
         return lines
 
@@ -262,7 +285,7 @@ class CloudCalls:
 
     def silent(self, since: float) -> bool:
         """Return whether calls are pending and the cloud has not answered any since ``since``."""
-        return self._under_way > 0 and self._answered < since
+        return bool(self._under_way) and self._answered < since
 
     def pause(self, seconds: float) -> bool:
         """Wait this many seconds; return True as soon as the provider stops."""

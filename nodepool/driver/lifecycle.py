@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from nodepool.base import threads
-from nodepool.base.problems import Problem, TellsTroubles, one_line
+from nodepool.base.problems import REMEDIES, Problem, TellsTroubles, one_line
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver import Drivers, purpose
 from nodepool.driver.provider import Provider
@@ -39,7 +39,8 @@ def provider_problems(config: Config) -> list[Problem]:
         told_by = next(tell, manager.cloud_calls)
         if told_by is not None:
             try:
-                found += [Problem(line, name) for line in told_by.troubles()]
+                help = "" if told_by is manager else REMEDIES["calls"]
+                found += [Problem(line, name, help=help) for line in told_by.troubles()]
             except Exception as error:  # a driver may raise anything
                 found.append(Problem(one_line(f"its driver cannot report its problems: {error!r}"), name))
         try:

@@ -68,6 +68,8 @@ _IN_USE = frozenset(
         Code.PAUSED, Code.REFUSED_BY_CLOUD,
     )
 )  # fmt: skip
+#: Causes that end when a cloud answers.
+_ASKING = frozenset((Code.LIMITS_UNKNOWN.word, Code.NOT_LOOKED_AT.word))
 #: Causes that are part of normal work and not a problem.
 _NORMAL = frozenset(code.word for code in (Code.LAUNCHING, Code.BUSY, Code.NOT_LOOKED_AT, Code.BEING_TAKEN, Code.REGISTERING))
 NOT_OFFERED = Declined.NOT_OFFERED.value.partition("{")[0]
@@ -184,12 +186,14 @@ def _of_reason(
             waits = f"{text}, which waits: {why.text}"
             return Cause(waits, why.remedy or remedy, code, why.blocker or why.text, why.headline or why.text)
         return published
+    pool = str(reason["pool"])
+    own = {name for name in providers if pool.startswith(f"{name}-")} or providers
+    if code in _ASKING and (why := _told_of(zk, own, labels, hosts=False)) is not None:
+        return replace(published, text=f"{text}; {why.text}", remedy=why.remedy, headline=why.text)
     if code in _IN_USE:
-        pool = str(reason["pool"])
         mine = labels if code == Code.NO_FREE_NODE.word else ()
         name = f"users of {pool or sorted(providers)} {mine}"
         users, other = remembered(zk, name, lambda: _users(zk, pool, providers, mine, clock))
-        own = {name for name in providers if pool.startswith(f"{name}-")} or providers
         return _with_hosts(zk, replace(published, text=text + users, remedy=other or remedy), own, labels)
     return published
 
@@ -289,12 +293,17 @@ def of_building(zk: Facade, node: Node, clock: Clock = time.time, depth: int = 1
         return cause
     if node.state == DELETING and (cause := of_node(zk, node, clock)) is not None:
         return cause
+    return _told_of(zk, {str(node.provider)}, node.type, hosts=False)
+
+
+def _told_of(zk: Facade, providers: Collection[str], labels: Collection[str], hosts: bool) -> Cause | None:
+    """Return the first published problem of one of the providers, or of these labels there; None: there is none.
+
+    :param hosts: whether a problem of a single host counts.
+    """
     for row in told_problems(zk):
-        if (
-            row["provider"] == node.provider
-            and not is_of_deletion(row["problem"])
-            and (row["label"] in node.type or (not row["label"] and not is_of_host(row["problem"])))
-        ):
+        mine = row["label"] in labels if row["label"] else hosts or not is_of_host(row["problem"])
+        if mine and row["provider"] in providers and not is_of_deletion(row["problem"]):
             return cause_of_row(row)
     return None
 
@@ -395,11 +404,7 @@ def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -
         return lack
     if (closed := _switched_off(zk, label, pools)) is not None:
         return closed
-    for row in told_problems(zk):
-        mine = row["label"] == label or (row["provider"] in offering and not row["label"])
-        if mine and not is_of_deletion(row["problem"]):
-            return cause_of_row(row)
-    return None
+    return _told_of(zk, offering, [label], hosts=True)
 
 
 def _of_parts(zk: Facade, label: str, clock: Clock, depth: int) -> Cause | None:

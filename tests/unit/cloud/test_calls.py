@@ -103,6 +103,7 @@ def test_the_last_error_is_kept_for_display() -> None:
 
 def test_troubles_are_those_of_the_latest_calls() -> None:
     calls, _ = make()
+    calls._wall = lambda: 1000.0
     for operation, kind, lane in (
         ("list", ErrorKind.CONFIGURATION, "read"),
         ("create", ErrorKind.CAPACITY, "write"),
@@ -111,7 +112,8 @@ def test_troubles_are_those_of_the_latest_calls() -> None:
     ):
         with pytest.raises(CloudError):
             calls.call(operation, Script(CloudError(kind, "two\nlines")), lane=lane)
-    assert calls.troubles() == ["list fails (configuration): two lines", "get fails (not_found): two lines"]
+    since = "since 00:16:40 UTC: two lines"
+    assert calls.troubles() == [f"list fails (configuration) {since}", f"get fails (not_found) {since}"]
     calls.call("list", Script("ok"))
     with pytest.raises(CloudError):
         calls.call("get", Script(CloudError(ErrorKind.NOT_FOUND, "gone")), missing_ok=True)
@@ -131,10 +133,34 @@ def test_troubles_with_single_things_fade() -> None:
     now[0] += 599
     assert len(calls.troubles()) == 4
     now[0] += 2
-    assert calls.troubles() == ["get configuration fails (configuration): no", "get transient fails (transient): no"]
+    kept = [f"get {kind} fails ({kind}) since 00:16:40 UTC: no" for kind in ("configuration", "transient")]
+    assert calls.troubles() == kept
     with pytest.raises(CloudError):
         calls.call("get other", Script(CloudError(ErrorKind.OTHER, "again")))
-    assert "get other fails (other): again" in calls.troubles()
+    assert "get other fails (other) since 00:16:40 UTC: again" in calls.troubles()
+
+
+def test_slow_answers_are_reported_until_one_is_fast_or_long_ago() -> None:
+    now = [1000.0]
+    clock = HandClock()
+    calls = CloudCalls("p", classify, {}, clock=clock, wait=clock.wait, wall=lambda: now[0])
+    seen: list[list[str]] = []
+
+    def answer(seconds: float) -> None:
+        clock.now += seconds
+        seen.append(calls.troubles())
+
+    calls.call("list", answer, 34.0)
+    assert seen == [calls.troubles()] == [["calls take more than 30 s (list)"]]
+    calls.call("get", answer, 9.9)
+    assert calls.troubles() == ["calls take more than 30 s (list)"]
+    calls.call("list", answer, 0.1)
+    assert calls.troubles() == []
+    calls.call("upload", answer, 400.0, deadline=3600.0)
+    assert seen[-1] == calls.troubles() == [], "the time of a transfer depends on the size of the image"
+    calls.call("list", answer, 10.0)
+    now[0] += 601
+    assert calls.troubles() == []
 
 
 def test_calls_are_counted_by_operation_and_kind_of_error() -> None:

@@ -1,0 +1,76 @@
+"""Clouds that fail or answer slowly: requests, labels and problems name the call, its error and a remedy."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nodepool.cloud import ErrorKind
+from tests.integration.launcher.answers.conftest import Desk, answer
+from tests.support.clock import CloudError
+from tests.support.launcher import config, provider
+
+API = "check the state of the cloud's API, the network to it, and the credentials; calls are retried"
+
+
+@pytest.fixture
+def going_on() -> Iterator[threading.Event]:
+    """Lets calls that hang continue; set at the end of the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def through_calls(desk: Desk, monkeypatch: pytest.MonkeyPatch, method: str, function: Callable[..., Any]) -> None:
+    """Make this method of the fake cloud as other drivers do: with retries, deadlines and records of failures."""
+    adapter = desk.bench.adapter("fake-provider")
+    monkeypatch.setattr(adapter.calls, "classify", lambda error: getattr(error, "kind", ErrorKind.OTHER))
+    monkeypatch.setattr(adapter._api, method, lambda *args, **kw: adapter.calls.call(method, function, *args, **kw))
+
+
+def outdate_limits(desk: Desk) -> None:
+    manager = desk.bench.pools[0].getProviderManager("fake-provider")
+    manager._current_nodepool_quota = (-math.inf, manager._current_nodepool_quota[1])
+
+
+def unavailable(*args: Any, **kw: Any) -> None:
+    raise CloudError(ErrorKind.TRANSIENT, "HTTP 503: Service Unavailable")
+
+
+FAILS = ("provider fake-provider: get_compute_limits fails (transient) since ", " UTC: HTTP 503: Service Unavailable")
+
+
+def test_limits_that_cannot_be_renewed_name_the_error_since_when_and_the_remedy(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.bench.quota(instances=1)
+    desk.start(config(provider()))
+    desk.bench.fulfilled("fake-label")
+    through_calls(desk, monkeypatch, "get_compute_limits", unavailable)
+    outdate_limits(desk)
+    request = desk.bench.submit("fake-label")
+    assert answer(desk, "request", request, "reading the limits of provider fake-provider", *FAILS)["suggestion"] == API
+    assert answer(desk, "label", "fake-label", *FAILS)["suggestion"] == API
+    assert FAILS[0] in desk.run("status")[1]
+    desk.reported("get_compute_limits fails (transient) since ", API)
+
+
+def test_limits_that_were_never_read_name_the_error(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.start(config(provider()))
+    through_calls(desk, monkeypatch, "get_compute_limits", unavailable)
+    assert answer(desk, "request", desk.bench.submit("fake-label"), *FAILS)["suggestion"] == API
+
+
+def test_calls_that_take_long_are_named_while_they_run(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, going_on: threading.Event
+) -> None:
+    monkeypatch.setattr("nodepool.cloud.calls.SLOW", 0.2)
+    desk.start(config(provider()))
+    through_calls(desk, monkeypatch, "create_server", lambda *args, **kw: going_on.wait(60))
+    words = ("provider fake-provider: calls take more than ", " s (create_server)")
+    assert answer(desk, "request", desk.bench.submit("fake-label"), *words)["suggestion"] == API
+    desk.reported("calls take more than ", " s (create_server)", API)
