@@ -335,7 +335,7 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     found.facts = [("labels", ", ".join(node.type)), ("state", f"{node.state} for {age}"), ("pool", place)]
     found.facts += node_facts.facts_of(zk, node, now)
     holders = zk.getNodeLockContenders(node)
-    found.facts.append(("lock", f"held by {holders[0] or 'an unnamed client'}" if holders else "free"))
+    found.facts.append(("lock", f"held by {holders[0] or 'a client without a name, such as Zuul'}" if holders else "free"))
     found.problems = _problems(zk, label=node.type) if node.state not in ("ready", "in-use", "hold") else []
     found.answer = {
         "init": "queued for launch",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import pathlib
+import sys
 import threading
 import time
 import uuid
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState
 
+from nodepool.base import hostnames
 from nodepool.exceptions import TimeoutException, ZKLockException
 from nodepool.zk import paths
 from nodepool.zk.connection.protocol import Client
@@ -34,6 +38,11 @@ def contender_prefix(directory: str) -> str:
     return f"{directory}/{uuid.uuid4().hex}__lock__"
 
 
+def _our_name() -> str:
+    """Return the identifier of this process, which ``nodepool explain`` shows."""
+    return f"{pathlib.Path(sys.argv[0]).name} on {hostnames.short()} (process {os.getpid()})"
+
+
 def add_lock(txn: Txn, directory: str, exists: bool, owner: str = "") -> int:
     """Acquire the lock in a transaction; return the index of the result with our contender.
 
@@ -43,7 +52,7 @@ def add_lock(txn: Txn, directory: str, exists: bool, owner: str = "") -> int:
     if exists:
         txn.delete(directory)
     txn.create(directory)
-    return txn.create(contender_prefix(directory), owner.encode(), ephemeral=not owner, sequence=True)
+    return txn.create(contender_prefix(directory), (owner or _our_name()).encode(), ephemeral=not owner, sequence=True)
 
 
 def add_unlocked_check(txn: Txn, directory: str, exists: bool) -> None:
@@ -66,6 +75,7 @@ def acquire(
 
     :param record: the znode that must exist; without it the lock is not acquired (and nothing created).
     :param timeout: seconds to wait when blocking; None waits as long as the session lives.
+    :param identifier: of the holder, for others; default: program, host and process.
     :raises ZKLockException: another client holds it (not blocking), or the record no longer exists.
     :raises TimeoutException: not obtained in time.
     """
@@ -73,7 +83,7 @@ def acquire(
     if not blocking and names_in_order(client, directory):
         # A contender would make the holder's recursive delete of the directory fail.
         raise ZKLockException(f"Did not get lock on {directory}")
-    path = _enter(client, directory, record, ephemeral, (identifier or "").encode("utf8"))
+    path = _enter(client, directory, record, ephemeral, (identifier or _our_name()).encode("utf8"))
     name = path.rsplit("/", 1)[1]
     try:
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from nodepool.cloud import ErrorKind
+from nodepool.driver.fake.api import FakeApi
 from tests.integration.launcher.answers.conftest import Desk, answer
 from tests.support.clock import CloudError
 from tests.support.launcher import config, provider
@@ -27,14 +27,9 @@ def going_on() -> Iterator[threading.Event]:
 
 def through_calls(desk: Desk, monkeypatch: pytest.MonkeyPatch, method: str, function: Callable[..., Any]) -> None:
     """Make this method of the fake cloud as other drivers do: with retries, deadlines and records of failures."""
-    adapter = desk.bench.adapter("fake-provider")
-    monkeypatch.setattr(adapter.calls, "classify", lambda error: getattr(error, "kind", ErrorKind.OTHER))
-    monkeypatch.setattr(adapter._api, method, lambda *args, **kw: adapter.calls.call(method, function, *args, **kw))
-
-
-def outdate_limits(desk: Desk) -> None:
-    manager = desk.bench.pools[0].getProviderManager("fake-provider")
-    manager._current_nodepool_quota = (-math.inf, manager._current_nodepool_quota[1])
+    calls = desk.bench.adapter("fake-provider").calls
+    monkeypatch.setattr(calls, "classify", lambda error: getattr(error, "kind", ErrorKind.OTHER))
+    monkeypatch.setattr(FakeApi, method, lambda _api, *args, **kw: calls.call(method, function, *args, **kw))
 
 
 def unavailable(*args: Any, **kw: Any) -> None:
@@ -51,7 +46,7 @@ def test_limits_that_cannot_be_renewed_name_the_error_since_when_and_the_remedy(
     desk.start(config(provider()))
     desk.bench.fulfilled("fake-label")
     through_calls(desk, monkeypatch, "get_compute_limits", unavailable)
-    outdate_limits(desk)
+    monkeypatch.setattr("nodepool.driver.quota.amounts.max_age", lambda: 0.0)
     request = desk.bench.submit("fake-label")
     assert answer(desk, "request", request, "reading the limits of provider fake-provider", *FAILS)["suggestion"] == API
     assert answer(desk, "label", "fake-label", *FAILS)["suggestion"] == API
