@@ -13,6 +13,7 @@ from kazoo.retry import KazooRetry
 
 from nodepool.base.connection_string import TLS_REQUIRED, split_hosts
 from nodepool.exceptions import ConfigurationError
+from nodepool.zk.connection.certificates import why_invalid
 from nodepool.zk.connection.previous_session import SessionFile, end_session
 from nodepool.zk.connection.protocol import Client, Handler
 
@@ -148,7 +149,9 @@ class ZooKeeperClient:
             if self.session_file is not None and self.client is not None and self.client.client_id is not None:
                 self.session_file.remember(self.hosts, self.client.client_id)
         elif state == KazooState.SUSPENDED:
-            self.log.warning("ZooKeeper connection: suspended; no new work is started until it is restored")
+            self.log.warning(
+                "ZooKeeper connection: suspended; no new work is started until it is restored%s", self._invalid_certificate()
+            )
         elif not self._closing:
             self.log.warning("ZooKeeper connection: session lost, with its locks and registrations")
         for listener in list(self.state_listeners):
@@ -239,9 +242,12 @@ class ZooKeeperClient:
         for listener in list(self.on_connect_listeners):
             listener()
 
-    @staticmethod
-    def _why() -> str:
-        return f"; the last attempt: {_calm.last}" if _calm.last else ""
+    def _why(self) -> str:
+        return self._invalid_certificate() or (f"; the last attempt: {_calm.last}" if _calm.last else "")
+
+    def _invalid_certificate(self) -> str:
+        why = why_invalid((("cert", self._tls["certfile"]), ("ca", self._tls["ca"]))) if self._tls else ""
+        return f"; {why}" if why else ""
 
     def disconnect(self) -> None:
         """End the session; ephemeral znodes and locks are deleted with it."""
