@@ -77,6 +77,7 @@ class Code(_Text):
 _BUG = "report a bug and attach the traceback from the launcher's log"
 _NODES = "add nodes of the label, or wait until one is returned"
 _HELD = "or delete held and forgotten nodes"
+_LOG = "see `nodepool problem-list` and the launcher's log for the reason"
 _START = "see `nodepool problem-list` and the launcher's log for why the provider did not start"
 #: Suggestions by code, if an operator can do something; texts use the reason's parameters and ``option``.
 HELP: dict[_Text, str] = {
@@ -95,7 +96,12 @@ HELP: dict[_Text, str] = {
     Code.PAUSED: f"raise the limit that the reason names, {_HELD}",
     Code.ERROR: _BUG,
     Declined.POOL_DISABLED: "raise `max-servers` of the pool, which is 0",
-    Declined.OVER_LIMIT: "{limit_help}, or request fewer or smaller nodes",
+    Declined.OVER_LIMIT: "{limit_help}{smaller}",
+    Declined.OVER_QUOTA: "raise the quota of the provider, or request fewer or smaller nodes",
+    Declined.UNAVAILABLE: _LOG,
+    Declined.LABEL_BROKEN: _LOG,
+    Declined.NO_IMAGE: "check that the images of the labels are built and uploaded, or exist in the cloud",
+    Declined.BY_DRIVER: _LOG,
     Declined.NODES_FAILED: "see `nodepool explain node {nodes}` for each attempt",
     Declined.LABEL_PROBLEM: "{help}",
     Declined.ERROR: _BUG,
@@ -156,8 +162,9 @@ class Reason:
         text, limit = HELP.get(root.code, ""), values.get("limit")
         if isinstance(limit, Reason):
             values["limit_help"] = limit.suggestion.removesuffix(f", {_HELD}")
+            values["smaller"] = ", or request fewer or smaller nodes" if dict(limit.parameters).get("limit") else ""
         if root.code is Code.TENANT_LIMIT and values["needed"] > limit:
-            text = text.replace("wait until it returns nodes", "request fewer nodes")
+            text = text.replace(", or wait until it returns nodes", ", or request fewer nodes" if limit > 0 else "")
         resource = str(values.get("resource", ""))
         return text.format(**{"option": _OPTIONS.get(resource, f"max-{resource}"), **values})
 

@@ -63,6 +63,8 @@ REMEDIES = {
     "deletion": "repair what the message names; the deletion is retried until it succeeds",
 }
 """What an operator can do about a problem of a label or provider, by the step that failed."""
+LOG = "see the launcher's log for the reason"
+"""What an operator can do if nothing else is known."""
 DELETION = "deletion of node "
 """Prefix of problems that concern a node, but not its label."""
 
@@ -91,9 +93,9 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
     ]
     return found + [
         Problem(
-            one_line(f"image {failure.image}: the last upload failed: {failure.reason}"),
+            one_line(f"image {failure.image}: the last upload failed: {failure.reason or 'see the log of its builder'}"),
             failure.provider,
-            help="repair what the message names; the upload is retried",
+            help="repair what the message names; the upload is retried" if failure.reason else "",
         )
         for _key, failure in sorted(progress.failures.items())
         if failure.next_try is None or failure.next_try > oldest
@@ -141,8 +143,12 @@ class LabelProblems:
         start, sep, rest = text.partition(f", label {label}: ")
         if sep and start.startswith(f"provider {self.provider}"):
             text = rest
+        suggestion = REMEDIES.get(remedy or what, "")
+        if not text:
+            text = f"{what} failed without a message ({type(reason).__name__})"
+            suggestion = suggestion if remedy else LOG
         with self._lock:
-            self._known[label, what] = Problem(text, self.provider, label, help=REMEDIES.get(remedy or what, ""))
+            self._known[label, what] = Problem(text, self.provider, label, help=suggestion)
             self._solved[label, what] = solved
 
     def driver_failed(self, labels: Iterable[str], pool: str, error: BaseException) -> None:

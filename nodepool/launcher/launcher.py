@@ -17,7 +17,7 @@ from kazoo.exceptions import KazooException
 from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.clock import MOST_SKEW
-from nodepool.base.problems import Problem, as_record_list, image_problems, one_line
+from nodepool.base.problems import LOG, Problem, as_record_list, image_problems, one_line
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config, ProviderConfig
@@ -205,7 +205,7 @@ class NodePool(threading.Thread):
             return records
         reasons = {**config.provider_failures, **config.provider_errors}
         found = [
-            Problem(": ".join(["not running", *([reasons[name]] if name in reasons else [])]), name)
+            Problem(f"not running: {reasons[name]}", name) if name in reasons else Problem("not running", name, help=LOG)
             for name in config.providers_not_running
         ]
         found += [

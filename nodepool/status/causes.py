@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodepool.base.offered_labels import joined, unknown_labels, why_not_offered
-from nodepool.base.problems import Problem, one_line
+from nodepool.base.problems import LOG, Problem, one_line
 from nodepool.reasons import Code, Declined
 from nodepool.status.known import (
     Cause,
@@ -158,7 +158,7 @@ def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth
         if request.state == PENDING:
             text = f"accepted by a pool that launches its nodes or waits for capacity: {names}"
         elif paused:
-            text = f"every pool offering it serves another request first: {names}"
+            text = f"every pool that offers it is full: {names}"
         return _with_hosts(zk, Cause(text), {str(pool.provider_name) for pool in offering}, labels)
     return _of_reason(zk, reason, request.id or "", labels, {str(pool.provider_name) for pool in offering}, clock, depth)
 
@@ -176,7 +176,7 @@ def _of_reason(
         return _launching(zk, nodes, clock) if nodes else Cause(text, remedy, code, code, "Nodes are being launched")
     blocker = str(reason.get("request") or "")
     if not blocker and code == Code.POOL_PAUSED.word:
-        blocker = _pending_at(zk, str(reason["pool"]))
+        blocker = pending_at(zk, str(reason["pool"]))
     if blocker:
         other = zk.getNodeRequest(blocker, cached=True) if depth else None
         why = of_request(zk, other, clock=clock, depth=depth - 1) if other is not None and blocker != request_id else None
@@ -218,7 +218,7 @@ def _launching(zk: Facade, nodes: list[Node], clock: Clock) -> Cause:
     return Cause(text, remedy, code, f"{code} overdue", "Launches take longer than usual")
 
 
-def _pending_at(zk: Facade, pool: str) -> str:
+def pending_at(zk: Facade, pool: str) -> str:
     """Return the request that has paused a pool; empty if no launcher reports one."""
     for report in zk.readReports():
         for group in report["waiting"]:
@@ -318,9 +318,10 @@ def _not_offered(zk: Facade, labels: Collection[str], missing: str, again: bool 
         down = report["not_running_labels"]
         for name, offered in sorted(down.items()):
             if common := set(labels).intersection(offered):
-                why = report["not_running"].get(name, "see the launcher's log")
-                text = f"provider {name}, which offers {joined(common)}, does not run: {why}"
-                return Cause(text, f"repair what the message names{then}", "not-running")
+                why = report["not_running"].get(name)
+                text = f"provider {name}, which offers {joined(common)}, does not run" + (f": {why}" if why else "")
+                remedy = "repair what the message names" if why else LOG
+                return Cause(text, f"{remedy}{then}", "not-running")
         for name, why in sorted(report["not_running"].items()):
             if name not in down:  # the labels that it offers are unknown
                 return Cause(
@@ -350,8 +351,8 @@ def _failed(zk: Facade, request: NodeRequest, missing: str | None, clock: Clock)
         if lack is not None and (not telling or lack.code == "backing" or "image" in " ".join(texts)):
             return Cause(f"{lack.text}{rest}", lack.remedy, lack.code)
     if not telling:
-        return Cause(f"all pools that offered it have declined it{rest}", "see the launcher's log for the reason")
-    remedy = next((decline.help for decline in telling if decline.help), "repair what the message names")
+        return Cause(f"all pools that offered it have declined it{rest}", LOG)
+    remedy = next((decline.help for decline in telling if decline.help), LOG)
     return Cause("; ".join(texts[:MOST_NAMED]) + rest, f"{remedy}, then submit the request again", "declined")
 
 

@@ -272,11 +272,10 @@ def _open_request(
     for pool in sorted(offering, key=lambda pool: str(pool.id)):
         label = f"{pool.provider_name}-{pool.name}"
         if label not in told:
-            verdict = (
-                "busy with another request"
-                if pool.paused
-                else "offers it; its launcher reports no reason why it does not serve it"
-            )
+            first = causes.pending_at(zk, label)
+            verdict = "offers it; its launcher reports no reason why it does not serve it"
+            if not pool.is_open_to(frozenset(request.node_types)):
+                verdict = f"full; request {first} comes first there" if first else "full"
             if launching:
                 verdict = "not needed: another pool launches the nodes"
             found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))

@@ -354,11 +354,11 @@ class StateMachineNodeLauncher(StatsReporter):
             self.log.warning("Launch attempt %s/%s failed: %s", self.attempts, self.retries, error)
         else:
             self.log.exception("Launch attempt %s/%s failed:", self.attempts, self.retries)
-        self._note("launch-failed", attempt=self.attempts, reason=one_line(error))
+        self._note("launch-failed", attempt=self.attempts, reason=one_line(str(error) or repr(error)))
         self._record(getattr(error, "statsd_key", "error.unknown"))
         if not isinstance(error, (KazooException, CallsStopped)):
             remedy = "scan" if self.nodescan_request is not None else None
-            self.manager.label_problems.note(self.node.type[0], "launch", str(error) or repr(error), remedy=remedy)
+            self.manager.label_problems.note(self.node.type[0], "launch", error, remedy=remedy)
         scan, self.nodescan_request = self.nodescan_request, None
         self.manager.nodescan_worker.removeRequest(scan)
         if scan is not None:

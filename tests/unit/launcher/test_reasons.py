@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodepool.launcher.launcher import NodePool
-from nodepool.reasons import Code, Reason, because, render
+from nodepool.reasons import Code, Declined, Reason, because, render
 from tests import REPOSITORY
 
 MANUAL = REPOSITORY / "doc/operation/waiting.rst"
@@ -36,6 +36,27 @@ def test_reason_matches_its_code_and_parameters() -> None:
     assert render([reason.at("p-main"), because(Code.OTHER_LAUNCHER)]) == (
         "p-main: tenant t is limited to 3 cores, 3 in use, 1 needed; another launcher can serve it"
     )
+
+
+@pytest.mark.parametrize(("limit", "end"), [(0, "in `tenant-resource-limits`"), (2, ", or request fewer nodes")])
+def test_fewer_nodes_are_suggested_only_if_the_limit_of_the_tenant_allows_any(limit: int, end: str) -> None:
+    reason = because(Code.TENANT_LIMIT, tenant="t", limit=limit, resource="instances", used=0, needed=3)
+    assert reason.suggestion.startswith("raise `max-servers` of tenant t") and reason.suggestion.endswith(end)
+
+
+@pytest.mark.parametrize(("limit", "end"), [(0, "of pool main"), (2, ", or request fewer or smaller nodes")])
+def test_fewer_nodes_are_suggested_only_if_the_limit_of_the_pool_allows_any(limit: int, end: str) -> None:
+    exceeded = because(Code.POOL_LIMIT, name="main", resource="cores", needed=4, left=limit, limit=limit)
+    suggestion = because(Declined.OVER_LIMIT, limit=exceeded).suggestion
+    assert suggestion.startswith("raise `max-cores` of pool main") and suggestion.endswith(end)
+
+
+@pytest.mark.parametrize("code", [code for code in Declined if code not in (Declined.NOT_OFFERED, Declined.LABEL_PROBLEM)])
+def test_each_reason_to_decline_has_its_own_remedy(code: Declined) -> None:
+    names = {name: f"<{name}>" for name in re.findall(r"\{(\w+)\}", code.value)}
+    limit = because(Code.POOL_LIMIT, name="main", resource="cores", needed=4, left=2, limit=2)
+    suggestion = because(code, **{**names, "limit": limit}).suggestion
+    assert suggestion and "what the message names" not in suggestion
 
 
 def test_words_are_unlike() -> None:

@@ -262,3 +262,32 @@ def test_pools_are_named_after_the_launcher_in_its_report(desk: Desk) -> None:
     assert [each["name"] for each in desk.explain("label", "fake-label")["candidates"]] == [place]
     assert [each["name"] for each in desk.explain("provider", "fake-provider")["candidates"]] == [place]
     assert [row["launcher"] for row in desk.table("pools")] == [own["name"]]
+
+
+def test_tenant_that_may_have_nothing_is_not_to_request_fewer_nodes(desk: Desk) -> None:
+    desk.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 0}]}))
+    request = desk.bench.submit("fake-label", tenant_name="acme")
+    found = answer(desk, "request", request, "tenant acme is limited to 0 instances, 0 in use, 1 needed")
+    assert found["suggestion"] == "raise `max-servers` of tenant acme in `tenant-resource-limits`"
+
+
+def test_launch_that_fails_without_a_message_is_not_to_be_repaired_after_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.start(config(provider(**{"launch-retries": 1})))
+    refuse_launches(monkeypatch, "")
+    found = answer(desk, "request", failed(desk, "fake-label"), "failed: ", "launch failed without a message")
+    assert found["suggestion"] == "see the launcher's log for the reason, then submit the request again"
+
+
+def test_full_pool_names_the_request_that_comes_first(desk: Desk) -> None:
+    pools = [{"name": name, "labels": ["fake-label"], "max-servers": 1} for name in ("one", "two")]
+    desk.start(config(provider(pools=pools)))
+    for _ in pools:
+        desk.bench.fulfilled("fake-label")
+    first, second = desk.bench.submit("fake-label"), desk.bench.submit("fake-label", priority="300")
+    answer(desk, "request", second, "0 of 1 left")
+
+    def full() -> bool:
+        found = desk.explain("request", second)["candidates"]
+        return any(each["verdict"] == f"full; request {first} comes first there" for each in found)
+
+    wait_for(full, what=str(desk.explain("request", second)))
