@@ -203,9 +203,10 @@ def places(requests: Iterable[NodeRequest]) -> dict[str, int]:
 def _request(zk: Facade, name: str, clock: Clock) -> Explanation:
     found = Explanation("request", name)
     request = zk.getNodeRequest(name, cached=True) if "/" not in name else None
-    if request is None:
-        return found
     now = clock()
+    if request is None:
+        found.answer = node_facts.held_after(zk, name, now)
+        return found
     found.facts = [
         ("labels", ", ".join(request.node_types)),
         ("state", f"{request.state} for {format_duration(now - (request.state_time or now))}"),

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 
 from nodepool.lease import ssh
-from nodepool.lease.record import KEY, Terms, end_of, id_of
+from nodepool.lease.record import KEY, Terms, end_of, id_of, of_nodes
 from nodepool.status import port_of
-from nodepool.status.known import nodes_on
+from nodepool.status.known import nodes_of_request, nodes_on
 from nodepool.status.once import Facade
 from nodepool.status.results import format_duration
 from nodepool.zk.records import HOLD, IN_USE, READY, Node
@@ -30,6 +30,18 @@ def facts_of(zk: Facade, node: Node, now: float) -> Iterator[tuple[str, str]]:
     for title, value in (*_users(node, now), *_login(node), *_place(zk, node)):
         if value not in (None, ""):
             yield title, str(value)
+
+
+def held_after(zk: Facade, request_id: str, now: float) -> str:
+    """Return who has the nodes of a request that was accepted and deleted; empty: nobody."""
+    nodes = sorted(nodes_of_request(zk, request_id), key=lambda node: str(node.id))
+    what = f"node{'s' * (len(nodes) > 1)} {', '.join(f'{node.id} ({node.state})' for node in nodes)}"
+    leased = [node for node in nodes if node.state == HOLD and id_of(node) == request_id]
+    if not leased:
+        return f"served and deleted; its requestor has {what}" if nodes else ""
+    lease = of_nodes(request_id, leased)
+    until = "until it is returned" if lease.ends is None else f"until {moment(lease.ends, now)}"
+    return f"leased by {lease.terms.owner} ({lease.terms.via}) {until}: {what}"
 
 
 def _users(node: Node, now: float) -> Iterator[tuple[str, object]]:

@@ -10,8 +10,20 @@ import sys
 import pytest
 
 from nodepool.driver.fake.api import FakeApi
+from nodepool.lease import Leases, Terms
+from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk
 from tests.support.launcher import config, provider
+
+
+def answers(desk: Desk, request: str, *words: str) -> None:
+    """Wait until API and command explain the request with these words."""
+
+    def found() -> bool:
+        seen = (desk.explain("request", request)["answer"], desk.explained("request", request).splitlines()[0])
+        return all(word in text for word in words for text in seen)
+
+    wait_for(found, what=f"{words} instead of {desk.explain('request', request)['answer']}")
 
 
 def test_lock_of_a_launcher_names_its_process_and_that_of_zuul_none(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +37,23 @@ def test_lock_of_a_launcher_names_its_process_and_that_of_zuul_none(desk: Desk, 
     request, (node,) = desk.bench.fulfilled("fake-label")
     desk.bench.zuul.accept(request)
     assert desk.explain("node", node.id)["facts"]["lock"] == "held by a client without a name, such as Zuul"
+
+
+def test_request_of_a_live_lease_names_owner_end_and_nodes(desk: Desk) -> None:
+    desk.start(config(provider()))
+    leases = Leases(desk.bench.zk)
+    lease = leases.ask(["fake-label", "fake-label"], Terms("alice", "unix:1000", "debug #12"))
+    desk.bench.wait_request(lease.id, "fulfilled")
+    held = leases.hand_over(lease.id, 3600)
+    one, two = sorted(str(node.id) for node in held.nodes)
+    answers(desk, lease.id, "leased by alice (unix:1000) until ", "(in 59 min", f"nodes {one} (hold), {two} (hold)")
+    leases.give_back(lease.id)
+    desk.bench.wait_gone(one, two)
+    answers(desk, lease.id, "gone")
+
+
+def test_request_whose_nodes_zuul_uses_names_them(desk: Desk) -> None:
+    desk.start(config(provider()))
+    request, (node,) = desk.bench.fulfilled("fake-label")
+    desk.bench.zuul.accept(request)
+    answers(desk, request, f"served and deleted; its requestor has node {node.id} (in-use)")
