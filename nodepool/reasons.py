@@ -164,7 +164,7 @@ class Reason:
             values["limit_help"] = limit.suggestion.removesuffix(f", {_HELD}")
             values["smaller"] = ", or request fewer or smaller nodes" if dict(limit.parameters).get("limit") else ""
         if root.code is Code.TENANT_LIMIT and values["needed"] > limit:
-            text = text.replace(", or wait until it returns nodes", ", or request fewer nodes" if limit > 0 else "")
+            text = text.replace(", or wait until it returns nodes", ", or request fewer nodes" if limit else "")
         resource = str(values.get("resource", ""))
         return text.format(**{"option": _OPTIONS.get(resource, f"max-{resource}"), **values})
 

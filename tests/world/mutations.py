@@ -780,7 +780,7 @@ MUTATIONS: dict[str, Mutation] = {
     "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 27),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",
-        'return self._expire(node, [limit + ahead for limit in limits], "Held node %s has exceeded its hold time")',
+        'return self._expire(node, [limit + ahead for limit in limits], "it has exceeded its hold time")',
         "return None",
         3,
     ),
@@ -827,7 +827,7 @@ MUTATIONS: dict[str, Mutation] = {
         _RECONCILER, "(node.hold_expiration, self.state.config.max_hold_age)", "(node.hold_expiration,)", 23
     ),
     "hold-expiration-exceeds-max-hold-age": Mutation(
-        _RECONCILER, '[limit + ahead for limit in limits], "Held node', '[max(limits, default=math.inf)], "Held node', 32
+        _RECONCILER, '[limit + ahead for limit in limits], "it has', '[max(limits, default=math.inf)], "it has', 32
     ),
     # -- capacity
     "last-node-of-a-limit-is-not-used": Mutation(

@@ -46,4 +46,4 @@ def _check(name: str, find: Callable[..., Any], ready: list[zk.Node], nodes: Nod
             log.warning("Cannot compare ready nodes of provider %s%s with the cloud: %s", name, which, error_line(error))
             continue
         for node in missing:
-            nodes.discard(node)
+            nodes.discard(node, "its instance does not exist or does not run")

@@ -98,7 +98,7 @@ class NodeReconciler(Reconciler[str]):
             if self._request_missing(node.allocated_to):
                 changed = node.copy()
                 changed.allocated_to = None
-                self._change(node, changed, "Unallocated ready node %s: its request no longer exists")
+                self._change(node, changed, "Unallocated ready", "its request no longer exists")
             return None
         limits: list[float] = [
             label.max_ready_age
@@ -107,15 +107,15 @@ class NodeReconciler(Reconciler[str]):
         ]
         if (node.requestor or "").startswith(METASTATIC):
             limits.append(BACKING_AGE)
-        return self._expire(node, limits, "Ready node %s has exceeded its max-ready-age")
+        return self._expire(node, limits, "it has exceeded its max-ready-age")
 
     def _hold(self, node: zk.Node) -> float | None:
         limits = [limit for limit in (node.hold_expiration, self.state.config.max_hold_age) if limit is not None and limit > 0]
         # A clock that is ahead must not end what its holder renews.
         ahead = max(0.0, self.state.server_time.ahead())
-        return self._expire(node, [limit + ahead for limit in limits], "Held node %s has exceeded its hold time")
+        return self._expire(node, [limit + ahead for limit in limits], "it has exceeded its hold time")
 
-    def _expire(self, node: zk.Node, limits: list[float], message: str) -> float | None:
+    def _expire(self, node: zk.Node, limits: list[float], reason: str) -> float | None:
         """Delete the node if it is older than one of the limits; return the seconds until then."""
         limit = min(limits, default=math.inf)
         if limit == math.inf:
@@ -123,16 +123,14 @@ class NodeReconciler(Reconciler[str]):
         age = self.state.clock.time() - (node.state_time or 0)
         if age < limit:
             return float(limit - age) + 0.01
-        self.discard(node, message)
+        self.discard(node, reason)
         return None
 
-    def discard(
-        self, node: zk.Node, message: str = "Deleting ready node %s: its instance does not exist or does not run"
-    ) -> None:
+    def discard(self, node: zk.Node, reason: str) -> None:
         """Mark an unlocked node for deletion, unless its record has changed since it was read."""
         changed = node.copy()
         changed.state = zk.DELETING
-        self._change(node, changed, message)
+        self._change(node, changed, "Deleting", reason)
 
     def _init(self, node: zk.Node) -> float | None:
         if node.allocated_to is not None and not self._request_missing(node.allocated_to):
@@ -141,7 +139,7 @@ class NodeReconciler(Reconciler[str]):
         if age < INIT_AGE and any(pool.id == node.launcher for pool in self.state.zk.getRegisteredPools()):
             # Its creator is alive; no event announces when that ends.
             return float(min(INIT_LOOK, INIT_AGE - age + 0.01))
-        self.discard(node, "Node %s was never launched and its request no longer exists")
+        self.discard(node, "it was never launched and its request no longer exists")
         return None
 
     def _request_missing(self, request_id: str) -> bool:
@@ -150,12 +148,14 @@ class NodeReconciler(Reconciler[str]):
             return False
         return facade.kazoo_client.exists(paths.request(request_id)) is None
 
-    def _change(self, seen: zk.Node, changed: zk.Node, message: str) -> None:
-        """Write a record, if the node is neither locked nor changed."""
+    def _change(self, seen: zk.Node, changed: zk.Node, what: str, reason: str) -> None:
+        """Write a record, if the node is neither locked nor changed, and record the reason in its history."""
 
         def written(error: BaseException | None) -> None:
             if error is None:
-                self.log.info(message, seen.id)
+                self.log.info("%s node %s: %s", what, seen.id, reason)
+                if (feed := self.state.zk.feed) is not None:
+                    feed.note("node-reconciled", node=seen.id, provider=seen.provider, pool=seen.pool, what=what, reason=reason)
             elif not isinstance(error, TransactionFailed):  # it has changed, and that change triggers the next check
                 self.log.warning("Cannot write node %s: %r", seen.id, error)
 

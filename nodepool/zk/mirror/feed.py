@@ -20,7 +20,19 @@ from nodepool.zk.mirror.images import ImageTree
 from nodepool.zk.mirror.nodes import NodeTree
 from nodepool.zk.mirror.progress import ProgressTree
 from nodepool.zk.mirror.requests import RequestTree
-from nodepool.zk.records import BUILDING, FULFILLED, LARGEST, READY, Node, NodeRequest
+from nodepool.zk.records import (
+    ABORTED,
+    BUILDING,
+    DELETING,
+    FAILED,
+    FULFILLED,
+    IN_USE,
+    LARGEST,
+    READY,
+    USED,
+    Node,
+    NodeRequest,
+)  # fmt: skip
 from nodepool.zk.reports import ReportTree
 
 Event = dict[str, Any]
@@ -35,6 +47,7 @@ TYPES = {
     "node-changed": "the state of a node has changed",
     "node-allocated": "a node was allocated to a request, or deallocated",
     "node-removed": "a node was deleted",
+    "node-reconciled": "a launcher deletes or deallocates a node that nobody uses, and why",
     "node-step": "a launcher reports the progress of a launch",
     "launch-failed": "an attempt to launch a node failed",
     "console-log": "the last console lines of a machine that did not respond",
@@ -223,6 +236,21 @@ def matches(event: Event, filters: Mapping[str, Iterable[str]]) -> bool:
     return True
 
 
+#: State of a node -> why it is deleted; for others a launcher or an operator has decided it, which is a separate event.
+_WHY_DELETED = {
+    USED: "its user has returned it",
+    IN_USE: "its user released or lost its lock without returning it",
+    BUILDING: "its launch failed or was abandoned",
+    FAILED: "its launch failed",
+    ABORTED: "the cloud had no capacity for it",
+}
+
+
+def _why_deleted(event: Event) -> str:
+    why = _WHY_DELETED.get(str(event.get("before"))) if event.get("state") == DELETING else None
+    return f": {why}" if why else ""
+
+
 def describe(event: Event) -> str:
     """Return the event in one line for users, without its time."""
     kind = event["type"]
@@ -236,9 +264,10 @@ def describe(event: Event) -> str:
         "request-declined": f"declined by {event.get('launcher')}",
         "request-removed": f"removed (was {event.get('before')})",
         "node-created": f"created in {place} for {labels}" + (f", request {event['request']}" if event.get("request") else ""),
-        "node-changed": f"{event.get('state')} (was {event.get('before')})",
+        "node-changed": f"{event.get('state')} (was {event.get('before')})" + _why_deleted(event),
         "node-allocated": f"{'deallocated from' if event.get('taken') else 'allocated to'} request {event.get('request')}",
         "node-removed": f"removed (was {event.get('before')})",
+        "node-reconciled": f"{str(event.get('what')).lower()}, because {event.get('reason')}",
         "node-step": f"launch: {event.get('step')}",
         "launch-failed": f"launch attempt {event.get('attempt', '')} failed: {event.get('reason')}",
         "console-log": "the console of the machine said last",

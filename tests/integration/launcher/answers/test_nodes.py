@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import pathlib
 import socket
@@ -11,6 +12,7 @@ import pytest
 
 from nodepool.driver.fake.api import FakeApi
 from nodepool.lease import Leases, Terms
+from nodepool.zk.records import HOLD
 from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk
 from tests.support.launcher import config, provider
@@ -57,3 +59,38 @@ def test_request_whose_nodes_zuul_uses_names_them(desk: Desk) -> None:
     request, (node,) = desk.bench.fulfilled("fake-label")
     desk.bench.zuul.accept(request)
     answers(desk, request, f"served and deleted; its requestor has node {node.id} (in-use)")
+
+
+def history(desk: Desk, node: str, words: str) -> None:
+    """Wait until the history of a node that was deleted has these words, for pages and API."""
+    wait_for(lambda: words in str(desk.explain("node", node)["history"]), what=f"{words} in the history of node {node}")
+
+
+def test_history_of_a_node_says_why_it_was_deleted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {"fake-label": {}, "young": {"max-ready-age": 1}}
+    desk.start(config(provider(labels=list(labels), **{"launch-retries": 1}), labels=labels, **{"max-hold-age": 1}))
+    request, (returned,) = desk.bench.fulfilled("fake-label")
+    desk.bench.use_up(request)
+    history(desk, returned.id, "deleting (was used): its user has returned it")
+    request, (held,) = desk.bench.fulfilled("fake-label")
+    desk.bench.zuul.accept(request)
+    desk.bench.zuul.write_node(held.id, state=HOLD)
+    desk.bench.zuul.unlock(held.id)
+    history(desk, held.id, "deleting, because it has exceeded its hold time")
+    request, (lost,) = desk.bench.fulfilled("fake-label")
+    desk.bench.zuul.accept(request)
+    desk.bench.zuul.unlock(lost.id)
+    history(desk, lost.id, "deleting (was in-use): its user released or lost its lock without returning it")
+    request, (old,) = desk.bench.fulfilled("young")
+    desk.bench.zuul.cancel(request)
+    history(desk, old.id, "unallocated ready, because its request no longer exists")
+    history(desk, old.id, "deleting, because it has exceeded its max-ready-age")
+    request, (deleted,) = desk.bench.fulfilled("fake-label")
+    desk.bench.zuul.cancel(request)
+    wait_for(lambda: desk.bench.node(deleted.id).allocated_to is None, what="a free node")
+    desk.run("delete", deleted.id)
+    wait_for(lambda: f"delete by {getpass.getuser()}" in desk.explained("node", deleted.id), what="the operator in the history")
+    monkeypatch.setattr(FakeApi, "create_server", lambda *args, **kw: 1 / 0)
+    desk.bench.wait_request(desk.bench.submit("fake-label"), "failed")
+    (failed,) = [node for node in desk.bench.zk.getNodes() if node not in (returned.id, held.id, lost.id, old.id, deleted.id)]
+    history(desk, failed, "deleting (was building): its launch failed or was abandoned")
