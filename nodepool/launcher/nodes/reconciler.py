@@ -17,6 +17,7 @@ from nodepool.base.backoff import Backoff
 from nodepool.base.workqueue import Reconciler
 from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.nodes.churn import Churn
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
@@ -30,6 +31,8 @@ METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
 #: An init node without a request may belong to a launch that is being written. While its launcher lives, it is kept for this
 #: many seconds, and checked at this interval (seconds).
 INIT_AGE, INIT_LOOK = 300.0, 5.0
+#: Why a ready node is deleted that nobody has requested.
+UNUSED = "it has exceeded its max-ready-age"
 #: The longest pause between two attempts to delete a node (seconds).
 DELETE_PAUSE_MAX = 60.0
 
@@ -42,6 +45,7 @@ class NodeReconciler(Reconciler[str]):
     def __init__(self, state: LauncherState, delete_interval: Callable[[], float]) -> None:
         super().__init__("DeletedNodeWorker", self.reconcile, self.log)
         self.state = state
+        self.churn = Churn(state)
         self._delete_interval = delete_interval
         #: When our deletion started, and its attempt number; the next attempt has to wait.
         self._attempts: dict[str, tuple[float, int]] = {}
@@ -107,7 +111,7 @@ class NodeReconciler(Reconciler[str]):
         ]
         if (node.requestor or "").startswith(METASTATIC):
             limits.append(BACKING_AGE)
-        return self._expire(node, limits, "it has exceeded its max-ready-age")
+        return self._expire(node, limits, UNUSED)
 
     def _hold(self, node: zk.Node) -> float | None:
         limits = [limit for limit in (node.hold_expiration, self.state.config.max_hold_age) if limit is not None and limit > 0]
@@ -154,6 +158,8 @@ class NodeReconciler(Reconciler[str]):
         def written(error: BaseException | None) -> None:
             if error is None:
                 self.log.info("%s node %s: %s", what, seen.id, reason)
+                if reason == UNUSED:
+                    self.churn.note(seen.type)
                 if (feed := self.state.zk.feed) is not None:
                     feed.note("node-reconciled", node=seen.id, provider=seen.provider, pool=seen.pool, what=what, reason=reason)
             elif not isinstance(error, TransactionFailed):  # it has changed, and that change triggers the next check

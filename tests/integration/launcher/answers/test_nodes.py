@@ -61,9 +61,9 @@ def test_request_whose_nodes_zuul_uses_names_them(desk: Desk) -> None:
     answers(desk, request, f"served and deleted; its requestor has node {node.id} (in-use)")
 
 
-def history(desk: Desk, node: str, words: str) -> None:
-    """Wait until the history of a node that was deleted has these words, for pages and API."""
-    wait_for(lambda: words in str(desk.explain("node", node)["history"]), what=f"{words} in the history of node {node}")
+def history(desk: Desk, name: str, words: str, kind: str = "node") -> None:
+    """Wait until the history has these words, for pages and API."""
+    wait_for(lambda: words in str(desk.explain(kind, name)["history"]), what=f"{words} in the history of {kind} {name}")
 
 
 def test_history_of_a_node_says_why_it_was_deleted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +91,16 @@ def test_history_of_a_node_says_why_it_was_deleted(desk: Desk, monkeypatch: pyte
     desk.run("delete", deleted.id)
     wait_for(lambda: f"delete by {getpass.getuser()}" in desk.explained("node", deleted.id), what="the operator in the history")
     monkeypatch.setattr(FakeApi, "create_server", lambda *args, **kw: 1 / 0)
-    desk.bench.wait_request(desk.bench.submit("fake-label"), "failed")
-    (failed,) = [node for node in desk.bench.zk.getNodes() if node not in (returned.id, held.id, lost.id, old.id, deleted.id)]
-    history(desk, failed, "deleting (was building): its launch failed or was abandoned")
+    request = desk.bench.submit("fake-label")
+    desk.bench.wait_request(request, "failed")
+    history(desk, request, "deleting (was building): its launch failed or was abandoned", "request")
+
+
+def test_nodes_of_min_ready_that_expire_unused_again_and_again_are_a_problem(desk: Desk) -> None:
+    labels = {"fake-label": {"min-ready": 1, "max-ready-age": 1}, "other": {"max-ready-age": 1}}
+    desk.start(config(provider(labels=list(labels)), labels=labels))
+    desk.reported(
+        " ready nodes of label fake-label expired unused within 1 h (max-ready-age 1 s) and were replaced",
+        "Suggestion: raise `max-ready-age` of the label, or lower its `min-ready`",
+    )
+    assert "label other" not in str(desk.problems())
