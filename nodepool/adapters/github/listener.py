@@ -264,8 +264,8 @@ class ScaleSet:
 
     def status(self) -> dict[str, object]:
         found = dict(self.fleet.status())
-        if self.trouble:
-            found["trouble"] = self.trouble
+        if trouble := self._service.trouble or self.trouble:
+            found["trouble"] = trouble
         return {**found, "notes": sorted(self._jobs.values()), "conflicts": self.conflicts}
 
 

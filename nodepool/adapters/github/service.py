@@ -131,6 +131,8 @@ class Service:
         adapter = requests.adapters.HTTPAdapter(pool_connections=8, pool_maxsize=64)
         for scheme in ("https://", "http://"):
             self._http.mount(scheme, adapter)
+        #: Why the last call is being repeated; empty: the last call was answered.
+        self.trouble = ""
         self._lock = threading.Lock()
         self._base, self._token, self._ends = "", "", 0.0
         agent = {"system": "nodepool", "version": metadata.version("nodepool"), "subsystem": "listener", "kind": "scaleset"}
@@ -218,6 +220,7 @@ class Service:
                     raise failure from error
             else:
                 if answer.status_code < 300:
+                    self.trouble = ""
                     return answer.status_code, _parsed(content)
                 failure = _failure(url, answer, content)
                 told = _told(answer)
@@ -225,9 +228,16 @@ class Service:
                     wait = told
                 elif not (answer.status_code >= 500 and answer.status_code != 501 and repeat) and answer.status_code not in again:
                     raise failure
-            if time.monotonic() + wait >= deadline or self._stopping.wait(wait):
+            if time.monotonic() + wait >= deadline or self._repeats(failure, wait):
                 raise failure
             pause = min(30.0, pause * 2)
+
+    def _repeats(self, failure: ServiceError, wait: float) -> bool:
+        """Wait before a call is repeated; return whether the program is stopping."""
+        if not self.trouble:
+            log.warning("%s; the call is repeated for up to %.0f s", failure, REPEAT)
+        self.trouble = str(failure)
+        return self._stopping.wait(wait)
 
     # -- scale sets
 

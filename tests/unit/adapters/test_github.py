@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -195,6 +197,21 @@ def test_service_that_asks_for_no_pause_is_called_after_a_second(answers: Answer
     began = time.monotonic()
     assert calls.find("set", 1) is None
     assert time.monotonic() - began >= 1.0 and len(answers.requests("GET", SETS)) == 2
+
+
+def test_call_that_is_repeated_is_reported_at_its_first_failure(
+    answers: Answers, calls: Service, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers.row("GET", SETS, Reply(503, b"away"), Reply(503, b"away"), Reply(200, b'{"count": 0, "value": []}'))
+    settings: Any = SimpleNamespace(kind=Kind("set", "small", 1), folder="/runner")
+    listener = ScaleSet(settings, calls, cast(Any, None), stopping)
+    seen: list[object] = []
+    monkeypatch.setattr(stopping, "wait", lambda _seconds: seen.append(listener.status()["trouble"]))
+    assert calls.find("set", 1) is None
+    assert len(seen) == 2 and all("503" in str(text) for text in seen)
+    assert listener.status()["trouble"] == "not connected yet"
+    (logged,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "503" in logged and logged.endswith("; the call is repeated for up to 3 s")
 
 
 def test_longer_wait_than_allowed_is_an_error_at_once(answers: Answers, calls: Service) -> None:
