@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import threading
 import time
 import traceback
@@ -23,6 +24,14 @@ MOST_PUBLISHED = 200
 def error_line(error: BaseException) -> str:
     """Return type and text of an error in one line, even if its ``__str__`` raises."""
     return one_line("".join(traceback.format_exception_only(error)))
+
+
+def log_failure(log: logging.Logger | logging.LoggerAdapter[Any], error: BaseException, text: str, *args: object) -> None:
+    """Log that something failed: in one line if a cloud refused it, with the traceback if it may be a bug."""
+    may_be_bug = type(error).__module__ == "builtins" and not isinstance(error, OSError)
+    log.error(f"{text}: %s", *args, error_line(error), exc_info=error if may_be_bug else None)
+    if not may_be_bug:
+        log.debug("Traceback of this error:", exc_info=error)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, NotEmptyError
 
+from nodepool.base.problems import log_failure
 from nodepool.builder.provider_queues import ProviderQueues
 from nodepool.builder.retention import RemovalPlan, Snapshot, UploadKey, upload_key
 from nodepool.builder.state import BuilderState
@@ -140,8 +141,8 @@ class RecordCleaner:
                 self.log.info("Deleting image %s", image)
                 try:
                     manager.deleteImage(found.external_name or "", found.external_id or "")
-                except Exception:  # a driver may raise anything
-                    self.log.exception("Cannot delete image %s; retrying later:", image)
+                except Exception as error:  # a driver may raise anything
+                    log_failure(self.log, error, "Cannot delete image %s; retrying later", image)
                     return
                 self._zk.deleteUpload(*key)
         except (KazooException, RuntimeError) as error:  # RuntimeError: the builder has stopped in the meantime

@@ -10,6 +10,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool import metrics
+from nodepool.base.problems import log_failure
 from nodepool.builder.building import process
 from nodepool.builder.machine import image_files
 from nodepool.builder.progress import gauges
@@ -153,7 +154,7 @@ class UploadJob:
             )
         except Exception as error:
             # The clean-up searches for an image that the cloud may have created, because the upload is in the journal.
-            self.log.exception("Failed to upload %s (build %s) to %s:", self.image, self.build_id, self.provider)
+            log_failure(self.log, error, "Failed to upload %s (build %s) to %s", self.image, self.build_id, self.provider)
             raise UploadError(f"{type(error).__name__}: {error}") from error
         finally:
             publisher.repeat(key, None)
@@ -228,8 +229,8 @@ class UploadJob:
         """Delete the image; return True if the cloud does not have it any more."""
         try:
             manager.discardImage(name, external_id)
-        except Exception:  # a driver may raise anything
-            self.log.exception("Cannot delete the just uploaded image %s (%s) of %s:", name, external_id, self.provider)
+        except Exception as error:  # a driver may raise anything
+            log_failure(self.log, error, "Cannot delete the just uploaded image %s (%s) of %s", name, external_id, self.provider)
             return False
         self.log.info("Deleted the just uploaded image %s (%s) of %s", name, external_id, self.provider)
         self._note.end()

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
 from nodepool.base.files import replace_file
+from nodepool.base.problems import log_failure
 from nodepool.builder.provider_queues import ProviderQueues
 from nodepool.builder.retention import UploadKey
 from nodepool.builder.state import BuilderState
@@ -174,8 +175,8 @@ class CloudLeftoverSweeper:
                 )
                 try:
                     manager.discardImage(name, external_id)
-                except Exception:  # a driver may raise anything
-                    log.exception("Cannot delete image %s (%s) of %s; retrying later:", name, external_id, note.provider)
+                except Exception as error:  # a driver may raise anything
+                    log_failure(log, error, "Cannot delete image %s (%s) of %s; retrying later", name, external_id, note.provider)
                     return
         note.end()
 

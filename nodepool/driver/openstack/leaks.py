@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool import metrics
+from nodepool.base.problems import log_failure
 from nodepool.cloud import CallsStopped
 from nodepool.driver.openstack.api.client import floating_ip_metadata
 from nodepool.driver.openstack.config import OpenStackProviderConfig
@@ -35,8 +36,8 @@ class LeakCleaner:
         for clean in (self.clean_ports, self.clean_floating_ips):
             try:
                 clean()
-            except Exception:
-                self.log.exception("Cleaning up in provider %s failed", self.provider.name)
+            except Exception as error:
+                log_failure(self.log, error, "Cleaning up in provider %s failed", self.provider.name)
 
     def resources(self) -> Iterator[OpenStackResource]:
         """Yield floating IPs, volumes and images with our tags that are not in use."""
@@ -101,8 +102,8 @@ class LeakCleaner:
         for port_id in sorted(self._find_down_ports() & self.down_ports):
             try:
                 self.adapter._api.delete_port(port_id)
-            except Exception:
-                self.log.exception("Removing the DOWN port %s in %s failed", port_id, self.provider.name)
+            except Exception as error:
+                log_failure(self.log, error, "Removing the DOWN port %s in %s failed", port_id, self.provider.name)
             else:
                 removed += 1
                 self.log.debug("Removed the DOWN port %s in %s", port_id, self.provider.name)

@@ -9,7 +9,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool import exceptions
-from nodepool.base.problems import DELETION
+from nodepool.base.problems import DELETION, log_failure
 from nodepool.cloud import CallsStopped
 from nodepool.driver.statemachine.loop import Pace
 from nodepool.driver.statemachine.model import StateMachine
@@ -88,7 +88,7 @@ class StateMachineNodeDeleter:
         if isinstance(error, exceptions.TimeoutException):
             self.log.warning("Cannot delete node %s in provider %s: %s", node.id, node.provider, error)
         else:
-            self.log.exception("Exception deleting node %s in provider %s:", node.id, node.provider)
+            log_failure(self.log, error, "Exception deleting node %s in provider %s", node.id, node.provider)
         if not isinstance(error, (KazooException, CallsStopped)):
             for label in node.type[:1]:
                 self.manager.label_problems.note(label, "deletion", f"{DELETION}{node.id} failed: {str(error) or repr(error)}")

@@ -13,7 +13,7 @@ from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from nodepool import exceptions, metrics
 from nodepool.base.backoff import Backoff
-from nodepool.base.problems import one_line
+from nodepool.base.problems import log_failure, one_line
 from nodepool.cloud import CallsStopped
 from nodepool.config.model import ProviderConfig, disk_image
 from nodepool.driver.statemachine.loop import Pace
@@ -317,8 +317,7 @@ class StateMachineNodeLauncher(StatsReporter):
                 if self._orphaned and self.manager.clock.monotonic() - began > DELETE_LIMIT:
                     self.log.error("Cannot delete %s, leaving it to the leak cleanup: %s", external_id, error)
                     return
-                level = self.log.warning if failures else self.log.exception
-                level("Error deleting %s after a failed launch; retrying: %s", external_id, error)
+                log_failure(self.log, error, "Error deleting %s after a failed launch; retrying", external_id)
                 failures += 1
                 wait = DELETE_BACKOFF.pause(failures)
             yield from self._pause(wait if self._orphaned else min(wait, self._left()))
@@ -353,7 +352,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if isinstance(error, (exceptions.TimeoutException, exceptions.LaunchKeyscanException)):
             self.log.warning("Launch attempt %s/%s failed: %s", self.attempts, self.retries, error)
         else:
-            self.log.exception("Launch attempt %s/%s failed:", self.attempts, self.retries)
+            log_failure(self.log, error, "Launch attempt %s/%s failed", self.attempts, self.retries)
         self._note("launch-failed", attempt=self.attempts, reason=one_line(str(error) or repr(error)))
         self._record(getattr(error, "statsd_key", "error.unknown"))
         if not isinstance(error, (KazooException, CallsStopped)):

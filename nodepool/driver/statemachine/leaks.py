@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from nodepool import metrics
+from nodepool.base.problems import log_failure
 from nodepool.driver.statemachine.model import Adapter, Resource
 from nodepool.zk.cluster import NODE_ID, View, number_of
 from nodepool.zk.records import HOLD, IN_USE, READY, USED, Node, RecordError
@@ -96,8 +97,8 @@ class LeakSearch:
                 self._log.warning("Deleting leaked %s of provider %s: %s", resource.type, name, metadata)
                 self._adapter.deleteResource(resource)
                 metrics.shared().incr(metrics.LEAKED(name, resource.plural_metric_name))
-            except Exception:
-                self._log.exception("Unable to delete leaked %s:", resource.type)
+            except Exception as error:
+                log_failure(self._log, error, "Unable to delete leaked %s", resource.type)
 
     def _stop(
         self, view: View, zk: ZooKeeper, resources: list[Resource], nodes: dict[str | None, Node], uploads: set[Any]

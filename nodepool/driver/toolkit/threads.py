@@ -11,6 +11,7 @@ from typing import Any
 import kazoo.exceptions
 
 from nodepool import exceptions
+from nodepool.base.problems import log_failure
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.provider import Provider
 from nodepool.logconfig import get_annotated_logger
@@ -101,8 +102,8 @@ class NodeDeleter(threading.Thread):
                 manager.waitForNodeCleanup(node.external_id)
         except exceptions.NotFound:
             log.info("The resource of node %s in provider %s no longer exists", node.id, node.provider)
-        except Exception:
-            log.exception("Exception deleting node %s in provider %s:", node.id, node.provider)
+        except Exception as error:
+            log_failure(log, error, "Exception deleting node %s in provider %s", node.id, node.provider)
             if node_exists:
                 zk_conn.unlockNode(node)
             return

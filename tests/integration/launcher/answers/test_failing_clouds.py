@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from openstack.exceptions import ConflictException
 
 from nodepool.cloud import ErrorKind
 from nodepool.driver.fake.api import FakeApi
+from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk, answer
 from tests.support.clock import CloudError
 from tests.support.launcher import config, provider
@@ -69,3 +72,25 @@ def test_calls_that_take_long_are_named_while_they_run(
     words = ("provider fake-provider: calls take more than ", " s (create_server)")
     assert answer(desk, "request", desk.bench.submit("fake-label"), *words)["suggestion"] == API
     desk.reported("calls take more than ", " s (create_server)", API)
+
+
+def test_conflict_of_a_cloud_is_one_line_in_the_log_for_each_attempt(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.start(config(provider()))
+    request, (node,) = desk.bench.fulfilled("fake-label")
+
+    def refuse(*args: Any, **kw: Any) -> None:
+        raise ConflictException("HTTP 409: server is locked")
+
+    desk.bench.zuul.accept(request)
+
+    def logged() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.levelno > logging.DEBUG and "HTTP 409" in record.getMessage()]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeApi, "delete_server", refuse)
+        desk.bench.zuul.give_back(node.id)
+        wait_for(lambda: len(logged()) >= 2, what="the second attempt")
+    assert {(record.exc_info, "\n" in record.getMessage()) for record in logged()} == {(None, False)}
+    assert f"Exception deleting node {node.id} in provider fake-provider: openstack.exceptions.ConflictException" in caplog.text
