@@ -39,7 +39,7 @@ def provider_problems(config: Config) -> list[Problem]:
         told_by = next(tell, manager.cloud_calls)
         if told_by is not None:
             try:
-                help = "" if told_by is manager else REMEDIES["calls"]
+                help = REMEDIES["calls"] if told_by is manager.cloud_calls else ""
                 found += [Problem(line, name, help=help) for line in told_by.troubles()]
             except Exception as error:  # a driver may raise anything
                 found.append(Problem(one_line(f"its driver cannot report its problems: {error!r}"), name))
