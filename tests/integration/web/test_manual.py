@@ -54,6 +54,17 @@ def test_no_page_of_the_manual_scrolls_sideways(manual: str, width: int) -> None
 
 
 @pytest.mark.full
+def test_samples_of_the_manual_are_not_cut_on_narrow_screens(manual: str) -> None:
+    cut = "[...document.querySelectorAll('pre:not(.drawing)')].filter((each) => each.scrollWidth > each.clientWidth + 1).length"
+    with browser(manual, viewport={"width": 640, "height": 800}) as seen:
+        found = {}
+        for page in pages():
+            seen.open(page)
+            found[page] = seen.page.evaluate(cut)
+    assert {page: count for page, count in found.items() if count} == {}
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_landing_page_and_reference_are_accessible(manual: str, scheme: str) -> None:
     with browser(manual, color_scheme=scheme) as seen:

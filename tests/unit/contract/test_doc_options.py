@@ -154,3 +154,7 @@ def test_manual_is_built(tmp_path: pathlib.Path) -> None:
                  "nodepool_label_request_wait", "nodepool.provider.{provider}.max_servers"):  # fmt: skip
         assert each in text
     assert "alternatives" in (tmp_path / "aws.html").read_text()
+    # The theme shows its own table of contents, and one of a page as an error in a red box.
+    assert [
+        page.name for page in tmp_path.rglob("*.html") if re.search(r'class="(?:[^"]* )?contents[ "]', page.read_text())
+    ] == []
