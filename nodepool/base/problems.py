@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import logging
 import threading
 import time
@@ -117,14 +116,6 @@ def as_record_list(problems: list[Problem]) -> list[dict[str, Any]]:
     if left := len(problems) - len(shown):
         shown.append(Problem(f"and {left} more; /ready?verbose of this launcher has all").record())
     return shown
-
-
-class TellsTroubles(abc.ABC):
-    """A provider that reports its current problems."""
-
-    @abc.abstractmethod
-    def troubles(self) -> list[str]:
-        """Return one line per problem, without the name of the provider."""
 
 
 class LabelProblems:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from nodepool.base import threads
-from nodepool.base.problems import REMEDIES, Problem, TellsTroubles, one_line
+from nodepool.base.problems import REMEDIES, Problem, one_line
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver import Drivers, purpose
 from nodepool.driver.provider import Provider
@@ -35,21 +35,18 @@ def provider_problems(config: Config) -> list[Problem]:
     """Return problems of running providers: refusals of clouds, unusable hosts and labels."""
     found: list[Problem] = []
     for name, manager in sorted(config.provider_managers.items()):
-        tell = (each for each in (manager, getattr(manager, "adapter", None)) if isinstance(each, TellsTroubles))
-        told_by = next(tell, manager.cloud_calls)
-        if told_by is not None:
-            try:
-                help = REMEDIES["calls"] if told_by is manager.cloud_calls else ""
-                found += [Problem(line, name, help=help) for line in told_by.troubles()]
-            except Exception as error:  # a driver may raise anything
-                found.append(Problem(one_line(f"its driver cannot report its problems: {error!r}"), name))
+        try:
+            if manager.cloud_calls is not None:
+                found += [Problem(line, name, help=REMEDIES["calls"]) for line in manager.cloud_calls.troubles()]
+        except Exception as error:  # a driver may raise anything
+            found.append(Problem(one_line(f"its driver cannot report its problems: {error!r}"), name))
         try:
             found += [
                 Problem(one_line(f"host {host.get('problem') or host.get('name')}"), name)
                 for host in manager.describeHosts()
                 if not host.get("usable")
             ]
-        except Exception as error:  # same as above
+        except Exception as error:  # a driver may raise anything
             found.append(Problem(one_line(f"cannot read the state of its hosts: {error!r}"), name))
         if manager.leak_search_stopped is not None:
             found.append(Problem(one_line(manager.leak_search_stopped), name))

@@ -16,7 +16,7 @@ from nodepool.reasons import Code
 from nodepool.status import causes, known
 from nodepool.status.once import Facade, Once
 from nodepool.status.results import Results, format_duration
-from nodepool.zk.records import LARGEST, PENDING, REQUESTED, NodeRequest
+from nodepool.zk.records import LARGEST, PENDING, READY, REQUESTED, Node, NodeRequest
 
 DAEMON_COLUMNS = {
     "kind": "Kind", "host": "Host", "state": "State", "version": "Version", "running": "Running", "config": "Configuration",
@@ -28,7 +28,7 @@ PROVIDER_COLUMNS = {
 POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", "labels": "Labels", "full": "Full",
                 "nodes": "Nodes", "max_servers": "Max Servers", "priority": "Priority"}  # fmt: skip
 HOST_COLUMNS = {"host": "Host", "provider": "Provider", "launcher": "Launcher", "state": "State", "used": "Used",
-                "nodes": "Slivers (Nodes)", "problem": "Problem"}  # fmt: skip
+                "nodes": "Nodes", "problem": "Problem"}  # fmt: skip
 TENANT_COLUMNS = {"tenant": "Tenant", "launcher": "Launcher", "limits": "Used of Limits"}
 WAITING_COLUMNS = {"cause": "Cause", "count": "Requests", "since": "Longest", "labels": "Labels", "suggestion": "Suggestion"}
 Clock = Callable[[], float]
@@ -70,12 +70,9 @@ def providers(zk: Facade) -> Results:
 
     Providers that only occur in node records have no launcher.
     """
-    listed_problems = status.problem_rows(zk)
-    counts, problems = zk.countNodes().providers, Counter(str(row["provider"]) for row in listed_problems)
-    down = Counter(
-        provider
-        for provider, _text in {(row["provider"], row["problem"]) for row in listed_problems if known.is_of_host(row["problem"])}
-    )
+    counts, problems = zk.countNodes().providers, Counter(str(row["provider"]) for row in status.problem_rows(zk))
+    down = {(provider, host["name"]) for _launcher, provider, host in _hosts(zk) if not host["usable"]}
+    hosts_down = Counter(provider for provider, _host in down)
     rows: list[dict[str, Any]] = []
     for report in zk.readReports():
         for name, entry in sorted(report["providers"].items()):
@@ -88,7 +85,7 @@ def providers(zk: Facade) -> Results:
     for name in sorted((counts.keys() | registered) - listed):
         launcher = "(publishes no report)" if name in registered else None
         rows.append(_provider_row(name, launcher, None, counts.get(name, Counter()), problems[name]))
-    rows = [{**row, "hosts_down": down[row["provider"]]} for row in rows]
+    rows = [{**row, "hosts_down": hosts_down[row["provider"]]} for row in rows]
     return Results(sorted(rows, key=lambda row: row["provider"]), PROVIDER_COLUMNS)
 
 
@@ -168,30 +165,43 @@ def pools(zk: Facade) -> Results:
 
 
 def hosts(zk: Facade) -> Results:
-    """Return hosts of providers (node managers), with the nodes whose slivers run there."""
-    told = [
-        (report["name"], name, host)
-        for report in zk.readReports()
-        for name, provider in report["providers"].items()
-        for host in provider["hosts"]
-    ]
-    there: dict[tuple[str, str], list[str]] = defaultdict(list)
+    """Return hosts of node managers and static providers, with their nodes.
+
+    Nodes in use fill the slots of a static host.
+    """
+    told = _hosts(zk)
+    there: dict[tuple[str, str], list[Node]] = defaultdict(list)
     for node in zk.readNodes() if told else ():
-        if isinstance(node.external_id, dict):
-            there[str(node.provider), str(node.external_id.get("host"))].append(str(node.id))
+        static = (node.hostname, f"{node.username}@{node.hostname} port {node.connection_port}")
+        for name in (node.external_id.get("host"),) if isinstance(node.external_id, dict) else static:
+            there[str(node.provider), str(name)].append(node)
     rows = [
         {
             "host": host["name"],
             "provider": name,
             "launcher": launcher,
             "state": "usable" if host["usable"] else "not usable",
-            "used": _use(host["used"], host["limits"]),
-            "nodes": sorted(there[name, host["name"]]),
+            "used": _use({"slots": _in_use(there[name, host["name"]]), **host["used"]}, host["limits"]),
+            "nodes": sorted(str(node.id) for node in there[name, host["name"]]),
             "problem": host["problem"],
         }
         for launcher, name, host in told
     ]
     return Results(sorted(rows, key=lambda row: (row["provider"], row["host"])), HOST_COLUMNS)
+
+
+def _hosts(zk: Facade) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return launcher, provider and host, as the launchers report them."""
+    return [
+        (report["name"], name, host)
+        for report in zk.readReports()
+        for name, provider in report["providers"].items()
+        for host in provider["hosts"]
+    ]
+
+
+def _in_use(nodes: Iterable[Node]) -> int:
+    return sum(1 for node in nodes if node.state != READY or node.allocated_to)
 
 
 def tenants(zk: Facade) -> Results:

@@ -67,7 +67,12 @@ def register(subparsers: Subparsers) -> None:
 
     subparsers.choices["explain"].parse_known_args = options_first
     for name, read, text, filters in (
-        ("hosts", cluster.hosts, "list hosts of node managers, with their use and problems", ("host", "provider", "launcher")),
+        (
+            "hosts",
+            cluster.hosts,
+            "list hosts of node managers and static providers, with their use and problems",
+            ("host", "provider", "launcher"),
+        ),
         ("tenants", cluster.tenants, "list tenants, with their limits and use", ("tenant", "launcher")),
         ("pools", cluster.pools, "list pools of all launchers, with their labels and use", ("provider", "pool", "launcher")),
     ):

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from nodepool.base.problems import TellsTroubles
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.slots import BackingSlots
@@ -28,7 +27,7 @@ __all__ = [
 ]
 
 
-class MetastaticAdapter(Adapter, TellsTroubles):
+class MetastaticAdapter(Adapter):
     """The cloud of its provider, and at the same time a user of other providers."""
 
     log = logging.getLogger("nodepool.driver.metastatic.MetastaticAdapter")
@@ -94,10 +93,16 @@ class MetastaticAdapter(Adapter, TellsTroubles):
     def notifyNodescanFailure(self, label: MetastaticLabel, external_id: str) -> None:
         self.slots.scan_failed(external_id)
 
-    def troubles(self) -> list[str]:
+    def describeHosts(self) -> list[dict[str, Any]]:
         """Return the backing nodes that did not answer when a slot was handed out."""
         return [
-            f"backing node {record.node_id} does not answer and gets no more nodes; check its machine"
+            {
+                "name": record.node_id,
+                "usable": False,
+                "problem": f"{record.node_id} (backing node) does not answer and gets no more nodes; check its machine",
+                "used": {"slots": sum(node_id is not None for node_id in record.allocated_nodes)},
+                "limits": {"slots": record.slot_count},
+            }
             for record in self.slots.book
             if record.failed and not record.lost and record.node_id is not None
         ]

@@ -12,7 +12,7 @@ from typing import Any
 
 from nodepool import exceptions, nodeutils
 from nodepool.base import threads
-from nodepool.base.problems import TellsTroubles, one_line
+from nodepool.base.problems import one_line
 from nodepool.config.model import ConfigPool
 from nodepool.driver.request.base import RequestHost
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
@@ -71,7 +71,7 @@ def _is_free(node: zk.Node) -> bool:
     return node.state == zk.READY and node.allocated_to is None
 
 
-class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
+class StaticNodeProvider(StaticManager, QuotaSupport):
     """Reconciles the hosts in parallel, each from its current records.
 
     No state of slots is kept here: ZooKeeper has it.
@@ -288,9 +288,18 @@ class StaticNodeProvider(StaticManager, QuotaSupport, TellsTroubles):
             self._warned[host] = text
             self.log.warning("Static host %s cannot be registered now: %s", host, text)
 
-    def troubles(self) -> list[str]:
-        """Return the hosts that cannot be used now, and why."""
-        return [one_line(f"host {host} cannot be used now: {text}") for host, text in sorted(self._warned.copy().items())]
+    def describeHosts(self) -> list[dict[str, Any]]:
+        """Return the configured hosts with their number of slots, and why one cannot be used now."""
+        names = Counter(host.hostname for host in self._hosts)
+        return [
+            {
+                "name": host.hostname if names[host.hostname] == 1 else str(host),
+                "usable": (text := self._warned.get(host)) is None,
+                "problem": None if text is None else one_line(f"{host} cannot be used now: {text}"),
+                "limits": {"slots": static_node["max-parallel-jobs"]},
+            }
+            for host, (_pool, static_node) in sorted(self._hosts.items())
+        ]
 
     def checkHost(self, static_node: dict[str, Any]) -> list[str]:
         """Return the host keys. StaticNodeError: unreachable, or not the configured host."""

@@ -47,7 +47,6 @@ function slots(row, hasLimits) {
   const parts = [];
   if (!hasLimits && nodes) parts.push(plural(nodes, row.driver === "static" || row.driver === "metastatic" ? "slot" : "node"));
   if (row.hosts) parts.push(`${row.hosts - row.hosts_down} of ${plural(row.hosts, "host")} usable`);
-  else if (row.hosts_down) parts.push(`${plural(row.hosts_down, "host")} down`);
   if (!parts.length) return null;
   return el("p", { class: row.hosts_down ? "bad" : null }, row.hosts_down ? el("a", { href: `/ui/problems?provider=${encodeURIComponent(row.provider)}` }, parts.join(", ")) : parts.join(", "));
 }

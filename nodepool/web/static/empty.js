@@ -15,7 +15,7 @@ const TEXTS = {
   uploads: ["No uploads. A builder uploads each build to the providers that have the image in `diskimages`.", "operation/images"],
   providers: ["No providers. They appear when a launcher runs and its configuration has `providers`.", "configuration"],
   pools: ["No pools. Each pool of a running provider registers here.", "configuration"],
-  hosts: ["No hosts. They appear when a provider uses the driver `nodemanager` or another driver that has hosts.", "nodemanager"],
+  hosts: ["No hosts. They appear when a provider uses the driver `static`, `nodemanager` or another driver that has hosts.", "nodemanager"],
   tenants: ["No limits of tenants. They appear when a configuration has `tenant-resource-limits`.", "configuration"],
   daemons: ["No daemons. Launchers and builders register here while they run: `systemctl status nodepool-launcher`.", "operation/index"],
   problems: ["No problems. Failing drivers, hosts, builds and launches are listed here until they work again.", "operation/alerts"],

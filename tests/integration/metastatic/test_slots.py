@@ -387,9 +387,10 @@ def test_backing_node_of_a_failed_scan_gets_no_new_nodes(make: Callable[..., Ben
     bad = bench.fulfil()
     bench.finish(first)
     assert bench.finish(second).driver_data["backing_node"] == bad.id
-    assert bench.adapter.troubles() == []
+    assert bench.adapter.describeHosts() == []
     bench.adapter.notifyNodescanFailure(None, second.node_id)
-    assert bench.adapter.troubles() == [f"backing node {bad.id} does not answer and gets no more nodes; check its machine"]
+    (host,) = bench.adapter.describeHosts()
+    assert (host["name"], host["usable"], host["used"], host["limits"]) == (bad.id, False, {"slots": 2}, {"slots": 2})
     wait_for(lambda: json.loads(bench.zk.getNode(bad.id or "").user_data)["failed"])  # type: ignore[union-attr]
     # the framework deletes and tries again with the same node
     delete = bench.adapter.getDeleteStateMachine(second.node_id, None)

@@ -98,7 +98,7 @@ def test_cards_show_the_scarcest_limit_first_in_real_units(site: Site) -> None:
         assert text.endswith("RAM 160 of 160 GiB, fullcores 19 of 100, 19 %instances 0 of 2,000, 0 %")
         refused = card(seen, driver="not running: no aws", states={}, nodes="none")
         assert refused == "eastnot running: no awslauncher nl01; nodes: none"
-        assert "5 slots, 1 host down" in card(seen, hosts_down=1)
+        assert "5 slots, 2 of 3 hosts usable" in card(seen, hosts=3, hosts_down=1)
         assert "5 nodes, 2 of 3 hosts usable" in card(seen, driver="nodemanager", hosts=3, hosts_down=1)
         assert card(seen, problems=1).endswith("1 problem") and card(seen, problems=2).endswith("2 problems")
 

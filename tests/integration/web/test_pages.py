@@ -148,7 +148,7 @@ def test_empty_tables_say_what_would_appear_there(site: Site) -> None:
         for path, text in (
             ("requests", "nodepool request create LABEL"), ("images", "whether built or not"),
             ("builds", "nodepool image-build IMAGE"),
-            ("hosts", "driver nodemanager"), ("tenants", "tenant-resource-limits"), ("problems", "until they work again"),
+            ("hosts", "nodemanager"), ("tenants", "tenant-resource-limits"), ("problems", "until they work again"),
         ):  # fmt: skip
             seen.open(f"/ui/{path}")
             seen.page.locator("main").get_by_text(text).first.wait_for()

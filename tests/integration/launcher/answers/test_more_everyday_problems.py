@@ -181,7 +181,7 @@ def test_backing_node_whose_machine_has_died_gets_no_more_nodes_and_is_named(des
     _request, (second,) = desk.bench.fulfilled("small")
     backing = {node.driver_data["backing_node"] for node in desk.bench.nodes(type=["small"])}
     assert dead.id in backing and len(backing) == 2, (first, second)
-    desk.reported(f"backing node {dead.id} does not answer and gets no more nodes; check its machine")
+    desk.reported(f"host {dead.id} (backing node) does not answer and gets no more nodes; check its machine")
 
 
 # -- owners of nodes

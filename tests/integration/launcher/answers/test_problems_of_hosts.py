@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,3 +72,41 @@ def test_killed_node_manager_is_reported_and_forgotten_when_it_is_back(desk: Des
         nm.start()
     desk.bench.wait_request(request, "fulfilled", timeout=40)
     wait_for(lambda: desk.problems() == [], 40, "nothing is reported any more")
+
+
+def static_hosts(dead: int, *others: dict[str, Any]) -> dict[str, Any]:
+    """Two hosts: nobody listens at the port of one, the other one is not connected to before it is used."""
+    common = {"name": "127.0.0.1", "labels": ["metal"], "timeout": 1}
+    nodes = [
+        {**common, "username": "dead", "connection-port": dead, "host-key-checking": True},
+        {**common, "username": "alive", "connection-port": 22022, "host-key-checking": False, "max-parallel-jobs": 3},
+    ]
+    rack = {"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [*nodes, *others]}]}
+    return {"labels": [{"name": "metal"}, {"name": "other"}], "providers": [rack]}
+
+
+def test_static_hosts_are_listed_with_their_slots_and_problems(desk: Desk) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        desk.start(static_hosts(port, {"name": "127.0.0.3", "labels": ["other"], "host-key-checking": False}))
+        nodes = [node for node in desk.bench.wait_nodes(4, provider="rack", state="ready") if node.username == "alive"]
+        held = nodes[0]
+        held.state = "hold"
+        desk.bench.zk.storeNode(held)
+
+        def listed() -> dict[str, dict[str, Any]]:
+            return {row["host"]: row for row in json.loads(desk.run("hosts", "--format", "json")[1])}
+
+        dead, alive = f"dead@127.0.0.1 port {port}", "alive@127.0.0.1 port 22022"
+        wait_for(lambda: dead in listed() and listed()[dead]["state"] == "not usable", what="the check of the host")
+        found = listed()
+        assert (found[alive]["state"], found[alive]["used"], found[alive]["problem"]) == ("usable", "slots 1/3", None)
+        assert found[alive]["nodes"] == sorted(str(node.id) for node in nodes)
+        assert (found["127.0.0.3"]["used"], len(found["127.0.0.3"]["nodes"])) == ("slots 0/1", 1)
+        assert (found[dead]["used"], found[dead]["nodes"]) == ("slots 0/1", [])
+        assert found[dead]["problem"].startswith(f"{dead} cannot be used now: ")
+        assert [text for text in desk.problems() if text.startswith("host ")] == [f"host {found[dead]['problem']}"]
+        (trouble,) = [each for each in json.loads(desk.get("/api/v1/overview"))["health"]["problems"] if dead in each["text"]]
+        assert (trouble["kind"], trouble["level"]) == ("hosts", "amber")
+        assert desk.run("explain", dead)[1].startswith(f"host {dead}: not usable: ")
