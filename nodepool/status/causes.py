@@ -374,7 +374,7 @@ def min_ready_of(zk: Facade) -> dict[str, int]:
 
 def of_min_ready(zk: Facade, label: str, wanted: int, requests: Iterable[NodeRequest], clock: Clock = time.time) -> Cause | None:
     """Return why fewer than min-ready nodes are ready; None: they are, or are being launched."""
-    ready = zk.countNodes().labels.get(label, Counter())[READY]
+    ready = zk.countNodes().free[label]
     if ready >= wanted:
         return None
     mine = [r for r in requests if r.requestor == MIN_READY and label in r.node_types and r.state in (REQUESTED, PENDING)]

@@ -27,7 +27,7 @@ from nodepool.zk.components import RegisteredPool
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import BUILDING, DELETING, FAILED, FULFILLED, INIT, PENDING, READY, REQUESTED, NodeRequest, RecordError
+from nodepool.zk.records import BUILDING, DELETING, FAILED, FULFILLED, INIT, PENDING, REQUESTED, NodeRequest, RecordError
 
 KINDS = ("request", "label", "node", "image", "provider", "fleet")
 MOST_NODES = 3
@@ -376,7 +376,7 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
     found.facts = [("nodes", _counts(nodes)), ("requests waiting", str(len(waiting)))]
     wanted = causes.min_ready_of(zk).get(name, 0)
     if wanted:
-        found.facts.append(("min-ready", f"{(nodes or Counter())[READY]} of {wanted} ready"))
+        found.facts.append(("min-ready", f"{zk.countNodes().free[name]} of {wanted} ready"))
     for report in configured:
         lately = report["lately"].get(name, {})
         times = ", ".join(f"{key} {known.seconds_text(lately[key])}" for key in ("launch", "wait") if key in lately)

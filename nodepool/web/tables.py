@@ -16,7 +16,7 @@ from nodepool.status.explain import expected_wait, places, rates
 from nodepool.status.image_details import image_details
 from nodepool.status.once import Facade
 from nodepool.zk.mirror.feed import Feed
-from nodepool.zk.records import LARGEST, READY, Node, NodeRequest
+from nodepool.zk.records import LARGEST, Node, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
 Rows = list[dict[str, Any]]
@@ -264,7 +264,8 @@ def _main_decline(declined: list[str]) -> str | None:
 
 def labels(nodepool: Source) -> Rows:
     zk = nodepool.getZK()
-    states = zk.countNodes().labels
+    nodes = zk.countNodes()
+    states, free = nodes.labels, nodes.free
     waiting: Counter[str] = Counter()
     for request in cluster.open_requests(zk.readRequests()):
         waiting.update(set(request.node_types))
@@ -282,7 +283,7 @@ def labels(nodepool: Source) -> Rows:
             "label": name,
             "pools": sorted(pools.get(name, ())),
             "min_ready": wanted.get(name),
-            "ready": states.get(name, Counter())[READY],
+            "ready": free[name],
             "states": dict(states.get(name, {})),
             "waiting": waiting[name],
             "launch": lately.get(name, {}).get("launch"),

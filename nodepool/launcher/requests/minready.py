@@ -127,7 +127,7 @@ class MinReady(threading.Thread):
         with zk.request_tree.lock:
             # The node of a fulfilled one is still allocated and therefore does not count as ready.
             wanted = zk.request_tree.min_ready_open[label.name] + zk.request_tree.min_ready_done[label.name]
-        missing = int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted) - self._arriving(label)
+        missing = int(label.min_ready) - int(zk.node_tree.counted.free[label.name]) - int(wanted) - self._arriving(label)
         return min(missing, max(1, MOST // len(self.state.config.labels)) - int(wanted))
 
     def _arriving(self, label: Label) -> int:

@@ -30,18 +30,24 @@ PoolKey = tuple[str | None, str | None]
 
 @dataclass(frozen=True)
 class NodeCounts:
-    """Node counts: by state; by provider, and by label, and state; by provider and pool."""
+    """Node counts: by state; by provider, and by label, and state; by provider and pool.
+
+    ``free`` has the ready, unallocated nodes by label, which count for min-ready.
+    """
 
     states: Counter[str] = field(default_factory=Counter)
     providers: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     labels: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     pools: Counter[PoolKey] = field(default_factory=Counter)
+    free: Counter[str] = field(default_factory=Counter)
 
     def add(self, node: Node, sign: int = 1) -> None:
         state, provider = node._state or "", node.provider
         self.states[state] += sign
+        free = _is_free(node)
         for label in node._type:
             self.labels[label][state] += sign
+            self.free[label] += sign * free
         if provider is not None:
             self.providers[provider][state] += sign
             self.pools[provider, node.pool] += sign
@@ -49,7 +55,7 @@ class NodeCounts:
     def positive(self) -> NodeCounts:
         """Return a copy without zeros."""
         providers, labels = ({k: +count for k, count in group.items() if +count} for group in (self.providers, self.labels))
-        return NodeCounts(+self.states, providers, labels, +self.pools)
+        return NodeCounts(+self.states, providers, labels, +self.pools, +self.free)
 
 
 def _is_free(node: Node) -> bool:
@@ -88,8 +94,6 @@ class NodeTree(Tree[Node]):
         self.free: dict[PoolKey, dict[str, dict[str, None]]] = {}
         #: Ready, unallocated nodes that no request gets, because their records are invalid.
         self.unfit: dict[str, str] = {}
-        #: label -> number of ready, unallocated nodes of any provider.
-        self.ready_count: Counter[str] = Counter()
         self.counted = NodeCounts()
         #: Sums of the stored ``resources``.
         self.measured: Sums[str] = Sums()
@@ -223,9 +227,6 @@ class NodeTree(Tree[Node]):
         """
         self.counted.add(node, sign)
         state, provider, labels = node._state, node.provider, node._type
-        if _is_free(node):
-            for label in labels:
-                self.ready_count[label] += sign
         node_id = node._id or ""
         if node.allocated_to:
             put(self.by_request, node.allocated_to, node_id, sign > 0)

@@ -141,12 +141,12 @@ def test_counts_follow_states(zk: Any) -> None:
     node = make_node(resources={"cores": 2, "ram": 10}, tenant_name="t")
     zk.storeNode(node)
     assert zk.node_tree.usage("p") == {"cores": 2, "ram": 10}
-    assert zk.node_tree.ready_count["label"] == 1
+    assert zk.node_tree.counted.free["label"] == 1
     node.allocated_to = "100-1"
     node.resources = {"cores": 5}
     zk.storeNode(node)
     assert zk.node_tree.usage("p", "main")["cores"] == 5
-    assert zk.node_tree.ready_count["label"] == 0
+    assert zk.node_tree.counted.free["label"] == 0
     assert zk.node_tree.by_request["100-1"] == {node.id}
     zk.deleteNode(node)
     wait_for(lambda: zk.getCachedNode(node.id) is None)

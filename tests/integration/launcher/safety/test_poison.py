@@ -381,10 +381,10 @@ UNFIT = [
 def test_ready_node_that_zuul_cannot_read_is_not_handed_out(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     fit = bench.wait_nodes(1, state="ready", allocated_to=None)[0].id
-    wait_for(lambda: pool.zk.node_tree.ready_count["fake-label"] == 1, what="the node counts for min-ready")
+    wait_for(lambda: pool.zk.node_tree.counted.free["fake-label"] == 1, what="the node counts for min-ready")
     unfit = [bench.ready_node("fake-provider", "main", "fake-label", **values).id for values in UNFIT]
     wait_for(lambda: pool.zk.node_tree.unfit.keys() == set(unfit))
-    assert pool.zk.node_tree.ready_count["fake-label"] == 1, "they do not count for min-ready"
+    assert pool.zk.node_tree.counted.free["fake-label"] == 1, "they do not count for min-ready"
     _request, nodes = bench.fulfilled("fake-label")
     assert [node.id for node in nodes] == [fit]
     problems = str(pool.getReadiness()[1])
