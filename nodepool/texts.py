@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 #: Characters of a text in a list.
 LONGEST = 400
 
@@ -11,6 +14,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def counted(names: Iterable[str]) -> str:
+    """Return the names, each once with how often it occurs: ``a x2, b``."""
+    return ", ".join(f"{name} x{count}" if count > 1 else name for name, count in Counter(names).items())
 
 
 def one_line(text: object, most: int = LONGEST) -> str:

@@ -22,10 +22,10 @@ from nodepool.status.known import Cause
 from nodepool.status.once import Facade, Once
 from nodepool.status.results import format_duration, use_text
 from nodepool.status.timeline import steps_of
-from nodepool.texts import printable
+from nodepool.texts import counted, printable
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.history import HistoryReader
-from nodepool.zk.mirror.feed import Event, describe
+from nodepool.zk.mirror.feed import USER, Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import BUILDING, DELETING, FAILED, FULFILLED, INIT, PENDING, REQUESTED, NodeRequest, RecordError
 
@@ -70,6 +70,8 @@ class Explanation:
     timeline: list[dict[str, Any]] = field(default_factory=list)
     #: Events of the last seconds may not be written yet.
     history_is_late: bool = False
+    #: It does not exist any more; all is from the history.
+    gone: bool = False
 
     def record(self) -> dict[str, Any]:
         """Return the explanation as JSON."""
@@ -84,6 +86,7 @@ class Explanation:
             "problems": self.problems,
             "logs": self.logs,
             "timeline": self.timeline,
+            "gone": self.gone,
             "history": [{**event, "text": describe(event)} for event in self.history],
         }
 
@@ -135,14 +138,40 @@ def explain(
             nodes = {str(node) for event in found.history for node in (event.get("node"), *event.get("nodes", ())) if node}
             of_nodes = [_history(zk, history, recent, "node", node) for node in sorted(nodes)[:MOST_NODES]]
             found.timeline = steps_of(itertools.chain(found.history, *of_nodes))
+        if found.history and not found.answer:
+            _set_past(found, _history(zk, history, recent, "request", _request_of(found.history)), clock())
         found.history = _folded(zk, found.history)
     if not found.answer:
-        if not found.history:
-            missing = why_not_offered([name], zk.getRegisteredPools(), "launcher") if kind == "label" else None
-            missing = fleets.UNKNOWN if kind == "fleet" else missing
-            raise Unknown(f"{kind} {name} is not known" + (f": {missing}" if missing else LATE * (kind in ("request", "node"))))
-        found.answer = "gone"
+        missing = why_not_offered([name], zk.getRegisteredPools(), "launcher") if kind == "label" else None
+        missing = fleets.UNKNOWN if kind == "fleet" else missing
+        raise Unknown(f"{kind} {name} is not known" + (f": {missing}" if missing else LATE * (kind in ("request", "node"))))
     return found
+
+
+def _request_of(events: Sequence[Event]) -> str:
+    """Return the last request that these events name; empty: none."""
+    return next((str(event["request"]) for event in reversed(events) if event.get("request")), "")
+
+
+def _set_past(found: Explanation, of_request: Sequence[Event], now: float) -> None:
+    """Explain a request or node that does not exist any more, from its events and those of its last request."""
+    fields: dict[str, Any] = {}
+    for event in (*of_request, *found.history):
+        fields |= event
+    found.gone = True
+    found.facts = [(key, counted(fields[key]) if isinstance(fields[key], list) else str(fields[key]))
+                   for key in _PAST if key in fields and key != found.kind]  # fmt: skip
+    removed = next((event for event in reversed(found.history) if event["type"] == f"{found.kind}-removed"), None)
+    ends = {FULFILLED: "served: its requestor accepted the nodes", FAILED: "failed, and was removed by its requestor"}
+    found.answer = "no longer exists"
+    if removed is not None:
+        before = str(removed.get("before"))
+        what = "deleted" if found.kind == "node" else ends.get(before, f"canceled (was {before})")
+        found.answer = f"{what} {format_duration(max(0.0, now - removed['time']))} ago"
+
+
+_PAST = ("labels", "requestor", "nodes", "provider", "pool", "request", *USER.values())
+"""Fields of events that are facts of what no longer exists."""
 
 
 def _history(zk: Facade, history: HistoryReader, recent: Sequence[Event], kind: str, name: str) -> list[Event]:
@@ -163,14 +192,13 @@ def _folded(zk: Facade, events: list[Event]) -> list[Event]:
     return [{**event, "launcher": name} if event is declined[-1] else event for event in events if event not in declined[:-1]]
 
 
-def _problems(zk: Facade, **wanted: list[str]) -> list[str]:
-    """Return problems of these providers or labels, as published by the launchers."""
+def _problems(zk: Facade, concerns: Callable[[object, object], bool]) -> list[str]:
+    """Return the problems that the launchers publish, of whose label and provider ``concerns`` returns true."""
     found = []
-    for content in zk.getLaunchers():
-        for problem in content.get("problems") or ():
-            if isinstance(problem, dict) and any(problem.get(key) in values for key, values in wanted.items()):
-                place = ", ".join(f"{key} {problem[key]}" for key in ("provider", "label") if problem.get(key))
-                found.append(f"{place}: {problem.get('problem')}" if place else str(problem.get("problem")))
+    for row in known.told_problems(zk):
+        if concerns(row["label"], row["provider"]):
+            place = ", ".join(f"{key} {row[key]}" for key in ("provider", "label") if row[key])
+            found.append(f"{place}: {row['problem']}" if place else str(row["problem"]))
     return sorted(set(found))
 
 
@@ -208,7 +236,7 @@ def _request(zk: Facade, name: str, clock: Clock) -> Explanation:
         found.answer = node_facts.held_after(zk, name, now)
         return found
     found.facts = [
-        ("labels", ", ".join(request.node_types)),
+        ("labels", counted(request.node_types)),
         ("state", f"{request.state} for {format_duration(now - (request.state_time or now))}"),
     ]
     for title, value in (("requestor", request.requestor), ("tenant", request.tenant_name), ("nodes", ", ".join(request.nodes))):
@@ -216,7 +244,7 @@ def _request(zk: Facade, name: str, clock: Clock) -> Explanation:
             found.facts.append((title, str(value)))
     found.facts += node_facts.data_of(request.requestor_data, "requestor data")
     pools = zk.getRegisteredPools()
-    found.problems = _problems(zk, label=request.node_types)
+    found.problems = _problems(zk, lambda label, _provider: label in request.node_types)
     if request.state == FULFILLED:
         found.answer = "fulfilled; its requestor has to accept it"
         return found
@@ -336,7 +364,8 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     found.facts += node_facts.facts_of(zk, node, now)
     holders = zk.getNodeLockContenders(node)
     found.facts.append(("lock", f"held by {holders[0] or 'a client without a name, such as Zuul'}" if holders else "free"))
-    found.problems = _problems(zk, label=node.type) if node.state not in ("ready", "in-use", "hold") else []
+    if node.state not in ("ready", "in-use", "hold"):
+        found.problems = _problems(zk, lambda label, provider: label in node.type and provider == node.provider)
     found.answer = {
         "init": "queued for launch",
         "building": "the machine is being launched",
@@ -371,6 +400,7 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
     waiting = [r for r in zk.readRequests() if name in r.node_types and r.state in (REQUESTED, PENDING)]
     configured = [report for report in reports if name in report["labels"]]
     offering = [pool for pool in pools if name in pool.labels]
+    providers = {pool.provider_name for pool in offering}
     if not (nodes or waiting or configured or offering):
         return found
     found.facts = [("nodes", _counts(nodes)), ("requests waiting", str(len(waiting)))]
@@ -384,7 +414,7 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
     for pool in sorted(offering, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"offers it, priority {pool.priority:g}"
         found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
-    found.problems = _problems(zk, label=[name], provider=sorted({str(pool.provider_name) for pool in offering}))
+    found.problems = _problems(zk, lambda label, provider: label == name or (not label and provider in providers))
     user_requests = [request for request in waiting if request.requestor != MIN_READY]
     number = len(user_requests)
     cause = causes.of_label(zk, name, clock)
@@ -466,7 +496,7 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
     for pool in sorted(pools, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"takes requests, priority {pool.priority:g}"
         found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
-    found.problems = _problems(zk, provider=[name])
+    found.problems = _problems(zk, lambda _label, provider: provider == name)
     found.answer = "runs" if running or pools else refused
     _set(found, causes.of_provider(zk, name, clock), found.answer)
     return found

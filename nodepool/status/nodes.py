@@ -15,10 +15,13 @@ from nodepool.status import port_of
 from nodepool.status.known import nodes_of_request, nodes_on
 from nodepool.status.once import Facade
 from nodepool.status.results import format_duration
+from nodepool.zk.mirror.feed import USER
 from nodepool.zk.records import HOLD, IN_USE, READY, Node
 
 LOGIN = "log in"
 """The fact whose value is a command."""
+WORDS = {**USER, "tenant_name": "Zuul tenant", "pipeline_name": "pipeline", "zuul_system": "Zuul system"}
+"""Key of Zuul's data -> title of the fact."""
 MOST_DATA = 12
 """Entries of user data that are shown."""
 LONGEST = 300
@@ -77,7 +80,7 @@ def data_of(data: object, title: str = "user data") -> Iterator[tuple[str, str]]
     for key, value in list(data.items())[:MOST_DATA]:
         if key != KEY:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
-            yield f"{title} {str(key)[:40].replace('_', ' ')}", text[:LONGEST]
+            yield WORDS.get(key) or f"{title} {str(key)[:40].replace('_', ' ')}", text[:LONGEST]
 
 
 def _login(node: Node) -> Iterator[tuple[str, object]]:

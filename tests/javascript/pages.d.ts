@@ -59,6 +59,7 @@ type Step = { step: string; time: number; took: number | null };
 type Candidate = { name: string; verdict: string; age: number | null; help: string | null };
 type HistoryEvent = { time: number; text: string; tail?: string };
 type Explanation = {
+  gone: boolean;
   answer: string; suggestion: string | null; problems: string[]; facts: { [title: string]: string }; timeline: Step[]; candidates: Candidate[]; logs: { [title: string]: string };
   history: HistoryEvent[];
 };

@@ -25,7 +25,7 @@ export async function eventsPage({ main, onStop }) {
     empty.hidden = true;
     const name = ["node", "request", "image"].find((key) => kind.startsWith(key) && fields[key]);
     list.prepend(el("li", {}, el("time", {}, precisely(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
-      ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? value.join(", ") : value}`).join("; ")}`));
+      ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? [...new Set(value)].join(", ") : value}`).join("; ")}`));
     while (list.children.length > MOST_EVENTS) list.lastChild?.remove();
   }
   function begin() {

@@ -2,7 +2,7 @@
 
 import { buttons } from "./actions.js";
 import { API, ask } from "./api.js";
-import { command, el, fill, joined, links, rich, since } from "./dom.js";
+import { command, el, fill, joined, link, rich, since } from "./dom.js";
 import { age, duration, moment, precisely } from "./format.js";
 import { breadcrumb } from "./navigation.js";
 import { smallTable } from "./tables.js";
@@ -33,7 +33,10 @@ function fact(title, value) {
   const kind = FACTS[title];
   // "3 ready" is a number of nodes.
   if (!kind || value.startsWith("none") || (kind === "node" && !/^\d{10}(, \d{10})*$/.test(value))) return rich(value);
-  return links(kind, value.split(", "));
+  return joined(value.split(", ").map((each) => {
+    const [, one, times] = /^(.*?)( x\d+)?$/.exec(each) || [];
+    return [link(kind, one), times || null];
+  }));
 }
 
 /** @param {Step[]} steps */
@@ -74,7 +77,7 @@ export async function thingPage({ main }, kind, name) {
     fill(place,
       el("p", { class: "answer" }, rich(found.answer)),
       found.suggestion ? el("p", { class: "suggestion" }, "Suggestion: ", rich(found.suggestion)) : null,
-      found.answer === "gone" ? null : el("div", { class: "tools" }, buttons(kind, name, load)),
+      found.gone ? null : el("div", { class: "tools" }, buttons(kind, name, load)),
       found.problems.length ? el("h2", {}, "Problems") : null,
       found.problems.length ? el("ul", {}, found.problems.map((each) => el("li", { class: "bad" }, rich(each)))) : null,
       // The builds of an image are in a table.

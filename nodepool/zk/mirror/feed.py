@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nodepool.base.problems import one_line
+from nodepool.texts import counted
 from nodepool.zk.components import ComponentTree
 from nodepool.zk.mirror.images import ImageTree
 from nodepool.zk.mirror.nodes import NodeTree
@@ -26,6 +27,7 @@ from nodepool.zk.records import (
     DELETING,
     FAILED,
     FULFILLED,
+    HOLD,
     IN_USE,
     LARGEST,
     READY,
@@ -55,6 +57,9 @@ TYPES = {
     "action": "somebody has changed something with a command or over the API",
     "component-changed": "a launcher, builder or pool was registered or unregistered",
 }
+#: Key in the data that Zuul or a lease stores -> field of an event and title of a fact.
+USER = {"tenant_name": "tenant", "project_name": "project", "job_name": "job", "build": "build", "build_set_uuid": "buildset",
+        "owner": "owner"}  # fmt: skip
 #: Events in memory.
 KEPT = 5000
 
@@ -176,6 +181,8 @@ class Feed:
                     seconds_between(new.created_time, new.state_time) if (old.state, new.state) == (BUILDING, READY) else None
                 )
                 more = {"request": new.allocated_to, "external_id": external, "seconds": launched}
+                if new.state in (IN_USE, HOLD):
+                    more |= user_of(new.tenant_name, new.user_data)
                 self._add("node-changed", {**fields, "state": new.state, "before": old.state, **more})
             if old.allocated_to != new.allocated_to:
                 self._add("node-allocated", {**fields, "state": new.state, "request": new.allocated_to or old.allocated_to,
@@ -187,7 +194,8 @@ class Feed:
             return
         fields = {"request": request_id, "labels": list(request.node_types), "requestor": request.requestor}
         if old is None:
-            self._add("request-submitted", {**fields, "state": request.state, "tenant": request.tenant_name})
+            user = user_of(request.tenant_name, request.requestor_data)
+            self._add("request-submitted", {**fields, "state": request.state, **user})
         elif new is None:
             self._add("request-removed", {**fields, "before": old.state})
         else:
@@ -213,6 +221,17 @@ class Feed:
             with self._lock:
                 listeners = [listener for listener, reports in self._listeners.items() if reports]
             self._tell(listeners, REPORTED)
+
+
+def user_of(tenant: str | None, data: object) -> dict[str, str]:
+    """Return who uses a node or has submitted a request, as far as it is known, by the values of ``USER``.
+
+    :param data: of the requestor: Zuul's, or one with the terms of a lease.
+    """
+    stored = data if isinstance(data, dict) else {}
+    terms = stored.get("lease")
+    values = {**stored, **(terms if isinstance(terms, dict) else {}), "tenant_name": tenant or stored.get("tenant_name")}
+    return {field: one_line(value) for key, field in USER.items() if isinstance(value := values.get(key), str) and value}
 
 
 def seconds_between(begin: object, end: object) -> float | None:
@@ -256,7 +275,7 @@ def describe(event: Event) -> str:
     kind = event["type"]
     subject, _, what = kind.partition("-")
     place = "-".join(str(event[key]) for key in ("provider", "pool") if event.get(key))
-    labels = ",".join(map(str, event.get("labels") or ()))
+    labels = counted(map(str, event.get("labels") or ()))
     name = event.get("node") or event.get("request") or event.get("image") or event.get("component") or ""
     texts = {
         "request-submitted": f"submitted by {event.get('requestor')} for {labels}",
@@ -277,6 +296,8 @@ def describe(event: Event) -> str:
     }
     if kind in ("node-changed", "request-changed") and event.get("nodes"):
         texts[kind] += f", nodes {', '.join(event['nodes'])}"
+    if kind in texts and (user := [f"{key} {event[key]}" for key in USER.values() if event.get(key)]) and kind != "action":
+        texts[kind] += f" ({', '.join(user)})"
     whose = "node" if subject in ("launch", "console") else subject
     if kind == "action":
         whose, name = "", event.get("target")

@@ -72,7 +72,7 @@ def test_explain_names_the_job_of_a_request(shell: Shell, bench: LauncherBench) 
     request = bench.submit("nowhere")
     bench.wait_request(request, "failed")
     text = shell("explain", request)
-    assert "requestor data job name: j\n" in text and "requestor data pipeline name: check\n" in text
+    assert "\n  job: j\n  " in text and "pipeline: check\n" in text and "buildset: bs\n" in text
 
 
 def test_explain_covers_all_types_of_objects(shell: Shell, bench: LauncherBench) -> None:
@@ -159,7 +159,7 @@ def test_charts_after_a_restart(bench: LauncherBench, monkeypatch: pytest.Monkey
 
 @pytest.mark.spec("issue: history: asked, accepted, create call, boot, scan, handed over, used, deleted; also when it is gone")
 def test_history_shows_the_whole_life_of_a_deleted_object(shell: Shell, bench: LauncherBench) -> None:
-    request_id, (node,) = bench.fulfilled("fake-label")
+    request_id, (node,) = bench.fulfilled("fake-label", tenant_name="acme")
     pool = bench.pools[0]
     bench.zuul.accept(request_id)
     # What is written twice before it is read is seen once.
@@ -170,7 +170,20 @@ def test_history_shows_the_whole_life_of_a_deleted_object(shell: Shell, bench: L
     wait_for(lambda: any(e["type"] == "node-removed" for e in pool.feed.since(0)[0]), what="the last event")
     pool.history.flush(pool.zk.kazoo_client, True, at_once=True)
     found = shell.json("explain", "node", node.id, "--json")
-    assert found["answer"] == "gone"
+    assert re.fullmatch(r"deleted \d+ s ago", found["answer"]) and found["gone"] is True
+    facts = {key: found["facts"].get(key) for key in ("labels", "request", "tenant", "project", "job", "buildset")}
+    assert facts == {
+        "labels": "fake-label",
+        "request": request_id,
+        "tenant": "acme",
+        "project": "p",
+        "job": "j",
+        "buildset": "bs",
+    }
+    assert "in-use (was ready) (tenant acme, project p)" in " ".join(event["text"] for event in found["history"])
+    served = shell.json("explain", "request", request_id, "--json")
+    assert re.fullmatch(r"served: its requestor accepted the nodes \d+ s ago", served["answer"])
+    assert (served["facts"]["nodes"], served["facts"]["job"]) == (node.id, "j")
     told = [(event["type"], event.get("state") or event.get("step", "")[:9]) for event in found["history"]]
     for each in (("node-created", "init"), ("node-changed", "building"), ("node-step", "attempt 1"), ("node-step", "server is"),
                  ("node-changed", "ready"), ("node-changed", "in-use"), ("node-changed", "used"), ("node-changed", "deleting"),

@@ -23,7 +23,7 @@ def test_node_page_says_who_has_it_and_how_to_log_in(site: Site) -> None:
         seen.open(f"/ui/node/{node.id}")
         seen.sees("ssh -p 2222 debian@192.0.2.7")
         facts = dict(zip(seen.page.locator("dt").all_text_contents(), seen.page.locator("dd").all_text_contents(), strict=True))
-        assert (facts["tenant"], facts["user data project name"], facts["host keys"]) == ("acme", "nova", FINGERPRINT)
+        assert (facts["tenant"], facts["project"], facts["host keys"]) == ("acme", "nova", FINGERPRINT)
         seen.page.get_by_role("button", name="Copy ssh -p 2222 debian@192.0.2.7").click()
         seen.page.get_by_text("Copied").wait_for()
         assert seen.page.evaluate("navigator.clipboard.readText()") == "ssh -p 2222 debian@192.0.2.7"

@@ -71,7 +71,7 @@ def test_node_that_is_deleted_has_no_command() -> None:
 def test_user_of_zuul_is_shown_with_job_and_build() -> None:
     data = {"zuul_system": "z", "project_name": "nova", "builds": ["b1"]}
     found = facts(node(tenant_name="acme", requestor="NodePool:min-ready", user_data=data))
-    assert (found["tenant"], found["requestor"], found["user data project name"]) == ("acme", "NodePool:min-ready", "nova")
+    assert (found["tenant"], found["requestor"], found["project"]) == ("acme", "NodePool:min-ready", "nova")
     assert found["user data builds"] == '["b1"]'
 
 

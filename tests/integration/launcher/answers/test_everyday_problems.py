@@ -138,7 +138,7 @@ def test_deleted_node_is_explained_to_the_next_command(desk: Desk) -> None:
     desk.bench.use_up(request)
     status, out, err = desk.run("explain", "node", node.id)
     assert status == 0, err
-    assert out.startswith(f"node {node.id}: gone") and "history:" in out
+    assert out.startswith((f"node {node.id}: deleted ", f"node {node.id}: no longer exists")) and "history:" in out
 
 
 def test_provider_that_does_not_start_is_the_cause(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,3 +255,21 @@ def test_reasons_are_no_older_than_their_request(desk: Desk) -> None:
         return [each["age"] for each in found if each["name"].endswith("on other")]
 
     assert max(wait_for(ages, what="the other launcher's reason")) < 1000
+
+
+def test_label_page_lists_no_problems_of_other_labels(desk: Desk) -> None:
+    pool = desk.start(config(provider(labels=["first", "second"])))
+    pool.getProviderManager("fake-provider").label_problems.note("first", "image", "no such image")
+    wait_for(lambda: any("no such image" in text for text in desk.problems()), what="the problem in problem-list")
+    assert desk.explain("label", "first")["problems"] == ["provider fake-provider, label first: no such image"]
+    assert desk.explain("label", "second")["problems"] == []
+    assert len(desk.explain("provider", "fake-provider")["problems"]) == 1
+
+
+def test_equal_labels_of_a_request_are_shown_once(desk: Desk) -> None:
+    desk.start(config(provider(labels=["first", "second"], pool={"max-servers": 1})))
+    request = desk.bench.submit(*["first"] * 200, "second")
+    desk.bench.wait_request(request, "failed")
+    found = desk.explain("request", request)
+    assert found["facts"]["labels"] == "first x200, second"
+    assert all(text.count("first") <= 1 for text in (found["answer"], *(event["text"] for event in found["history"])))
