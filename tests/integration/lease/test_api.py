@@ -19,6 +19,7 @@ from nodepool.access.identity import Role
 from nodepool.access.oidc import Keys
 from nodepool.client import NoCapacity, Pool
 from nodepool.config.access import AccessConfig
+from nodepool.lease import Leases, Terms
 from nodepool.zk.records import BUILDING, DELETING, HOLD, READY, UPLOADING
 from nodepool.zk.writer import Txn, Writer
 from nodepool.zk.zookeeper import ZooKeeper
@@ -190,6 +191,63 @@ def test_lease_is_handed_over_although_the_mirror_was_not_complete(api: Api, mon
     assert api.call("GET", f"/leases/{lease['id']}?wait=30", token=token).content["state"] == "held"
 
 
+def test_lease_whose_nodes_were_ready_before_it_was_expected_is_handed_over(api: Api) -> None:
+    waiting, leases = api.actions.waiting, Leases(api.launcher.zk)
+    lease = leases.ask(["fake-label"], Terms("alice", "test"))
+    wait_for(lambda: api.launcher.zk.getCachedRequest(lease.id).state == "fulfilled", what="its nodes")
+    waiting.expect(lease.id, 600)
+    wait_for(lambda: not waiting.expects(lease.id), what="the hand-over")
+    assert len(api.bench.nodes(state=HOLD)) == 1
+
+
+def test_hand_over_that_the_connection_has_interrupted_is_repeated_without_further_news(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, zk, losses = type(api.launcher.zk), api.launcher.zk, [1]
+    synced, waiting = kind.synced, api.actions.waiting
+
+    def get(facade: ZooKeeper) -> bool:
+        ours = threading.current_thread().name.startswith("Thread-WebApp-lease_")
+        return synced.fget(facade) and not (ours and losses and losses.pop())
+
+    lease = Leases(zk).ask(["fake-label"], Terms("alice", "test"))
+    wait_for(lambda: zk.getCachedRequest(lease.id).state == "fulfilled", what="its nodes")
+    monkeypatch.setattr("nodepool.web.actions.waiting.RETRY", 0.1)
+    monkeypatch.setattr(kind, "synced", property(get))
+    waiting.expect(lease.id, 600)
+    wait_for(lambda: not waiting.expects(lease.id), what="the second attempt")
+    assert losses == [] and len(api.bench.nodes(state=HOLD)) == 1
+
+
+def test_request_that_is_fulfilled_while_it_is_read_is_handed_over(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirror does not show the request; the server shows it as it was before its nodes were ready."""
+    kind, waiting = type(api.launcher.zk), api.actions.waiting
+    cached, read, known, handled = kind.getCachedRequest, kind.getNodeRequest, threading.Event(), threading.Event()
+
+    def get_cached(facade: ZooKeeper, request_id: str) -> Any:
+        if threading.current_thread().name == "Thread-WebApp-leases" and request_id == "200-0000009999":
+            handled.set()
+        return cached(facade, request_id) if known.is_set() else None
+
+    def get(facade: ZooKeeper, request_id: str, *args: Any, **kwargs: Any) -> Any:
+        found = read(facade, request_id, *args, **kwargs)
+        if threading.current_thread().name.startswith("Thread-WebApp-lease_") and not known.is_set():
+            found.state = "pending"
+            wait_for(lambda: cached(facade, request_id).state == "fulfilled", what="its nodes")
+            known.set()
+            waiting.expect(request_id, 600)  # an event
+            waiting.expect("200-0000009999", 600)  # the next one is handled after it
+            assert handled.wait(20)
+        return found
+
+    lease = Leases(api.launcher.zk).ask(["fake-label"], Terms("alice", "test"))
+    monkeypatch.setattr(kind, "getCachedRequest", get_cached)
+    monkeypatch.setattr(kind, "getNodeRequest", get)
+    waiting.expect(lease.id, 600)
+    wait_for(lambda: not waiting.expects(lease.id), what="the hand-over")
+    assert known.is_set() and len(api.bench.nodes(state=HOLD)) == 1
+
+
 def test_request_that_was_canceled_while_the_mirror_was_not_complete_is_forgotten(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +408,21 @@ def test_others_neither_change_a_lease_nor_see_its_notes(api: Api) -> None:
     assert api.call("GET", path, token=bob).content["notes"] == {}
     assert api.call("GET", path, token=operator).content["notes"] == {"job": 7}
     assert api.call("DELETE", path, token=operator).status == 204
+
+
+def test_autohold_belongs_to_no_caller_who_has_the_name_in_its_record(api: Api) -> None:
+    node = api.bench.ready_node("p", "main", "a", state=HOLD, hold_job="acme project job", hold_expiration=600)
+    path = f"/leases/node-{node.id}"
+    assert api.call("GET", path, token=api.token("zuul")).content["owner"] == "zuul"
+    assert api.call("DELETE", path, token=api.token("zuul")).status == 403
+    assert api.call("DELETE", path, token=api.token("carol", Role.OPERATE)).status == 204
+
+
+@pytest.mark.parametrize("change", [{"labels": ["other"]}, {"tenant": "else"}, {"priority": "100"}])
+def test_lease_beyond_what_the_token_allows_is_refused(api: Api, change: dict[str, Any]) -> None:
+    answer = api.call("POST", "/leases", {**NEW, **change}, api.token(labels=("fake-*",), tenant="acme"))
+    assert (answer.status, answer.content["code"]) == (403, "not-allowed")
+    assert api.bench.zk.getNodeRequests() == []
 
 
 def test_label_that_may_not_be_leased_is_refused(api: Api) -> None:

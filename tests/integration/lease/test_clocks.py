@@ -337,6 +337,19 @@ def test_request_that_has_changed_since_it_was_read_is_not_handed_over(bench: La
     assert bench.zuul.node(node_id)["state"] == "ready"
 
 
+def test_node_that_was_given_to_another_lease_meanwhile_is_not_renewed(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease_id, node_id = stored(bench, 600)
+    leases = Leases(bench.zk)
+    lease = leases.get(lease_id)
+    monkeypatch.setattr(leases, "get", lambda _lease_id: lease)
+    bench.zuul.write_node(node_id, allocated_to="200-0000000099")
+    before = bench.zuul.node(node_id)
+    refused(Reason.ENDED, lambda: leases.renew(lease_id, 7200))
+    assert bench.zuul.node(node_id) == before
+
+
 def test_node_that_is_deleted_meanwhile_is_not_returned(bench: LauncherBench) -> None:
     lease_id, node_id = stored(bench, 600)
     leases = Leases(bench.zk)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionLoss, SessionExpiredError
+from kazoo.protocol.serialization import GetData
 
 from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms
 from nodepool.lease.leases import turn_of
@@ -315,6 +316,32 @@ def test_key_of_a_lease_that_was_just_handed_over_is_known_before_the_mirror_sho
     assert Leases(launcher.zk).ask(["fake-label"], terms).id == lease_id
 
 
+def test_key_of_a_request_of_another_server_is_known_before_the_mirror_shows_it(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms, (zk, other) = replace(ALICE, key="job-1"), (ZooKeeper(bench.chroot.connect()) for _ in range(2))
+    assert zk.wait_synced(20)
+    kazoo = zk.kazoo_client
+    submit, exists, late = kazoo.submit, kazoo.exists, list[tuple[Any, Any]]()
+
+    def read_late(request: Any, reply: Any) -> None:
+        if isinstance(request, GetData):
+            late.append((request, reply))
+        else:
+            submit(request, reply)
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        while late:  # what was sent before is answered before
+            submit(*late.pop(0))
+        return exists(*args, **kwargs)
+
+    monkeypatch.setattr(kazoo, "submit", read_late)
+    monkeypatch.setattr(kazoo, "exists", ask)
+    first = Leases(other).ask(["fake-label"], terms)
+    wait_for(lambda: late, what="the news of the request")
+    assert Leases(zk).ask(["fake-label"], terms).id == first.id
+
+
 @pytest.mark.parametrize("keyed", [True, False])
 def test_limit_per_owner_holds_for_concurrent_calls_of_several_servers(bench: LauncherBench, keyed: bool) -> None:
     start, outcomes = threading.Barrier(8), []
@@ -384,6 +411,22 @@ def test_request_is_withdrawn_if_the_session_of_the_turn_has_ended(
     with pytest.raises(SessionExpiredError):
         leases.ask(["fake-label"], replace(ALICE, key="job-1"))
     assert bench.zuul.client.get_children("/nodepool/requests") == []
+
+
+def test_node_whose_lock_is_lost_is_not_changed(bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = held(bench, leases)
+    node_id, run = lease.nodes[0].id or "", bench.zk.writer.run
+
+    def lose(txn: Any, *args: Any) -> Any:
+        if bench.zuul.contenders(node_id):
+            bench.zuul.client.delete(f"/nodepool/nodes/{node_id}/lock", recursive=True)
+        else:  # so that it is locked
+            bench.zuul.write_node(node_id, comment="somebody was here")
+        return run(txn, *args)
+
+    monkeypatch.setattr(bench.zk.writer, "run", lose)
+    refused(Reason.UNAVAILABLE, lambda: leases.renew(lease.id, 7200))
+    assert bench.zuul.node(node_id)["hold_expiration"] == 3600
 
 
 def test_node_that_is_lost_does_not_end_the_lease(bench: LauncherBench, leases: Leases) -> None:

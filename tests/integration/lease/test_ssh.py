@@ -18,6 +18,9 @@ import pytest
 from nodepool import ssh
 from nodepool.adapters import gitlab
 from nodepool.client import LeaseEnded, NodepoolError, Pool
+from nodepool.lease import Lease, LeaseState, Terms
+from nodepool.lease.ssh import inventory
+from nodepool.zk.records import Node
 from tests.conftest import wait_for
 from tests.integration.lease.conftest import places
 from tests.support.deadline import limit
@@ -179,6 +182,15 @@ def test_directory_may_have_any_usual_name(sshd: SSHServer, node: ssh.Node, tmp_
 def test_directory_that_ssh_or_ansible_would_change_is_refused(node: ssh.Node, tmp_path: pathlib.Path, name: str) -> None:
     with pytest.raises(ValueError, match="ssh cannot use the path"):
         ssh.write([node], str(tmp_path / name))
+
+
+def test_node_whose_data_ansible_would_run_is_in_no_inventory() -> None:
+    nodes = [Node(f"000000000{number}") for number in range(3)]
+    for node, user in zip(nodes, ("root", "{{ lookup('pipe', 'true') }}", "zuul"), strict=True):
+        node.interface_ip, node.username, node.type = "192.0.2.1", user, ["small"]
+    lease = Lease("200-0000000001", LeaseState.HELD, Terms("alice", "test"), ("small",), tuple(nodes))
+    found = inventory(lease)
+    assert sorted(found["_meta"]["hostvars"]) == found["small"]["hosts"] == ["n1", "n3"]
 
 
 def test_directory_that_others_may_change_is_refused(node: ssh.Node, tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kazoo.exceptions import ConnectionLoss
 
 from nodepool.config import Config
 from nodepool.driver.backing import housekeeping
@@ -585,6 +586,24 @@ def test_request_that_nobody_waits_for(make: Callable[..., Bench]) -> None:
     backing = bench.fulfil()
     wait_for(lambda: bench.records()[0].node_id == backing.id)
     assert bench.finish(bench.machine()).driver_data["backing_node"] == backing.id
+
+
+def test_backing_request_whose_creation_was_not_acknowledged_is_canceled(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    machine, submit = bench.machine(), bench.zk.writer.submit
+
+    def lose(txn: Any, callback: Any = None) -> None:
+        submit(txn, lambda _results, _error: callback(None, ConnectionLoss()))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.zk.writer, "submit", lose)
+        machine.advance()
+        wait_for(bench.requests)
+        wait_for(lambda: not bench.records(), what="the failure of the launch")
+    bench.adapter.periodic()
+    wait_for(lambda: not bench.requests(), what="the end of the request that nobody follows")
 
 
 @pytest.mark.spec("MST-6.5: what the replaced provider acquires later is known to the new one")

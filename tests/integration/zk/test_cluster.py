@@ -42,6 +42,27 @@ def test_the_counter_is_the_next_node_id_also_after_deletions(zk: Any) -> None:
     assert create(zk)[0].id == "0000000005"
 
 
+def test_counter_of_a_server_that_lags_behind_is_not_used(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kazoo, known = zk.kazoo_client, [zk.kazoo_client.exists(paths.NODES)]
+    exists, sync = kazoo.exists_async, kazoo.sync_async
+
+    def late(path: str) -> Any:
+        answer = exists(path)
+        if known:
+            answer.wait(10)
+            answer.value = known[0]
+        return answer
+
+    def catch_up(path: str) -> Any:
+        known.clear()
+        return sync(path)
+
+    create(zk, 3)
+    monkeypatch.setattr(kazoo, "exists_async", late)
+    monkeypatch.setattr(kazoo, "sync_async", catch_up)
+    assert zk.cluster.counter() == 3
+
+
 def test_all_processes_agree_on_one_id(zk: Any, zk_chroot: Chroot) -> None:
     other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     assert zk.cluster.identity() == other.cluster.identity() == zk.cluster.note().id == other.cluster.id

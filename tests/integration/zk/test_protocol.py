@@ -21,7 +21,7 @@ from kazoo.exceptions import (
     NotEmptyError,
     SessionExpiredError,
 )
-from kazoo.protocol.connection import _CONNECTION_DROP, _SESSION_EXPIRED
+from kazoo.protocol.connection import _CONNECTION_DROP, _SESSION_EXPIRED, ConnectionDropped
 from kazoo.protocol.serialization import GetData
 from kazoo.protocol.states import KazooState
 
@@ -365,6 +365,30 @@ def test_servers_that_are_not_reached_do_not_count_as_restored(zk_chroot: Chroot
     finally:
         proxy.stop()
     assert "accepting restored servers" not in caplog.text
+
+
+def test_server_that_owes_an_answer_for_too_long_is_left() -> None:
+    client = Client(hosts="127.0.0.1:1")
+    connection = client._connection
+    connection._read_sock, other = socket.socketpair()
+    with connection._read_sock, other:
+        connection._read_sock.setblocking(False)
+        connection._silent_since = time.monotonic() - 60
+        connection._send_request(1.0, 1.0)  # it owes nothing
+        client._pending.append((GetData("/", None), None, 1))
+        connection._silent_since = time.monotonic() - 60
+        with pytest.raises(ConnectionDropped, match="no answer for"):
+            connection._send_request(1.0, 1.0)
+
+
+def test_server_that_was_restored_to_an_older_state_is_accepted_in_the_end(client: Any) -> None:
+    client.last_zxid = 1 << 60
+    client._connection._refused_since = time.monotonic() - 3600
+    states: list[str] = []
+    client.add_listener(states.append)
+    client._call(_CONNECTION_DROP, client.handler.async_result())
+    wait_for(lambda: KazooState.CONNECTED in states, what="a connection to the older server")
+    assert client.get_children("/") is not None
 
 
 def test_pending_requests_end_with_an_error(client: Any) -> None:

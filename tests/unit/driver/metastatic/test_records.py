@@ -53,6 +53,14 @@ def test_record_assigns_each_slot_to_one_node() -> None:
     assert not backing.isEmpty()
 
 
+def test_backing_node_that_is_being_released_gets_no_node() -> None:
+    book, backing = SlotBook(), record(2)
+    book.add(backing)
+    assert book.find_free("small") is backing
+    backing.releasing = True
+    assert book.find_free("small") is None
+
+
 @pytest.mark.spec("MST-3: user_data is JSON text that release 11.0.0 can read")
 def test_user_data_can_be_read_by_11_0_0() -> None:
     backing = record(3)
