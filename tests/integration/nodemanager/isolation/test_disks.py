@@ -104,6 +104,11 @@ def test_full_at_quota(bench: Bench, kib: int) -> None:
     assert bench.disks.usage("alice") < MIB
 
 
+def test_devices_and_set_user_id_files_have_no_effect_on_the_disk(bench: Bench) -> None:
+    flags = os.statvfs(bench.make("alice", 8192)).f_flag
+    assert flags & os.ST_NOSUID and flags & os.ST_NODEV
+
+
 @pytest.mark.slow
 @pytest.mark.spec("NM-C.3: a disk of its own; create and mount <= 6 ms at the median")
 def test_disk_is_created_and_mounted_within_6_ms(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from nodepool.nodemanager.limits import cgroups
 from nodepool.nodemanager.limits.cgroups import Cgroups, detect
 from nodepool.nodemanager.limits.cgroups import files as cgroup_files
+from nodepool.nodemanager.limits.cgroups import kill as cgroup_kill
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place
 from nodepool.nodemanager.limits.cores import Cores
@@ -138,6 +140,85 @@ def test_v2_memory_below_use_is_refused(tree: pathlib.Path) -> None:
     with pytest.raises(CgroupError, match="300 MiB are in use"):
         groups.apply("alice", {"nm_mem_limit": 100, "nm_pids_max": 20})
     assert content(group, "memory.max", "memory.high", "pids.max") == [str(512 << 20), "max", "10"]
+
+
+def test_refused_memory_limit_changes_no_other_limit(tree: pathlib.Path) -> None:
+    places = [Place("v2", tree / "other", frozenset({"cpu", "cpuset", "pids", "io", "freezer"}), tree / "other"),
+              Place("v2", tree / "memory", frozenset({"memory"}), tree / "memory")]  # fmt: skip
+    for place in places:
+        place.mount.mkdir()
+        cgroup_v2.made(place.mount)
+    groups = Imitated(places, "ours", processors=8)
+    groups.create("alice", {"nm_mem_limit": 512, "nm_pids_max": 10, "nm_cpu_cores": 2})
+    memory, other = (next(tree.glob(f"{name}/ours/**/alice.sliver")) for name in ("memory", "other"))
+    before = content(other, "pids.max", "cpuset.cpus")
+    (memory / "memory.current").write_text(str(300 << 20))
+    (memory / "memory.reclaim").write_text("")
+    with pytest.raises(CgroupError, match="300 MiB are in use"):
+        groups.apply("alice", {"nm_mem_limit": 100, "nm_pids_max": 20, "nm_cpu_cores": 6})
+    assert content(other, "pids.max", "cpuset.cpus") == before
+    groups.create("bob", {"nm_cpu_cores": 5})
+
+
+def test_tree_that_others_removed_is_created_again(tree: pathlib.Path) -> None:
+    groups = service(tree)
+    groups.create("alice", {})
+    groups.remove("alice")
+    shutil.rmtree(tree / "ours")
+    groups.create("bob", {"nm_pids_max": 10})
+    assert content(tree / "ours" / "besteffort" / "bob.sliver", "pids.max") == ["10"]
+
+
+def test_processes_that_start_during_a_move_are_moved_too(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, write, moved = service(tree), cgroups.write, []
+    groups.create("alice", {})
+    old = tree / "ours" / "besteffort" / "alice.sliver" / "cgroup.procs"
+    old.write_text("10\n11")
+    later = ["12", "13"]
+
+    def move(path: pathlib.Path, pid: int) -> None:
+        moved.append(pid)
+        left = [each for each in old.read_text().split() if each != str(pid)]
+        old.write_text("\n".join(left + ([later.pop()] if later else [])))
+        write(path, pid)
+
+    monkeypatch.setattr(cgroups, "write", move)
+    groups.apply("alice", {"nm_cpu_guaranteed_share": 200})
+    assert sorted(moved) == [10, 11, 12, 13]
+
+
+def test_frozen_sliver_is_frozen_after_a_move(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, write = service(tree), cgroup_v2.write
+    groups.create("alice", {})
+    (tree / "ours" / "besteffort" / "alice.sliver" / "cgroup.freeze").write_text("1")
+
+    def freeze(path: pathlib.Path, value: object) -> None:
+        write(path, value)
+        if path.name == "cgroup.freeze":
+            path.with_name("cgroup.events").write_text(f"populated 0\nfrozen {value}\n")
+
+    monkeypatch.setattr(cgroup_v2, "write", freeze)
+    groups.apply("alice", {"nm_cpu_guaranteed_share": 200})
+    assert content(tree / "ours" / "alice.sliver", "cgroup.freeze") == ["1"]
+
+
+def test_sliver_that_cannot_be_frozen_continues(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup_v2, "FREEZE_TIMEOUT", 0.05)
+    groups = service(tree)
+    groups.create("alice", {})
+    with pytest.raises(CgroupError, match="not frozen after"):
+        groups.freeze("alice", True)
+    assert content(tree / "ours" / "besteffort" / "alice.sliver", "cgroup.freeze") == ["0"]
+
+
+def test_process_that_has_the_id_of_one_that_ended_is_not_killed(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        found = [[other.pid]]
+        monkeypatch.setattr(cgroup_kill, "processes", lambda _group: found.pop() if found else [])
+        group = (Place("v1", tree, frozenset(), tree), tree)
+        cgroup_kill.kill(lambda: [group], lambda: None, "alice", 10)
+        assert not found and other.poll() is None
+        other.kill()
 
 
 def test_v2_what_is_there_is_found_again(tree: pathlib.Path) -> None:
