@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -100,6 +102,7 @@ class Held:
         self.returned = threading.Event()
         self.error: NodepoolError | None = None
         self.notes: dict[str, str] = {}
+        self.stopping = threading.Event()
 
     def changes(self) -> list[Any]:
         return []
@@ -145,6 +148,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(lease: Any, adopted: bool = True, job: str = "", finished: bool = False) -> tuple[Runner, Forge]:
         forge, stopping = Forge(), threading.Event()
+        lease.stopping = stopping
         pool = NoLeases("http://127.0.0.1:9")
         monkeypatch.setattr(pool, "lease", lambda *_args, **_options: lease)
         made = Fleet(Kind("set", "noble", most=5), forge, lambda _name: pool, stopping)
@@ -303,6 +307,64 @@ def test_program_that_the_forge_may_need_is_kept(
     lease = watched(clock, word, 20)
     runner, forge = live(lease)
     assert (runner.fleet.done, runner.fleet.failures, forge.calls) == (1, 0, [])
+
+
+def test_runner_that_has_just_got_a_job_is_not_stopped_as_idle(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(Forge, "remove", lambda self, _name: self.calls.append("remove"))  # it has a job
+    lease = watched(clock, "idle", 24)
+    runner, forge = live(lease)
+    assert forge.calls == ["remove"] and not any("pkill" in script for script in lease.scripts)
+    assert (runner.fleet.done, runner.had_job) == (1, True)
+
+
+def test_job_continues_while_the_daemon_is_restarted(live: Any) -> None:
+    lease = Held("busy", "busy", "busy")
+    answer = lease.run
+
+    def run(script: str, **options: Any) -> Done:
+        if len(lease.answers) == 1:
+            lease.stopping.set()
+        return answer(script, **options)
+
+    vars(lease)["run"] = run
+    _runner, forge = live(lease)
+    assert forge.calls == [] and not lease.returned.is_set() and not any("rm -rf" in script for script in lease.scripts)
+
+
+def test_secret_of_a_runner_is_for_its_user_only(live: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    lease = Held()
+
+    def run(script: str, input: bytes = b"", **_options: Any) -> Done:
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        done = subprocess.run(
+            ["sh", "-c", f"umask 022; {script}"], input=input, env=environment, capture_output=True, check=False, timeout=60
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    vars(lease)["run"] = run
+    monkeypatch.setattr(Forge, "script", "stat -c %a secret . > ../modes")
+    runner, _forge = live(lease, adopted=False)
+    assert (runner.fleet.done, (tmp_path / ".nodepool-runner/modes").read_text().split()) == (1, ["600", "700"])
+
+
+@pytest.mark.parametrize("failed, started", [(True, 0), (False, 1)])
+def test_runners_that_fail_are_started_after_a_pause_and_one_at_a_time(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, failed: bool, started: int
+) -> None:
+    searched = threading.Event()
+    monkeypatch.setattr(NoLeases, "leases", lambda *_args, **_options: searched.set() or [])
+    if failed:
+        fleet.failed("the runner cannot be started")
+    else:
+        fleet.broken.count = 1  # the pause is over
+    fleet.need(3)
+    assert searched.wait(20)
+    fleet.stopping.set()
+    fleet.need(3)
+    wait_for(lambda: not any(thread.name == "fleet-main/noble" for thread in threading.enumerate()), what="the end of the fleet")
+    assert len(fleet.runners()) == started
 
 
 def watched(clock: list[float], word: str, checks: int) -> Held:
