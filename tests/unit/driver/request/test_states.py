@@ -266,6 +266,24 @@ def test_end_that_may_not_be_written_is_not_tried_again_at_once() -> None:
     assert world.sent == [] and world.pool.outcomes == [Outcome(How.DROPPED, NOT_ALLOWED)]
 
 
+def test_request_whose_lock_is_lost_is_not_written_again() -> None:
+    world = World(0, 1)
+    for event in ("run", "ok", "room", "run"):
+        happen(world, event)
+    assert world.handler.accepted and len(world.sent) == 1
+    world.sent.pop(0)[1](None, TransactionFailed(0, NoNodeError(), world.handler.request.lock.path))
+    world.steps()
+    assert world.sent == [] and world.pool.outcomes == [Outcome(How.DROPPED)]
+
+
+def test_capacity_of_nodes_that_were_not_created_is_offered_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, released = World(9, 0), Mock()
+    monkeypatch.setattr(world.pool, "promise_released", released)
+    happen(world, "run")
+    happen(world, "version")
+    assert released.call_count == 1
+
+
 @given(st.lists(EVENTS, max_size=40), st.integers(0, 2), st.integers(0, 3))
 def test_any_order_of_events(events: list[str], room: int, ready: int) -> None:
     world = World(room, ready)

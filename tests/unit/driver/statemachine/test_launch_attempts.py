@@ -10,13 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kazoo.exceptions import ConnectionLoss
 
 from nodepool.base.clock import SYSTEM
 from nodepool.base.problems import LabelProblems
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.driver.statemachine.model import StateMachine
+from nodepool.exceptions import QuotaException
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.locks import LockHandle
 from tests.conftest import wait_for
 
 
@@ -164,3 +167,46 @@ def test_who_sees_the_end_of_a_launch_knows_that_it_is_to_be_written(manager: Ma
     launcher.node = node
     launcher._end(state, None, save=True)
     assert node.seen == (state, True)
+
+
+class Short(StateMachine):
+    """A machine that was created before the quota refused the rest."""
+
+    def advance(self) -> None:
+        self.external_id = "i-1"
+        raise QuotaException("no address left")
+
+
+def test_machine_that_exists_when_the_quota_refuses_the_rest_is_known_for_its_deletion(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "invalidateQuotaCache", lambda: None, raising=False)
+    monkeypatch.setattr(manager, "refusals", SimpleNamespace(failed=lambda *_args, **_options: None), raising=False)
+    monkeypatch.setattr(manager.adapter, "healthy", Short())
+    launcher = manager.launch("good")
+    wait_for(lambda: launcher.complete)
+    assert (launcher.node.state, launcher.node.external_id) == (zk.ABORTED, "i-1")
+
+
+def test_id_of_a_machine_is_written_again_if_zookeeper_did_not_take_it(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def submit(txn: Any, then: Any) -> None:
+        written.append(txn.record)
+        then(None, ConnectionLoss()) if len(written) == 1 else then([], None)
+
+    class Transaction(SimpleNamespace):
+        def check(self, _path: str) -> None: ...
+
+        def set(self, _path: str, _data: bytes, tree: Any, record: zk.Node) -> None:
+            self.record = record.external_id
+
+    monkeypatch.setattr("nodepool.driver.statemachine.launcher.Txn", lambda _client: Transaction())
+    launcher = manager.launch("good")
+    wait_for(lambda: manager.adapter.healthy.passes)
+    client = {"kazoo_client": None, "node_tree": None, "_nodePath": str, "writer": SimpleNamespace(submit=submit)}
+    vars(launcher.zk).update(client)
+    launcher.node.lock = LockHandle("/lock", "/lock/1", 1)
+    manager.adapter.healthy.external_id = "i-1"
+    launcher.wake()
+    wait_for(lambda: written == ["i-1", "i-1"], what="the second attempt")
