@@ -475,6 +475,7 @@ def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> No
         pass
 
 
+@pytest.mark.core
 @pytest.mark.spec("BLD-17: the record was dropped as abandoned, and the image may be deleted as leaked: both are made again")
 def test_upload_whose_record_was_dropped_is_repeated(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
