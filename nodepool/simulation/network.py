@@ -19,8 +19,6 @@ from nodepool.simulation.kernel import Kernel, Process, Task, current
 
 #: Descriptors of simulated files start here, far above those of real ones.
 FIRST_DESCRIPTOR = 1_000_000
-#: Seconds until the other side of a cut connection learns about it, if it does not send anything.
-RESET_DELAY = 0.001
 
 Address = tuple[str, int]
 
@@ -194,7 +192,7 @@ class _Reader(io.RawIOBase):
 
 
 class Connection:
-    """Between a client and a service; faults are injected here.
+    """Between a client and a service.
 
     :param receive: called with data that have arrived at the service.
     :param lost: called when the service's end has broken.
@@ -208,8 +206,6 @@ class Connection:
         self.lost: Callable[[], None] = lambda: None
         self.socket = Socket(network.files, self._to_service, self._client_closed)
         self.open = True
-        self.muted = False
-        self._stalled: list[tuple[str, Any]] | None = None
         self._last = {"service": 0.0, "client": 0.0}
         #: Bytes that arrive next, at the time of ``_last``; more may be added.
         self._joined: dict[str, bytearray | None] = {"service": None, "client": None}
@@ -235,18 +231,15 @@ class Connection:
     def _arrive(self, side: str, what: Any) -> None:
         if what is self._joined[side]:
             self._joined[side] = None
-        if self._stalled is not None:
-            self._stalled.append((side, what))
-        elif side == "service":
+        if side == "service":
             if what is None:
                 self._service_lost()
             elif self.open:
                 self.receive(bytes(what))
-        elif not self.muted:
-            if isinstance(what, bytearray):
-                self.socket.deliver(what)
-            else:
-                self.socket.end(what)
+        elif isinstance(what, bytearray):
+            self.socket.deliver(what)
+        else:
+            self.socket.end(what)
 
     def _to_service(self, data: bytes) -> None:
         self._later("service", data)
@@ -270,32 +263,6 @@ class Connection:
         self.network.connections.pop(self, None)
         self._later("client", None)
 
-    # -- faults
-
-    def cut(self) -> None:
-        """Break it: data under way are lost in both directions."""
-        self._stalled = [] if self._stalled is None else self._stalled
-        kernel = self.network.kernel
-        reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
-        kernel.call_at(kernel.now + RESET_DELAY, lambda: self.socket.end(reset))
-        kernel.call_at(kernel.now + RESET_DELAY, self._service_lost)
-
-    def mute(self) -> None:
-        """Lose all answers from now on.
-
-        The service executes requests of the client, and the client does not learn of it.
-        """
-        self.muted = True
-
-    def stall(self) -> None:
-        """Hold everything back."""
-        self._stalled = [] if self._stalled is None else self._stalled
-
-    def unstall(self) -> None:
-        stalled, self._stalled = self._stalled or [], None
-        for side, what in stalled:
-            self._arrive(side, what)
-
 
 class Network:
     """All connections between processes.
@@ -304,6 +271,8 @@ class Network:
     :param mean: seconds that it takes longer, on average.
     """
 
+    connection_class = Connection
+
     def __init__(self, kernel: Kernel, shortest: float = 0.0002, mean: float = 0.001) -> None:
         self.kernel = kernel
         self.files = Files()
@@ -311,8 +280,6 @@ class Network:
         self._mean = mean
         self._services: dict[Address, Callable[[Connection], None]] = {}
         self.connections: dict[Connection, None] = {}
-        #: Processes without a network.
-        self.isolated: dict[Process, None] = {}
 
     def latency(self) -> float:
         return self._shortest + (self.kernel.random.expovariate(1 / self._mean) if self._mean else 0.0)
@@ -320,31 +287,15 @@ class Network:
     def serve(self, address: Address, accept: Callable[[Connection], None]) -> None:
         self._services[address] = accept
 
-    def isolate(self, process: Process) -> None:
-        """Take a process off the network: nothing arrives, and connecting times out."""
-        self.isolated[process] = None
-        for connection in self.connections:
-            if connection.client is process:
-                connection.stall()
-
-    def rejoin(self, process: Process) -> None:
-        self.isolated.pop(process, None)
-        for connection in list(self.connections):
-            if connection.client is process:
-                connection.unstall()
-
     # -- the functions of the standard library
 
     def create_connection(self, address: Address, timeout: float | None = None, *_more: object, **_named: object) -> Socket:
         kernel, process = self.kernel, self.kernel.running_process
         kernel.sleep(2 * self.latency())
-        if process in self.isolated:
-            kernel.sleep(timeout if isinstance(timeout, (int, float)) else 60.0)
-            raise TimeoutError("timed out")
         accept = self._services.get((address[0], address[1]))
         if accept is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-        connection = Connection(self, process, address)
+        connection = self.connection_class(self, process, address)
         self.connections[connection] = None
         accept(connection)
         return connection.socket

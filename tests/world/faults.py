@@ -11,9 +11,9 @@ from nodepool.simulation.zookeeper import ADDRESS
 from tests.world.hosts import hosts
 
 if TYPE_CHECKING:
-    from nodepool.simulation.network import Connection
     from tests.world.builders import Builder
     from tests.world.cloud import Cloud
+    from tests.world.faulty import FaultyConnection
     from tests.world.openstack import OpenStack
     from tests.world.world import Launcher, World
     from tests.world.zuul import Zuul
@@ -110,7 +110,7 @@ def isolate_process(world: World, fault: Fault, victim: Launcher | Builder | Zuu
     _later(world, fault, rejoin)
 
 
-def _connection(world: World, fault: Fault) -> Connection | None:
+def _connection(world: World, fault: Fault) -> FaultyConnection | None:
     connections = list(world.network.connections)
     return connections[int(fault.pick * len(connections))] if connections else None
 

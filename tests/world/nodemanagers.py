@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from nodepool.nodemanager.client import xml_rpc
 from nodepool.simulation.kernel import EPOCH, Kernel
-from nodepool.simulation.network import Connection, Network
 from tests.world import faults
+from tests.world.faulty import FaultyConnection, FaultyNetwork
 
 if TYPE_CHECKING:
     from tests.world.observer import Observer
@@ -106,7 +106,7 @@ class Host:
     :param slots: slivers that it has room for.
     """
 
-    def __init__(self, name: str, slots: int, kernel: Kernel, network: Network, observer: Observer) -> None:
+    def __init__(self, name: str, slots: int, kernel: Kernel, network: FaultyNetwork, observer: Observer) -> None:
         self.name = name
         self.slots = slots
         self._kernel = kernel
@@ -140,7 +140,7 @@ class Host:
 
     # -- faults
 
-    def _connections(self) -> list[Connection]:
+    def _connections(self) -> list[FaultyConnection]:
         return [connection for connection in self._network.connections if connection.address == (self.name, PORT)]
 
     def disconnect(self) -> None:
@@ -177,7 +177,7 @@ class Host:
 
     # -- the server
 
-    def _accept(self, connection: Connection) -> None:
+    def _accept(self, connection: FaultyConnection) -> None:
         received = bytearray()
         connection.receive = lambda data: self._receive(connection, received, data)
         if self.down:
@@ -185,7 +185,7 @@ class Host:
         elif self.unreachable:
             connection.stall()
 
-    def _receive(self, connection: Connection, received: bytearray, data: bytes) -> None:
+    def _receive(self, connection: FaultyConnection, received: bytearray, data: bytes) -> None:
         received += data
         head, _, body = bytes(received).partition(b"\r\n\r\n")
         length = re.search(rb"Content-Length: ([0-9]+)", head)
@@ -200,7 +200,7 @@ class Host:
         else:
             self._kernel.call_at(now + delay, lambda: self._call(connection, method, arguments, life))
 
-    def _call(self, connection: Connection, method: str, arguments: tuple[Any, ...], life: int) -> None:
+    def _call(self, connection: FaultyConnection, method: str, arguments: tuple[Any, ...], life: int) -> None:
         if life != self._life:
             return
         try:
@@ -210,7 +210,7 @@ class Host:
         else:
             self._answer(connection, xml_rpc.response(1 if result is None else result))
 
-    def _wait(self, connection: Connection, name: str, state: str, until: float, life: int) -> None:
+    def _wait(self, connection: FaultyConnection, name: str, state: str, until: float, life: int) -> None:
         if life != self._life or not connection.open:
             return
         sliver = self.slivers.get(name)
@@ -222,7 +222,7 @@ class Host:
         else:
             self._kernel.call_at(self._kernel.now + 0.05, lambda: self._wait(connection, name, state, until, life))
 
-    def _answer(self, connection: Connection, body: bytes) -> None:
+    def _answer(self, connection: FaultyConnection, body: bytes) -> None:
         if self._kernel.random.random() >= self.lost_answer:
             connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
 

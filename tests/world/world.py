@@ -17,11 +17,11 @@ from typing import Any
 
 from nodepool.simulation import install
 from nodepool.simulation.kernel import Kernel, Process, SimulationError
-from nodepool.simulation.network import Network
 from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
 from tests.world import builders, capacity, faults, history, hosts, lines, nodemanagers, operators
 from tests.world.cloud import Cloud
 from tests.world.explain import Explainer
+from tests.world.faulty import FaultyNetwork
 from tests.world.history import History
 from tests.world.observer import Observer
 from tests.world.openstack import OpenStack
@@ -215,7 +215,7 @@ class World:
         self.kernel.on_busy_loop = self._busy
         #: How often threads have read the clock many times without waiting.
         self._busy_loops: Counter[str] = Counter()
-        self.network = Network(self.kernel, mean=scenario.latency)
+        self.network = FaultyNetwork(self.kernel, mean=scenario.latency)
         install.begin(self.kernel, self.network)
         lines.begin()
         builders.begin()

@@ -9,8 +9,8 @@ import pytest
 
 from nodepool.simulation import kernel as kernels
 from nodepool.simulation.kernel import Kernel, SimulationError
-from nodepool.simulation.network import Connection, Network
 from nodepool.simulation.sync import Lock, RLock
+from tests.world.faulty import FaultyConnection, FaultyNetwork
 
 
 @pytest.fixture
@@ -159,13 +159,13 @@ def test_run_is_given_up_after_its_time(start: Callable[..., Kernel]) -> None:
 class Echo:
     """A service that remembers what it gets, and sends it back."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: FaultyNetwork) -> None:
         self.received: list[bytes] = []
-        self.connections: list[Connection] = []
+        self.connections: list[FaultyConnection] = []
         self.lost = 0
         network.serve(("echo", 7), self._accept)
 
-    def _accept(self, connection: Connection) -> None:
+    def _accept(self, connection: FaultyConnection) -> None:
         self.connections.append(connection)
 
         def receive(data: bytes) -> None:
@@ -179,10 +179,10 @@ class Echo:
 
 
 @pytest.fixture
-def talk(start: Callable[..., Kernel]) -> Callable[[Callable[[Any, Echo, Kernel, Network], Any]], Any]:
-    def run(conversation: Callable[[Any, Echo, Kernel, Network], Any]) -> Any:
+def talk(start: Callable[..., Kernel]) -> Callable[[Callable[[Any, Echo, Kernel, FaultyNetwork], Any]], Any]:
+    def run(conversation: Callable[[Any, Echo, Kernel, FaultyNetwork], Any]) -> Any:
         kernel = start()
-        network = Network(kernel)
+        network = FaultyNetwork(kernel)
         echo = Echo(network)
         return kernel.run(lambda: conversation(network.create_connection(("echo", 7), 5.0), echo, kernel, network))
 
@@ -190,7 +190,7 @@ def talk(start: Callable[..., Kernel]) -> Callable[[Callable[[Any, Echo, Kernel,
 
 
 def test_bytes_arrive_in_order_after_the_latency(talk: Any) -> None:
-    def conversation(socket: Any, _echo: Echo, kernel: Kernel, _network: Network) -> tuple[bytes, bool]:
+    def conversation(socket: Any, _echo: Echo, kernel: Kernel, _network: FaultyNetwork) -> tuple[bytes, bool]:
         before, found = kernel.now, b""
         for number in range(10):
             socket.send(b"%d" % number)
@@ -202,7 +202,7 @@ def test_bytes_arrive_in_order_after_the_latency(talk: Any) -> None:
 
 
 def test_cut_connection_breaks_both_ends(talk: Any) -> None:
-    def conversation(socket: Any, echo: Echo, kernel: Kernel, _network: Network) -> int:
+    def conversation(socket: Any, echo: Echo, kernel: Kernel, _network: FaultyNetwork) -> int:
         echo.connections[0].cut()
         with pytest.raises(ConnectionResetError):
             socket.recv(1)
@@ -213,7 +213,7 @@ def test_cut_connection_breaks_both_ends(talk: Any) -> None:
 
 
 def test_muted_connection_loses_answers_only(talk: Any) -> None:
-    def conversation(socket: Any, echo: Echo, _kernel: Kernel, _network: Network) -> list[bytes]:
+    def conversation(socket: Any, echo: Echo, _kernel: Kernel, _network: FaultyNetwork) -> list[bytes]:
         echo.connections[0].mute()
         socket.settimeout(3.0)
         socket.send(b"x")
@@ -225,7 +225,7 @@ def test_muted_connection_loses_answers_only(talk: Any) -> None:
 
 
 def test_isolated_process_is_heard_when_it_is_back(talk: Any) -> None:
-    def conversation(socket: Any, echo: Echo, kernel: Kernel, network: Network) -> bytes:
+    def conversation(socket: Any, echo: Echo, kernel: Kernel, network: FaultyNetwork) -> bytes:
         network.isolate(kernel.outside)
         socket.send(b"x")
         kernel.sleep(10.0)
@@ -240,7 +240,7 @@ def test_isolated_process_is_heard_when_it_is_back(talk: Any) -> None:
 
 
 def test_connection_without_listener_is_refused(talk: Any) -> None:
-    def conversation(_socket: Any, _echo: Echo, _kernel: Kernel, network: Network) -> None:
+    def conversation(_socket: Any, _echo: Echo, _kernel: Kernel, network: FaultyNetwork) -> None:
         with pytest.raises(ConnectionRefusedError):
             network.create_connection(("echo", 8))
 

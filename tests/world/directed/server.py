@@ -86,12 +86,12 @@ def simulated(item: pytest.Item) -> list[Any]:
 
     from nodepool.simulation import install
     from nodepool.simulation.kernel import Kernel
-    from nodepool.simulation.network import Network
     from nodepool.simulation.zookeeper import ZooKeeper
     from tests.world.directed import world
+    from tests.world.faulty import FaultyNetwork
 
     kernel = Kernel(zlib.crc32(item.nodeid.encode()))
-    network = Network(kernel)
+    network = FaultyNetwork(kernel)
     install.begin(kernel, network)
     world.current = world.World(kernel, network, ZooKeeper(kernel, network))
 

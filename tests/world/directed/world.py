@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodepool.simulation.kernel import Kernel
-from nodepool.simulation.network import Network
 from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
 from tests.conftest import Chroot
 from tests.support.launcher import LauncherBench
+from tests.world.faulty import FaultyNetwork
 
 
 @dataclass
 class World:
     kernel: Kernel
-    network: Network
+    network: FaultyNetwork
     zookeeper: ZooKeeper
 
 

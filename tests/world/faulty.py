@@ -1,0 +1,86 @@
+"""A simulated network whose connections break, lose answers or stall."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from nodepool.simulation.kernel import Kernel, Process
+from nodepool.simulation.network import Address, Connection, Network, Socket
+
+#: Seconds until the other side of a cut connection learns about it, if it does not send anything.
+RESET_DELAY = 0.001
+
+
+class FaultyConnection(Connection):
+    """A connection that faults are injected into."""
+
+    def __init__(self, network: Network, client: Process, address: Address) -> None:
+        super().__init__(network, client, address)
+        self.muted = False
+        self._stalled: list[tuple[str, Any]] | None = None
+
+    def _arrive(self, side: str, what: Any) -> None:
+        if self._stalled is not None:
+            if what is self._joined[side]:
+                self._joined[side] = None
+            self._stalled.append((side, what))
+        elif side == "service" or not self.muted:
+            super()._arrive(side, what)
+        elif what is self._joined[side]:
+            self._joined[side] = None
+
+    def cut(self) -> None:
+        """Break it: data under way are lost in both directions."""
+        self.stall()
+        kernel = self.network.kernel
+        reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        kernel.call_at(kernel.now + RESET_DELAY, lambda: self.socket.end(reset))
+        kernel.call_at(kernel.now + RESET_DELAY, self._service_lost)
+
+    def mute(self) -> None:
+        """Lose all answers from now on.
+
+        The service executes requests of the client, and the client does not learn of it.
+        """
+        self.muted = True
+
+    def stall(self) -> None:
+        """Hold everything back."""
+        self._stalled = [] if self._stalled is None else self._stalled
+
+    def unstall(self) -> None:
+        stalled, self._stalled = self._stalled or [], None
+        for side, what in stalled:
+            self._arrive(side, what)
+
+
+class FaultyNetwork(Network):
+    """A network that processes can lose."""
+
+    connection_class = FaultyConnection
+    connections: dict[FaultyConnection, None]  # type: ignore[assignment]
+
+    def __init__(self, kernel: Kernel, shortest: float = 0.0002, mean: float = 0.001) -> None:
+        super().__init__(kernel, shortest, mean)
+        #: Processes without a network.
+        self.isolated: dict[Process, None] = {}
+
+    def isolate(self, process: Process) -> None:
+        """Take a process off the network: nothing arrives, and connecting times out."""
+        self.isolated[process] = None
+        for connection in self.connections:
+            if connection.client is process:
+                connection.stall()
+
+    def rejoin(self, process: Process) -> None:
+        self.isolated.pop(process, None)
+        for connection in list(self.connections):
+            if connection.client is process:
+                connection.unstall()
+
+    def create_connection(self, address: Address, timeout: float | None = None, *_more: object, **_named: object) -> Socket:
+        if self.kernel.running_process in self.isolated:
+            self.kernel.sleep(timeout if isinstance(timeout, (int, float)) else 60.0)
+            raise TimeoutError("timed out")
+        return super().create_connection(address, timeout)
