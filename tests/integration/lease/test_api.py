@@ -453,6 +453,22 @@ def test_poll_of_a_held_lease_is_answered_when_it_is_returned(api: Api) -> None:
     assert time.monotonic() - began < limit(20)
 
 
+def test_poll_is_answered_although_its_lease_changed_before_it_waited(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, waiting = api.token(), api.actions.waiting
+    path, park = f"/leases/{api.call('POST', '/leases', NEW, token).content['id']}", waiting.park
+
+    def park_late(later: Any, resume: Any) -> bool:
+        assert api.call("DELETE", path, token=token).status == 204
+        wait_for(lambda: Leases(api.launcher.zk).get(later.lease_id) is None, what="the end of the lease")
+        return park(later, resume)
+
+    monkeypatch.setattr(waiting, "park", park_late)
+    with ThreadPoolExecutor(1) as executor:
+        poll = executor.submit(api.call, "GET", f"{path}?wait=30&state=held", token=token)
+        wait_for(poll.done, what="the answer")
+        assert poll.result().status == 410
+
+
 def test_limits_of_a_token_are_kept(api: Api) -> None:
     token = api.token(labels=("fake-*",), longest=7200.0, tenant="acme", per_owner=2)
     lease = api.call("POST", "/leases", NEW, token).content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -101,6 +102,14 @@ def test_output_input_and_status_are_relayed(lease: Lease) -> None:
     assert (done.status, done.stdout, done.stderr) == (3, b"\0\xff" * 20000, b"error\n")
     assert lease.run("kill -9 $$").status == 137
     assert lease.run("echo $((1+1))", check=True).stdout == b"2\n"
+
+
+def test_call_is_answered_as_soon_as_its_program_runs(lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "START", 20.0)
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        done = executor.submit(lease.run, "true", timeout=30)
+        wait_for(done.done, what="the end of the program")
+        assert done.result().status == 0
 
 
 def test_large_output_arrives_completely(lease: Lease) -> None:

@@ -449,6 +449,9 @@ def test_directory_of_somebody_else_is_refused(tmp_path: pathlib.Path, monkeypat
         Pools({"url": "http://127.0.0.1:1"}, "test").open()
     (tmp_path / "run").unlink()
     (tmp_path / "run" / "999999999").mkdir(parents=True)
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="belongs to somebody else"):
+        patch.setattr("os.getuid", lambda: 4000000)
+        Pools({"url": "http://127.0.0.1:1"}, "test").open()
     pools = Pools({"url": "http://127.0.0.1:1"}, "test")
     pools.open()
     [folder] = (tmp_path / "run").iterdir()

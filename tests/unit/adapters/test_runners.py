@@ -312,7 +312,7 @@ def test_program_that_the_forge_may_need_is_kept(
 def test_runner_that_has_just_got_a_job_is_not_stopped_as_idle(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(Forge, "remove", lambda self, _name: self.calls.append("remove"))  # it has a job
+    monkeypatch.setattr(Forge, "remove", lambda self, _name: bool(self.calls.append("remove")))  # False: it has a job
     lease = watched(clock, "idle", 24)
     runner, forge = live(lease)
     assert forge.calls == ["remove"] and not any("pkill" in script for script in lease.scripts)

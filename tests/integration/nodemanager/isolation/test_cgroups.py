@@ -484,6 +484,17 @@ def test_a_process_that_joins_while_others_are_killed(each_bench: Bench, monkeyp
     assert joined and late.wait(10) == -signal.SIGKILL
 
 
+def test_process_that_has_joined_one_hierarchy_only_is_killed(bench: Bench) -> None:
+    (group,) = bench.cgroups.create("alice", {})[:1]
+    if len({place.kind for place in bench.cgroups._places}) == 1:
+        pytest.skip("this host has hierarchies of one version only, whose kill reaches all of their processes")
+    process = subprocess.Popen(["sleep", "1000"])
+    bench.processes.append(process)
+    (pathlib.Path(group) / "cgroup.procs").write_text(str(process.pid))
+    bench.cgroups.kill("alice", 5)
+    assert process.wait(10) == -signal.SIGKILL
+
+
 @pytest.mark.spec("NM-B.4: whole cores; processes that run follow at once")
 def test_reserved_cores_apply_to_running_processes(bench: Bench) -> None:
     need(bench, "cpuset")

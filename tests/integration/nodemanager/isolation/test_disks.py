@@ -405,6 +405,8 @@ def test_a_link_in_place_of_the_image_is_not_followed(bench: Bench, tmp_path: pa
     bench.disks.image("alice").symlink_to(victim)
     with pytest.raises(DiskError):
         bench.disks.mount("alice", str(target))
+    with pytest.raises(DiskError):
+        bench.disks.resize("alice", 128)
     assert victim.read_bytes() == b"\0" * 65536
 
 
