@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tests import REPOSITORY
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """
-    :param module: in which text is replaced; it has to be there once.
-    :param found_by: the first seed of the world with a violation, or the id of a test that fails.
-    """
-
-    module: str
-    old: str
-    new: str
-    found_by: int | str
-
+from tests.world.guards import GUARDS
+from tests.world.mutation import Mutation
 
 _LIFE, _WRITES, _ENGINE = (f"nodepool.driver.request.{name}" for name in ("life", "writes", "engine"))
 _CLEANUP, _RECONCILER = "nodepool.launcher.cleanup", "nodepool.launcher.nodes.reconciler"
@@ -50,6 +37,7 @@ _UPLOADS = "tests/integration/builder/test_uploads.py::"
 _LEAK_TESTS = "tests/unit/driver/openstack/test_leaks.py::"
 
 MUTATIONS: dict[str, Mutation] = {
+    **GUARDS,
     # -- the ten of the study that the simulation began with
     "writes-ignore-versions": Mutation(
         "nodepool.zk.writer",

@@ -13,6 +13,7 @@ import pytest
 
 from tests import REPOSITORY
 from tests.conftest import load_tool
+from tests.world.guards import GUARDS
 
 SOURCE = """
 def write(txn, tree, node, waiting, age):
@@ -132,3 +133,12 @@ def test_results_are_kept_for_the_next_run(tool: Any, tmp_path: pathlib.Path) ->
 
 def test_tests_that_are_measured_exist(tool: Any) -> None:
     assert all((REPOSITORY / test).is_dir() for test in tool.TESTS)
+
+
+def test_planted_defects_are_mutants_with_the_test_that_finds_them(tool: Any) -> None:
+    found = {mutant.kind: (mutant, tests) for mutant, tests in tool.listed("nodepool/lease").items()}
+    mutant, tests = found["ended-leases-get-certificates"]
+    text = (REPOSITORY / mutant.path).read_text()
+    assert text[mutant.start : mutant.end] == GUARDS[mutant.kind].old and mutant.new == GUARDS[mutant.kind].new
+    assert tests == [GUARDS[mutant.kind].found_by]
+    assert {mutant.path.rpartition("/")[0] for mutant, _tests in found.values()} == {"nodepool/lease"}

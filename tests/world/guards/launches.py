@@ -1,0 +1,98 @@
+"""Launches, and the connection to ZooKeeper."""
+
+from __future__ import annotations
+
+from tests.world.mutation import Mutation
+
+#: Modules.
+_IN_LIFE = "nodepool.driver.request.life"
+_IN_WRITES = "nodepool.driver.request.writes"
+_IN_LAUNCHER = "nodepool.driver.statemachine.launcher"
+_IN_PROTOCOL = "nodepool.zk.connection.protocol"
+#: Files of tests.
+_PROTOCOL = "tests/integration/zk/test_protocol.py::"
+_STATES = "tests/unit/driver/request/test_states.py::"
+_ATTEMPTS = "tests/unit/driver/statemachine/test_launch_attempts.py::"
+
+GUARDS: dict[str, Mutation] = {
+    # -- ZooKeeper, builder, commands
+    "counters-of-lagging-servers-count": Mutation(
+        "nodepool.zk.cluster",
+        "        kazoo.sync_async(paths.NODES).get(timeout=TIMEOUT)\n",
+        "",
+        "tests/integration/zk/test_cluster.py::test_counter_of_a_server_that_lags_behind_is_not_used",
+    ),
+    "silent-servers-are-kept": Mutation(
+        _IN_PROTOCOL,
+        "elif now - self._silent_since > read_timeout:",
+        "elif False:",
+        f"{_PROTOCOL}test_server_that_owes_an_answer_for_too_long_is_left",
+    ),
+    "restored-servers-are-refused": Mutation(
+        _IN_PROTOCOL,
+        "            client.last_zxid = 0\n",
+        "",
+        f"{_PROTOCOL}test_server_that_was_restored_to_an_older_state_is_accepted_in_the_end",
+    ),
+    "recover-takes-machines-of-other-providers": Mutation(
+        "nodepool.cmd.commands.recover",
+        '[lost for lost in found if lost.metadata.get("nodepool_provider_name") == manager.provider.name]',
+        "found",
+        "tests/integration/cli/test_recover.py::test_machines_of_another_provider_in_the_same_cloud_are_neither_listed_nor_deleted",
+    ),
+    "uploads-whose-record-was-removed-are-ready": Mutation(
+        "nodepool.builder.upload.job",
+        "if own is None or own.state == DELETING:",
+        "if False:",
+        "tests/integration/builder/test_uploads.py::test_upload_whose_record_was_dropped_is_repeated",
+    ),
+    # -- launches
+    "released-backing-nodes-get-nodes": Mutation(
+        "nodepool.driver.backing.records",
+        " and not self.releasing",
+        "",
+        "tests/unit/driver/metastatic/test_records.py::test_backing_node_that_is_being_released_gets_no_node",
+    ),
+    "doubtful-backing-requests-are-kept": Mutation(
+        "nodepool.driver.backing.requests",
+        "                self.doubtful.add(backing.created_time)",
+        "                pass",
+        "tests/integration/metastatic/test_slots.py::test_backing_request_whose_creation_was_not_acknowledged_is_canceled",
+    ),
+    "free-nodes-are-claimed-twice": Mutation(
+        _IN_WRITES,
+        " or claims.setdefault(node_id, claim) is not claim",
+        "",
+        f"{_STATES}test_free_node_is_claimed_by_one_handler_at_a_time_and_for_one_label",
+    ),
+    "claims-outlive-their-step": Mutation(
+        _IN_WRITES,
+        "            self.handler.pw.nodepool.claims.pop(node.id, None)",
+        "            pass",
+        f"{_STATES}test_free_node_is_claimed_by_one_handler_at_a_time_and_for_one_label",
+    ),
+    "requests-without-our-lock-are-written": Mutation(
+        _IN_LIFE,
+        "elif error.path == request.lock.path:",
+        "elif False:",
+        f"{_STATES}test_request_whose_lock_is_lost_is_not_written_again",
+    ),
+    "capacity-of-refused-steps-is-not-offered": Mutation(
+        _IN_LIFE,
+        "                host.capacity.promise_released()",
+        "                pass",
+        f"{_STATES}test_capacity_of_nodes_that_were_not_created_is_offered_to_others",
+    ),
+    "machines-refused-by-quota-are-forgotten": Mutation(
+        _IN_LAUNCHER,
+        ("            self.node.external_id = self._external_id()\n            self._end(zk.ABORTED"),
+        "            self._end(zk.ABORTED",
+        f"{_ATTEMPTS}test_machine_that_exists_when_the_quota_refuses_the_rest_is_known_for_its_deletion[first on the loop]",
+    ),
+    "ids-that-were-not-stored-are-not-written-again": Mutation(
+        _IN_LAUNCHER,
+        "self._sent_external_id = self._saved_external_id  # written again in the next pass",
+        "pass",
+        f"{_ATTEMPTS}test_id_of_a_machine_is_written_again_if_zookeeper_did_not_take_it[first on the loop]",
+    ),
+}
