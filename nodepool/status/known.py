@@ -235,7 +235,15 @@ def of_image(zk: Facade, name: str, entry: dict[str, Any] | None = None, clock: 
         return Cause(f"image {name} has never been built: no builder is running", "start nodepool-builder", "image")
     if not builds:
         return Cause(f"image {name} has not been built yet", "check that the builder's configuration has this diskimage", "image")
+    built = f"image {name} is built, but has no usable upload{where}"
+    # Only the builder of a build has its files.
+    holders = {str(build.builder) for build in builds if build.state == READY and build.builder}
+    alive = {str(builder.get("hostname")).partition(".")[0] for builder in zk.getBuilders()}
+    if holders and not {holder.partition(".")[0] for holder in holders} & alive:
+        hosts = ", ".join(sorted(holders))
+        remedy = f"start nodepool-builder on {hosts}, or run `nodepool image-build {name}` for a build on another builder"
+        return Cause(f"{built}: the builder on {hosts}, which has its files, is not running", remedy, "image")
     return Cause(
-        f"image {name} is built, but has no usable upload{where}",
+        built,
         "wait for the upload, or see `nodepool image-list --detail`", "uploading",
     )  # fmt: skip

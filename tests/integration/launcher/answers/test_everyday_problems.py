@@ -11,6 +11,7 @@ import pytest
 from nodepool import exceptions
 from nodepool.status import cluster
 from nodepool.zk import reports
+from nodepool.zk.components import BuilderComponent
 from nodepool.zk.records import HOLD
 from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk, answer, created
@@ -94,6 +95,24 @@ def test_image_that_nobody_builds_is_reported(desk: Desk) -> None:
     found = answer(desk, "label", "fake-label", "image winimg has never been built: no builder is running")
     assert found["suggestion"] == "start nodepool-builder"
     wait_for(lambda: any("no builder is running" in text for text in desk.problems()), what="the image in problem-list")
+
+
+def test_image_for_a_new_provider_whose_builder_is_dead_names_the_builder(desk: Desk) -> None:
+    entries = [{"name": "main", "labels": [{"name": "fake-label", "diskimage": "winimg", "min-ram": 8192}]}]
+    providers = [provider(name, pools=entries) for name in ("fake-provider", "fake-new")]
+    for entry in providers:
+        entry["diskimages"] = [{"name": "winimg"}]
+    desk.bench.store_image("winimg", "fake-provider")
+    BuilderComponent(desk.bench.zk.client, "nb02").register()
+    desk.start({**disk_image_config(), "providers": providers})
+    words = (
+        "image winimg is built, but has no usable upload in provider fake-new: the builder on bench, which has its files, is not"
+    )
+    found = answer(desk, "image", "winimg", words)
+    assert found["suggestion"].startswith("start nodepool-builder on bench, or run `nodepool image-build winimg`")
+    desk.reported(words)
+    BuilderComponent(desk.bench.zk.client, "bench.example.org").register()
+    wait_for(lambda: desk.explain("image", "winimg")["suggestion"].startswith("wait for the upload"), what="the builder is back")
 
 
 def test_min_ready_that_cannot_be_reached_is_reported(desk: Desk) -> None:
