@@ -110,3 +110,9 @@ def test_page_of_the_configuration_has_every_option_with_type_and_default(monkey
 )
 def test_texts_are_escaped_for_troff(text: str, shown: str) -> None:
     assert PAGES.roff(text) == shown
+
+
+def test_exit_statuses_of_the_command_are_the_same_in_the_manual_and_its_page() -> None:
+    text = (REPOSITORY / "doc/operation/index.rst").read_text().partition("Exit statuses:")[2].partition("\n- ")[0]
+    found = dict(re.findall(r"^`*(\w+)`*\n((?:    .*\n)+)", text, re.MULTILINE))
+    assert {name: " ".join(words.split()) for name, words in found.items()} == PAGES.TEXTS["nodepool"]["exit status"]
