@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nodepool.cmd import audit
 from nodepool.cmd.commands import (
@@ -70,19 +68,6 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@contextlib.contextmanager
-def _quiet_drivers(debug: bool) -> Iterator[None]:
-    """Report a driver that cannot be loaded only for providers that use it."""
-    log = logging.getLogger("nodepool.driver.Drivers")
-    before = log.level
-    if not debug:
-        log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status.
 
@@ -102,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.subcommand not in WITHOUT_CONFIGURATION:
             # Both before any work: errors in the configuration and a missing ZooKeeper are reported alike by all commands.
-            with _quiet_drivers(args.debug):
-                _ = context.config
+            _ = context.config
             _ = context.zk
         if args.watch:
             return observe.watch(context, args.function)

@@ -61,9 +61,12 @@ def loadSecureConfig(config: Config, secure_config_path: str | None, env: Mappin
         _load_secure(config, Source(secure_config_path, env))
 
 
-def load_both(main: Source, secure: Source | None) -> Config:
-    """Return the configuration of both files; the secure one may replace invalid options."""
-    config = load_main(main, replaced_keys(secure))
+def load_both(main: Source, secure: Source | None, providers: bool = True) -> Config:
+    """Return the configuration of both files; the secure one may replace invalid options.
+
+    :param providers: whether to load ``providers``, with their drivers and the descriptions of their clouds.
+    """
+    config = load_main(main, {*replaced_keys(secure), *(() if providers else ("providers", "drivers-path"))})
     if secure is not None:
         _load_secure(config, secure)
     return config

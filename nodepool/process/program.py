@@ -137,15 +137,16 @@ def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:
         return 1
 
 
-def load_config(config_file: str, secure_file: str | None) -> Any:
+def load_config(config_file: str, secure_file: str | None, providers: bool = True) -> Any:
     """Load main and secure configuration.
 
+    :param providers: whether to load ``providers``, with their drivers and the descriptions of their clouds.
     :raises ConfigurationError: the configuration cannot be used.
     """
     from nodepool.config.loading import load_both
     from nodepool.config.source import Source
 
-    return load_both(Source(config_file), Source(secure_file) if secure_file else None)
+    return load_both(Source(config_file), Source(secure_file) if secure_file else None, providers)
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:

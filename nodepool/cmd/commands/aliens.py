@@ -50,7 +50,7 @@ def alien_image_list(context: Context) -> None:
         context.check_provider(wanted)
     # Providers without image building (static hosts, namespaces) have no images to list.
     configs = {
-        name: config for name, config in sorted(context.config.providers.items())
+        name: config for name, config in sorted(context.whole_config.providers.items())
         if (not wanted or name == wanted) and config.manage_images
     }  # fmt: skip
     found = list_all({name: functools.partial(_provider_images, zk, config) for name, config in configs.items()})

@@ -45,7 +45,7 @@ def plan_change(context: Context) -> int:
     validator = ConfigValidator(args.new, args.secure)
     if validator.validate():
         return 1
-    found = plan(Once(context.zk), context.config, load_config(args.new, args.secure))
+    found = plan(Once(context.zk), context.whole_config, load_config(args.new, args.secure))
     if not found.rows and args.format == "table":
         print("nothing would change")
     else:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import functools
 import getpass
+import logging
 import os
 import shutil
 import sys
@@ -62,6 +63,19 @@ def user() -> str:
 
 
 @contextlib.contextmanager
+def _quiet_drivers(debug: bool) -> Iterator[None]:
+    """Report a driver that cannot be loaded only for providers that use it."""
+    log = logging.getLogger("nodepool.driver.Drivers")
+    before = log.level
+    if not debug:
+        log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextlib.contextmanager
 def running(manager: Provider, zk: ZooKeeper) -> Iterator[None]:
     """Start a provider that only this command uses, and stop it at the end of the block."""
     manager.start(zk)
@@ -83,7 +97,15 @@ class Context:
 
     @functools.cached_property
     def config(self) -> Config:
-        config: Config = load_config(self.args.config, self.args.secure)
+        """Return the configuration without providers; most commands need no cloud."""
+        config: Config = load_config(self.args.config, self.args.secure, providers=False)
+        return config
+
+    @functools.cached_property
+    def whole_config(self) -> Config:
+        """Return the configuration with its providers, whose problems are logged."""
+        with _quiet_drivers(self.args.debug):
+            config: Config = load_config(self.args.config, self.args.secure)
         return config
 
     @property
@@ -143,8 +165,10 @@ class Context:
 
         :raises CommandError: ``--strict`` was given.
         """
-        known = {*self.config.providers, *self.config.provider_errors}
-        if has_records or name in known:
+        if has_records:
+            return
+        known = {*self.whole_config.providers, *self.whole_config.provider_errors}
+        if name in known:
             return
         self.refuse(f"provider {name} is neither in {self.args.config} nor in ZooKeeper{did_you_mean(name, known)}")
 

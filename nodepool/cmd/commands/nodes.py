@@ -133,11 +133,11 @@ def _mark(state: str, context: Context, node: Node) -> bool:
 def _delete_now(context: Context, node: Node) -> bool:
     from nodepool.driver import lifecycle
 
-    provider_config = context.config.providers.get(node.provider or "")
+    provider_config = context.whole_config.providers.get(node.provider or "")
     if provider_config is None:
         text = f"Provider {node.provider} for node {node.id} not defined on this launcher"
         print(text, flush=True)
-        why = context.config.provider_errors.get(node.provider or "")
+        why = context.whole_config.provider_errors.get(node.provider or "")
         context.refuse(why or text, said=why is None)
         return False
     manager = lifecycle.get_provider(provider_config)

@@ -122,7 +122,7 @@ def _providers(context: Context) -> Iterator[dict[str, StateMachineProvider | Ex
 
     found: dict[str, StateMachineProvider | Exception] = {}
     with contextlib.ExitStack() as started:
-        for name, config in sorted(context.config.providers.items()):
+        for name, config in sorted(context.whole_config.providers.items()):
             # Slots on backing nodes are not machines of a cloud.
             if (context.args.wanted and name != context.args.wanted) or config.driver.name == "metastatic":
                 continue

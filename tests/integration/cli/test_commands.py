@@ -305,8 +305,8 @@ def providers(monkeypatch):
     configs = {}
     original = context.load_config
 
-    def load(*args):
-        config = original(*args)
+    def load(*args, **options):
+        config = original(*args, **options)
         config.providers.update(configs)
         return config
 
