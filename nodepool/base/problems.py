@@ -26,7 +26,7 @@ def error_line(error: BaseException) -> str:
 
 
 def log_failure(log: logging.Logger | logging.LoggerAdapter[Any], error: BaseException, text: str, *args: object) -> None:
-    """Log that something failed: in one line if a cloud refused it, with the traceback if it may be a bug."""
+    """Log a failure: in one line if a cloud caused it, with the traceback if it may be a bug."""
     may_be_bug = type(error).__module__ == "builtins" and not isinstance(error, OSError)
     log.error(f"{text}: %s", *args, error_line(error), exc_info=error if may_be_bug else None)
     if not may_be_bug:
@@ -70,7 +70,7 @@ REMEDIES = {
     "calls": "check the state of the cloud's API, the network to it, and the credentials; calls are retried",
     "deletion": "repair what the message names; the deletion is retried until it succeeds",
 }
-"""What an operator can do about a problem of a label or provider, by the step that failed."""
+"""What an operator can do about a problem, by the step that failed."""
 LOG = "see the launcher's log for the reason"
 """What an operator can do if nothing else is known."""
 DELETION = "deletion of node "

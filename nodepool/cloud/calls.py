@@ -30,7 +30,7 @@ FADE = 600.0
 """Seconds after which a failure that may concern a single object is no longer a problem."""
 
 SLOW = 10.0
-"""Seconds after which an answer is reported as slow; the reported time is a multiple of it."""
+"""Seconds after which an answer is slow; the reported time is a multiple of it."""
 
 _FADING = (ErrorKind.OTHER, ErrorKind.NOT_FOUND)
 _NORMAL = (ErrorKind.QUOTA, ErrorKind.CAPACITY)
@@ -39,7 +39,11 @@ _NORMAL = (ErrorKind.QUOTA, ErrorKind.CAPACITY)
 
 @dataclass(frozen=True)
 class LastError:
-    """The latest failure of a provider, for display; ``when`` and ``since`` (the first one in a row) are UNIX times."""
+    """The latest failure of a provider, for display.
+
+    :param when: UNIX time.
+    :param since: UNIX time of the first failure in a row.
+    """
 
     operation: str
     kind: ErrorKind
@@ -254,7 +258,7 @@ class CloudCalls:
         }
 
     def troubles(self) -> list[str]:
-        """Return current problems, one line each: failing operations, slow answers and throttled lanes.
+        """Return current problems in lines: failing calls, slow answers and throttled lanes.
 
         Failures that may concern a single object expire, because the operation may not be called again.
         """

@@ -297,7 +297,7 @@ def of_building(zk: Facade, node: Node, clock: Clock = time.time, depth: int = 1
 
 
 def _told_of(zk: Facade, providers: Collection[str], labels: Collection[str], hosts: bool) -> Cause | None:
-    """Return the first published problem of one of the providers, or of these labels there; None: there is none.
+    """Return the first published problem of these providers, or of labels there, or None.
 
     :param hosts: whether a problem of a single host counts.
     """

@@ -153,7 +153,7 @@ class NodeReconciler(Reconciler[str]):
         return facade.kazoo_client.exists(paths.request(request_id)) is None
 
     def _change(self, seen: zk.Node, changed: zk.Node, what: str, reason: str) -> None:
-        """Write a record, if the node is neither locked nor changed, and record the reason in its history."""
+        """Write a record and its reason, if the node is neither locked nor changed."""
 
         def written(error: BaseException | None) -> None:
             if error is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def why_invalid(files: Iterable[tuple[str, str | None]]) -> str:
-    """Return which certificate is not valid now, with a suggestion; empty: none is known to be.
+    """Return which certificate is not valid now, with a suggestion, or an empty text.
 
     :param files: option of ``zookeeper-tls`` and path.
     """

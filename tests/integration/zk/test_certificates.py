@@ -9,6 +9,7 @@ import pathlib
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from nodepool.zk import ZooKeeperClient
 from tests.conftest import Chroot, wait_for
@@ -26,7 +27,8 @@ def certificate(chroot: Chroot, start: datetime.datetime, end: datetime.datetime
     old = x509.load_pem_x509_certificate(pathlib.Path(chroot.cert).read_bytes())
     key = serialization.load_pem_private_key(pathlib.Path(chroot.ca).with_suffix(".key").read_bytes(), None)
     builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), x509.random_serial_number(), start, end)
-    path.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))  # type: ignore[arg-type]
+    assert isinstance(key, rsa.RSAPrivateKey)
+    path.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
     return str(path)
 
 
