@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.texts import LONGEST as LONGEST
@@ -44,6 +44,8 @@ class Problem:
     host: str | None = None
     #: Suggestion for the operator.
     help: str = ""
+    #: UNIX seconds, if known.
+    since: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         place = ", ".join(f"{kind} {name}" for kind, name in (("provider", self.provider), ("label", self.label)) if name)
@@ -53,7 +55,7 @@ class Problem:
     def record(self) -> dict[str, Any]:
         """Return the problem as stored in the launcher's component record."""
         found = {"provider": self.provider, "label": self.label, "problem": self.text}
-        return {**found, "help": self.help} if self.help else found
+        return found | {key: value for key, value in (("help", self.help), ("since", self.since)) if value}
 
 
 def with_suggestion(text: str, suggestion: str) -> str:
@@ -94,6 +96,7 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
         Problem(
             one_line(f"image {image}: the last build failed: {build.reason or 'see its log'}"),
             host=build.builder or None,
+            since=build.ended,
             help=f"see `nodepool explain image {image}` for the end of its log",
         )
         for image, build in sorted(newest.items())
@@ -104,6 +107,7 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
             one_line(f"image {failure.image}: the last upload failed: {failure.reason or 'see the log of its builder'}"),
             failure.provider,
             help="repair what the message names; the upload is retried" if failure.reason else "",
+            since=failure.time,
         )
         for _key, failure in sorted(progress.failures.items())
         if failure.next_try is None or failure.next_try > oldest

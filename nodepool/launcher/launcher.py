@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from kazoo.exceptions import KazooException
@@ -118,6 +119,8 @@ class NodePool(threading.Thread):
         #: The connection to ZooKeeper, also while it is being established.
         self._client: ZooKeeperClient | None = None
         self._component: LauncherComponent | None = None
+        #: Since when (UNIX seconds) each current problem is known.
+        self._problems_since: dict[Problem, float] = {}
         # Each part with its dependencies; each is a thread or has threads, except for the events.
         self.assignment = Assignment(self.state)
         self.node_reconciler = NodeReconciler(self.state, lambda: self.delete_interval)
@@ -237,7 +240,10 @@ class NodePool(threading.Thread):
     def publish_problems(self) -> None:
         """Publish the problems in our component record if they have changed."""
         if self._component is not None:
-            self._component.update(problems=as_record_list(self.problems()))
+            now = self.state.clock.time()
+            self._problems_since = {problem: self._problems_since.get(problem, now) for problem in self.problems()}
+            found = [replace(problem, since=round(since, 3)) for problem, since in self._problems_since.items()]
+            self._component.update(problems=as_record_list(found))
 
     # -- configuration
 

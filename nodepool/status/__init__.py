@@ -180,8 +180,8 @@ def problem_rows(zk: Facade) -> list[dict[str, Any]]:
     """Return published problems of daemons, and problems derived from the cluster's state."""
 
     def read() -> list[dict[str, Any]]:
-        images = ({"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress()))
-        return [*told_problems(zk), *images, *({"launcher": None, **problem.record()} for problem in derived_problems(zk))]
+        found = (*image_problems(zk.readProgress()), *derived_problems(zk))
+        return [*told_problems(zk), *({"launcher": each.host, "since": None, **each.record()} for each in found)]
 
     return remembered(zk, "problems", read)
 

@@ -126,7 +126,7 @@ def of_published(reason: dict[str, Any]) -> Cause:
 
 def needs_help(cause: Cause) -> bool:
     """Return whether the wait ends only if somebody does something."""
-    return bool(cause.remedy) and cause.code not in FLOWING | _NORMAL
+    return bool(cause.remedy) and cause.code not in FLOWING | _NORMAL and ", or wait until" not in cause.remedy
 
 
 def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth: int = 1) -> Cause:
@@ -481,7 +481,7 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
             found.append(Problem(one_line(cause.text), label=label, help=cause.remedy or "see `nodepool explain label`"))
     nodes = {node.id: node for node in zk.readNodes()}
     stuck = [
-        Problem(one_line(cause.text), str(nodes[node_id].provider), help=cause.remedy)
+        Problem(one_line(cause.text), str(nodes[node_id].provider), help=cause.remedy, since=nodes[node_id].state_time)
         for node_id, cause in sorted(stuck_nodes(zk, clock).items())
         if nodes[node_id].state != DELETING  # the launchers publish these
     ]

@@ -454,6 +454,8 @@ def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
     ready = sum(1 for upload in uploads if upload.state == "ready")
     found.answer = f"{ready} upload{'s' * (ready != 1)} can be used"
     _set(found, known.of_image(zk, name, configured, clock))
+    if "nodepool explain image" in found.suggestion:  # this is its answer
+        found.suggestion = "repair what the end of its log says; the build is retried"
     if ready and name in data.paused:
         found.answer = f"paused; {found.answer}; `nodepool image-unpause {name}` resumes its builds"
     elif ready and running:
@@ -485,7 +487,7 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
         found.facts.append((host, f"driver {entry['driver']}, launching {known.count_of(entry['launching'] or 0, 'node')}"))
         calls = cluster.calls_of(entry["calls"])
         if calls["pace"]:
-            found.facts.append(("pace of calls", calls["pace"]))
+            found.facts.append(("call rate", calls["pace"]))
         if calls["error"]:
             age = format_duration(clock() - calls["error_time"]) if calls["error_time"] is not None else "some time"
             found.facts.append(("last failed call", f"{age} ago, {calls['error']}"))

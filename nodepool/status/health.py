@@ -60,7 +60,7 @@ class Health:
 def health(zk: Facade, clock: Callable[[], float] = time.time) -> Health:
     """Return the health of the cluster as published and mirrored."""
     zk = zk if isinstance(zk, Once) else Once(zk)
-    found = dict.fromkeys([*_of_launchers(zk), *_of_objects(zk)])
+    found = dict.fromkeys([*_of_launchers(zk), *of_problems(zk)])
     nodes = [trouble for trouble in found if trouble.kind == "node"]
     if len(nodes) > 1:  # a stuck Zuul keeps hundreds
         for trouble in nodes:
@@ -80,7 +80,8 @@ def _of_launchers(zk: Facade) -> Iterator[Trouble]:
             yield Trouble(AMBER, one_line(text), "config")
 
 
-def _of_objects(zk: Facade) -> Iterator[Trouble]:
+def of_problems(zk: Facade) -> Iterator[Trouble]:
+    """Yield the level of each problem of :func:`.status.problem_rows`, in their order."""
     wanted = {label for request in zk.readRequests() if request.state in (REQUESTED, PENDING) for label in request.node_types}
     usable = {upload.image_name for upload in zk.readImages().uploads if upload.state == READY}
     alive = {

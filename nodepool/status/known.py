@@ -17,6 +17,7 @@ from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
 from nodepool.zk import declines
 from nodepool.zk.records import DELETING, FULFILLED, HOLD, READY, USED, Node, NodeRequest
+from nodepool.zk.reports import number
 
 Clock = Callable[[], float]
 UNKNOWN = "its reason is no longer known"
@@ -47,7 +48,11 @@ def told_problems(zk: Facade) -> list[dict[str, Any]]:
 
 def _told_problems(zk: Facade) -> list[dict[str, Any]]:
     return [
-        {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem", "help")}}
+        {
+            "launcher": content.get("hostname"),
+            **{key: problem.get(key) for key in ("provider", "label", "problem", "help")},
+            "since": number(problem.get("since")),
+        }
         for content in zk.getLaunchers()
         if isinstance(problems := content.get("problems"), list)
         for problem in problems

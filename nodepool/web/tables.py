@@ -11,12 +11,13 @@ from typing import Any, Protocol
 from nodepool import status
 from nodepool.config.model import Config
 from nodepool.driver.provider import Provider
-from nodepool.status import causes, cluster, known
+from nodepool.status import causes, cluster, health, known
 from nodepool.status.explain import expected_wait, places, rates
 from nodepool.status.image_details import image_details
 from nodepool.status.once import Facade
-from nodepool.zk.mirror.feed import Feed
-from nodepool.zk.records import LARGEST, Node, NodeRequest
+from nodepool.zk.mirror.feed import Feed, user_of
+from nodepool.zk.records import READY, Node, NodeRequest
+from nodepool.zk.reports import number
 from nodepool.zk.zookeeper import ZooKeeper
 
 Rows = list[dict[str, Any]]
@@ -98,11 +99,6 @@ def values_of(rows: Rows, key: str) -> list[str]:
     return sorted(str(value) for value in values if value is not None)[:MOST_CHOICES]
 
 
-def _number(value: object) -> float | None:
-    """Return the number in a record, which may contain anything."""
-    return value if isinstance(value, (int, float)) and abs(value) < LARGEST else None
-
-
 class Source(Protocol):
     """Where tables are read from."""
 
@@ -162,14 +158,18 @@ class NodeRows:
 
 
 def _node_row(node: Node, locked: bool) -> dict[str, Any]:
+    user = user_of(node.tenant_name, node.user_data)
+    users = [user[key] for key in ("owner", "tenant", "project", "job") if key in user]
+    assigned = f"request {node.allocated_to}" if node.allocated_to and node.state == READY else None
     return {
         "id": node.id,
         "labels": list(node.type),
         "state": node.state,
         "since": node.state_time,
-        "created": _number(node.created_time),
+        "created": number(node.created_time),
         "provider": node.provider,
         "pool": node.pool,
+        "user": ", ".join(users) or assigned or node.hold_job or node.comment,
         "request": node.allocated_to,
         "locked": locked,
         "server": node.external_id,
@@ -242,7 +242,7 @@ def _request_row(request: NodeRequest, waits: Waits, declined: list[str]) -> dic
         "state": request.state,
         "labels": list(request.node_types),
         "since": request.state_time,
-        "created": _number(request.created_time),
+        "created": number(request.created_time),
         "requestor": request.requestor,
         "tenant": request.tenant_name,
         "provider": request.provider,
@@ -315,6 +315,15 @@ def images(nodepool: Source) -> Rows:
     ]
 
 
+def problems(nodepool: Source) -> Rows:
+    """Return the problems with their severity, which the health of the cluster depends on."""
+    zk = nodepool.getZK()
+    return [
+        {"severity": health.WORDS[trouble.level].lower(), **row}
+        for row, trouble in zip(status.problem_list(zk).rows, health.of_problems(zk), strict=True)
+    ]
+
+
 def _of_zk(read: Callable[[Facade], status.Results]) -> Callable[[Source], Rows]:
     return lambda nodepool: read(nodepool.getZK()).rows
 
@@ -322,7 +331,7 @@ def _of_zk(read: Callable[[Facade], status.Results]) -> Callable[[Source], Rows]
 TABLES = {
     "nodes": Table(lambda nodepool: NodeRows().read(nodepool), {
         "id": "Node", "labels": "Labels", "state": "State", "since": "Age", "provider": "Provider", "pool": "Pool",
-        "request": "Request", "locked": "Locked", "address": "Address", "comment": "Comment",
+        "user": "Used by", "locked": "Locked", "address": "Address",
     }, ("state", "provider", "pool", "labels"), ("-since",)),
     "requests": Table(lambda nodepool: RequestRows().read(nodepool), {
         "id": "Request", "state": "State", "labels": "Labels", "since": "Age", "requestor": "Requestor", "nodes": "Nodes",
@@ -345,12 +354,13 @@ TABLES = {
         "progress": "Progress", "bytes_total": "Size", "rate": "Rate", "reason": "Reason",
     }, ("state", "image", "provider"), ("-age",)),
     "providers": Table(_of_zk(cluster.providers), {
-        **cluster.PROVIDER_COLUMNS, "pace": "Pace of calls", "error": "Last failed call", "error_time": "It failed",
+        **cluster.PROVIDER_COLUMNS, "pace": "Call rate", "error": "Last failed call", "error_time": "Age of failure",
     }),
     "pools": Table(_of_zk(cluster.pools), cluster.POOL_COLUMNS, ("provider",)),
     "hosts": Table(_of_zk(cluster.hosts), cluster.HOST_COLUMNS, ("provider", "state")),
     "tenants": Table(_of_zk(cluster.tenants), cluster.TENANT_COLUMNS),
     "daemons": Table(_of_zk(cluster.daemons), cluster.DAEMON_COLUMNS),
     "waiting": Table(_of_zk(cluster.by_cause), cluster.WAITING_COLUMNS, (), ("-problem", "-count")),
-    "problems": Table(_of_zk(status.problem_list), status.PROBLEM_COLUMNS, ("provider", "label")),
+    "problems": Table(problems, {"severity": "Severity", "since": "Age", **status.PROBLEM_COLUMNS},
+                      ("severity", "provider", "label")),
 }  # fmt: skip

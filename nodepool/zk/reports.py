@@ -67,16 +67,17 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _number(value: object) -> float | None:
+def number(value: object) -> float | None:
+    """Return the number in a record, which may contain anything."""
     return value if isinstance(value, (int, float)) and abs(value) < LARGEST_NUMBER else None
 
 
 def _amount(value: object) -> float:
-    return _number(value) or 0
+    return number(value) or 0
 
 
 def _numbers(value: object) -> dict[str, float]:
-    return {name: number for name, entry in _object(value).items() if (number := _number(entry)) is not None}
+    return {name: found for name, entry in _object(value).items() if (found := number(entry)) is not None}
 
 
 def _record(**keys: Check) -> Callable[[object], dict[str, Any]]:
@@ -99,31 +100,31 @@ _USE = {"limits": _numbers, "used": _numbers}
 _REASONS = _each(_record(**dict.fromkeys(REASON, lambda value: str(value or ""))))
 _PROVIDER = _record(
     driver=_text,
-    max_concurrency=_number,
-    launching=_number,
-    pools=_by_name(_record(labels=_texts, max_servers=_number, id=_text)),
+    max_concurrency=number,
+    launching=number,
+    pools=_by_name(_record(labels=_texts, max_servers=number, id=_text)),
     hosts=_each(_record(name=str, usable=bool, problem=_text, **_USE)),
     calls=_optional(
         _record(
             paces=_by_name(str, str),
             throttled=bool,
-            last_error=_optional(_record(operation=str, kind=str, message=str, time=_number)),
+            last_error=_optional(_record(operation=str, kind=str, message=str, time=number)),
         )
     ),
     **_USE,
 )
 _REPORT = _record(
     hostname=str,
-    pid=_number,
-    started=_number,
+    pid=number,
+    started=number,
     ready=bool,
     details=_texts,
-    config=_record(file=_text, secure=_text, error=_text, stale_since=_number, warnings=_texts),
+    config=_record(file=_text, secure=_text, error=_text, stale_since=number, warnings=_texts),
     providers=_by_name(_PROVIDER),
     not_running=_by_name(str, str),
     not_running_labels=_by_name(_texts, list),
-    labels=_by_name(_record(min_ready=_number, backing=_texts, declined=_REASONS)),
-    images=_by_name(_record(paused=bool, rebuild_age=_number, labels=_texts, providers=_texts)),
+    labels=_by_name(_record(min_ready=number, backing=_texts, declined=_REASONS)),
+    images=_by_name(_record(paused=bool, rebuild_age=number, labels=_texts, providers=_texts)),
     lately=_by_name(_numbers),
     tenants=_by_name(_record(**_USE)),
     waiting=_each(_record(labels=_texts, state=str, since=_amount, count=_amount, ids=_texts, reasons=_REASONS)),

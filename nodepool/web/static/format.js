@@ -75,19 +75,21 @@ export function uses(text) {
 /** @param {string} text */
 export const shellQuoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
-/** @param {number} seconds of UNIX time */
-export function moment(seconds) {
+// As the texts of the server: "2026-11-02 10:00:00 UTC".
+/** @param {number} seconds @param {1 | 2 | 3} [digits] of fractions */
+function written(seconds, digits) {
   if (!isMoment(seconds)) return String(seconds);
-  return new Date(seconds * 1000).toLocaleString(undefined, {
-    year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
-  });
+  const found = new Intl.DateTimeFormat("en-US", {
+    year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short",
+    fractionalSecondDigits: digits,
+  }).formatToParts(seconds * 1000);
+  const { year, month, day, hour, minute, second, fractionalSecond, timeZoneName } = Object.fromEntries(found.map(({ type, value }) => [type, value]));
+  return `${year}-${month}-${day} ${hour}:${minute}:${second}${digits ? `.${fractionalSecond}` : ""} ${timeZoneName}`;
 }
+
+/** @param {number} seconds of UNIX time */
+export const moment = (seconds) => written(seconds);
 
 // With milliseconds: steps of a launch are that short.
 /** @param {number} seconds of UNIX time */
-export function precisely(seconds) {
-  if (!isMoment(seconds)) return String(seconds);
-  return new Date(seconds * 1000).toLocaleString(undefined, {
-    year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3,
-  });
-}
+export const precisely = (seconds) => written(seconds, 3);

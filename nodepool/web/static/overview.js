@@ -43,7 +43,7 @@ function labelBars(rows) {
     el("tbody", {}, rows.map((row) => labelRow(row, longest)))));
 }
 
-const PROBLEMS = [{ key: "provider", title: "Provider" }, { key: "label", title: "Label" }, { key: "problem", title: "Problem" }];
+const PROBLEMS = [{ key: "severity", title: "Severity" }, { key: "since", title: "Age", type: "time" }, { key: "provider", title: "Provider" }, { key: "label", title: "Label" }, { key: "problem", title: "Problem" }];
 const DAEMONS = [
   { key: "kind", title: "Kind" }, { key: "host", title: "Host" }, { key: "state", title: "State" }, { key: "version", title: "Version" },
   { key: "running", title: "Running" }, { key: "config", title: "Configuration" },

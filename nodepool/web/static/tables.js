@@ -21,8 +21,17 @@ const SHOWN = {
   time: (value) => since(value), due: (value) => until(value), seconds: duration, bytes, rate: (value) => `${bytes(value)}/s`, share: (value) => `${number(100 * value, 0)} %`,
 };
 // Columns with sentences, which name other things.
-const TEXTS = new Set(["reason", "problem", "suggestion"]);
+const TEXTS = new Set(["reason", "problem", "suggestion", "user"]);
 const LINES = 100;
+const narrow = matchMedia("(max-width: 600px)");
+
+// On a narrow screen, sentences follow the first column: farther right, nobody would see them.
+/** @template {Pick<Column, "key">} C @param {C[]} columns @returns {C[]} */
+function arranged(columns) {
+  if (!narrow.matches) return columns;
+  const texts = columns.slice(1).filter(({ key }) => TEXTS.has(key));
+  return [...columns.slice(0, 1), ...texts, ...columns.slice(1).filter(({ key }) => !TEXTS.has(key))];
+}
 
 /** @param {string} table @param {Pick<Column, "key" | "type">} column @param {Json} value @returns {Child[]} */
 function cell(table, { key, type }, value) {
@@ -48,6 +57,7 @@ function shape({ type }, value) {
 // With `load`, which loads the page again, its rows can be acted on.
 /** @param {string} title @param {Pick<Column, "key" | "title" | "type">[]} columns @param {Row[]} rows @param {string} table @param {Load | null} [load] */
 export function smallTable(title, columns, rows, table, load = null) {
+  columns = arranged(columns);
   return el("section", {}, el("h2", {}, el("a", { href: `/ui/${table}` }, title)), rows.length ? el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
     el("table", {}, el("thead", {}, el("tr", {}, columns.map((column) => el("th", { scope: "col" }, column.title)), load ? el("td", {}) : null)),
       el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((column) => el("td", { class: shape(column, row[column.key]) }, cell(table, column, row[column.key]))),
@@ -249,7 +259,7 @@ export async function tablePage({ main, onStop, failed }, name, title) {
     const all = [...found.columns, ...found.more], standard = found.columns.map(({ key }) => key);
     const keys = chosenColumns(name);
     columns = keys ? all.filter(({ key }) => keys.includes(key)) : found.columns;
-    if (!columns.length) columns = found.columns;
+    columns = arranged(columns.length ? columns : found.columns);
     order = found.order[0] || "";
     choices(found, all);
     chosenOnes.draw(all, columns.map(({ key }) => key), standard);

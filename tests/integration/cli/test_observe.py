@@ -84,7 +84,7 @@ def test_explain_covers_all_types_of_objects(shell: Shell, bench: LauncherBench)
     assert text.startswith(f"node {node.id}: given to a request") and f"request: {served}" in text
     assert "1 ready" in shell("explain", "label", "other-label")
     text = shell("explain", "provider", "fake-provider")
-    assert text.startswith("provider fake-provider: runs") and "pace of calls: " in text
+    assert text.startswith("provider fake-provider: runs") and "call rate: " in text
     bench.store_image("some-image", "fake-provider")
     assert "1 upload can be used" in shell("explain", "image", "some-image")
     for kind in ("request", "label", "node", "image", "provider"):
