@@ -24,7 +24,7 @@ from nodepool.status.results import format_duration, use_text
 from nodepool.status.timeline import steps_of
 from nodepool.texts import counted, printable
 from nodepool.zk.components import RegisteredPool
-from nodepool.zk.history import HistoryReader
+from nodepool.zk.history import HistoryReader, unique
 from nodepool.zk.mirror.feed import USER, Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import BUILDING, DELETING, FAILED, FULFILLED, INIT, PENDING, REQUESTED, NodeRequest, RecordError
@@ -175,11 +175,7 @@ _PAST = ("labels", "requestor", "nodes", "provider", "pool", "request", *USER.va
 
 
 def _history(zk: Facade, history: HistoryReader, recent: Sequence[Event], kind: str, name: str) -> list[Event]:
-    found = history.read(zk.kazoo_client, kind, name)
-    # One launcher writes the mirrored events, with its own times: each is shown once.
-    newest = found[-1]["time"] if found else 0.0
-    found += [event for event in recent if event.get(kind) == name and event["time"] > newest]
-    return sorted(found, key=lambda event: event["time"])
+    return unique([*history.read(zk.kazoo_client, kind, name), *(event for event in recent if event.get(kind) == name)])
 
 
 def _folded(zk: Facade, events: list[Event]) -> list[Event]:

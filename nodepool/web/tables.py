@@ -362,5 +362,5 @@ TABLES = {
     "daemons": Table(_of_zk(cluster.daemons), cluster.DAEMON_COLUMNS),
     "waiting": Table(_of_zk(cluster.by_cause), cluster.WAITING_COLUMNS, (), ("-problem", "-count")),
     "problems": Table(problems, {"severity": "Severity", "since": "Age", **status.PROBLEM_COLUMNS},
-                      ("severity", "provider", "label")),
+                      ("severity", "provider", "label"), ("-severity",)),
 }  # fmt: skip

@@ -128,6 +128,15 @@ def stored(event: Event) -> Event:
     return {name: value for name, value in event.items() if name not in ("number", "noted")}
 
 
+def unique(events: Iterable[Event]) -> list[Event]:
+    """Return the events by time, each once; several launchers may have seen the same change at different times."""
+    found: dict[str, Event] = {}
+    for event in sorted(events, key=lambda event: event["time"]):
+        content = {key: value for key, value in stored(event).items() if key != "time" or "zxid" not in event}
+        found.setdefault(json.dumps(content, sort_keys=True), event)
+    return list(found.values())
+
+
 def tidy(kazoo: KazooClient) -> None:
     """Delete old and excess writes, and merge many writes into one.
 
@@ -203,8 +212,7 @@ class HistoryReader:
         :raises KazooException: no connection, or no answer in time.
         """
         wanted = name.encode()
-        found = [event for event in self._all(kazoo, wanted) if _has(event, key, name)]
-        return sorted(found, key=lambda event: event["time"])
+        return unique(event for event in self._all(kazoo, wanted) if _has(event, key, name))
 
     def read_all(self, kazoo: KazooClient, since: float = 0.0) -> list[Event]:
         """Return all events, by time.
@@ -212,7 +220,7 @@ class HistoryReader:
         :param since: UNIX seconds; earlier writes are omitted.
         :raises KazooException: no connection, or no answer in time.
         """
-        return sorted(self._all(kazoo, b"", since), key=lambda event: event["time"])
+        return unique(self._all(kazoo, b"", since))
 
     def _all(self, kazoo: KazooClient, wanted: bytes, since: float = 0.0) -> Iterator[Event]:
         kept: dict[str, tuple[float, bytes]] = {}

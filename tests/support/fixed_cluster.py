@@ -150,7 +150,7 @@ def report() -> dict[str, Any]:
         "tenant-limit",
         "east-main",
         "tenant acme has 6 of 6 instances",
-        "raise `tenant-resource-limits` of acme",
+        "raise `max-servers` of tenant acme in `tenant-resource-limits`, or wait until it returns nodes",
         "",
         "acme instances",
         "Tenant limit of acme: 6 of 6 instances in use",

@@ -3,6 +3,7 @@
 import { ask, listen } from "./api.js";
 import { el, fill, link, precisely } from "./dom.js";
 import { nothing } from "./empty.js";
+import { number } from "./format.js";
 import { filters } from "./tables.js";
 
 const MOST_EVENTS = 500;
@@ -17,15 +18,28 @@ export async function eventsPage({ main, onStop }) {
   const chosen = el("span", { class: "tools" });
   const empty = el("p", {}, nothing("events", false, null));
   let last = 0, stop = () => {};
+  // The events of a request are one entry, which shows the newest and opens to the earlier ones.
+  /** @param {HTMLElement} line @param {string | undefined} request */
+  function place(line, request) {
+    const known = request && [...list.children].find((each) => /** @type {HTMLElement} */ (each).dataset.request === request);
+    if (request) line.dataset.request = request;
+    list.prepend(line);
+    if (!known) return;
+    const earlier = known.querySelector("details") || el("details", {}, el("summary", {}), el("ol", { class: "history" }));
+    line.append(earlier);
+    /** @type {Element} */ (earlier.lastChild).prepend(known);
+    /** @type {Element} */ (earlier.firstChild).textContent = `${number(/** @type {Element} */ (earlier.lastChild).children.length)} earlier of this request`;
+  }
   /** @param {MessageEvent<string>} message */
   function add(message) {
     const event = JSON.parse(message.data);
-    const { number, time, type: kind, noted: _noted, ...fields } = event;
-    last = number;
+    const { number: position, time, type: kind, noted: _noted, zxid: _zxid, ...fields } = event;
+    last = position;
     empty.hidden = true;
     const name = ["node", "request", "image"].find((key) => kind.startsWith(key) && fields[key]);
-    list.prepend(el("li", {}, el("time", {}, precisely(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
-      ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? [...new Set(value)].join(", ") : value}`).join("; ")}`));
+    const line = el("li", {}, el("time", {}, precisely(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
+      ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? [...new Set(value)].join(", ") : value}`).join("; ")}`);
+    place(line, fields.request);
     while (list.children.length > MOST_EVENTS) list.lastChild?.remove();
   }
   function begin() {

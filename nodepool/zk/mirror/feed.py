@@ -1,8 +1,8 @@
 """Events in the cluster: changes that the mirror sees, and events of this launcher.
 
 An event is a JSON object with ``number`` (increasing by one within a process), ``time`` (UNIX seconds), ``type``
-(:data:`TYPES`) and the fields of its object. Events are kept for a while in memory, for subscribers, and in ZooKeeper
-(:mod:`nodepool.zk.history`).
+(:data:`TYPES`) and the fields of its object; ``zxid`` is the transaction that changed it. Events are kept for a while in
+memory, for subscribers, and in ZooKeeper (:mod:`nodepool.zk.history`).
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ class Feed:
         node = new or old
         if node is None:
             return
-        fields = {"node": node_id, "provider": node.provider, "pool": node.pool, "labels": list(node.type)}
+        fields = {"node": node_id, "provider": node.provider, "pool": node.pool, "labels": list(node.type),
+                  "zxid": node.stat.mzxid if node.stat is not None else None}  # fmt: skip
         if old is None:
             self._add("node-created", {**fields, "state": node.state, "request": node.allocated_to})
         elif new is None:
@@ -192,7 +193,8 @@ class Feed:
         request = new or old
         if not self._begun or request is None:
             return
-        fields = {"request": request_id, "labels": list(request.node_types), "requestor": request.requestor}
+        fields = {"request": request_id, "labels": list(request.node_types), "requestor": request.requestor,
+                  "zxid": request.stat.mzxid if request.stat is not None else None}  # fmt: skip
         if old is None:
             user = user_of(request.tenant_name, request.requestor_data)
             self._add("request-submitted", {**fields, "state": request.state, **user})

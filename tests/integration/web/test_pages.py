@@ -70,6 +70,10 @@ def test_events_page_can_be_filtered(site: Site) -> None:
         seen.open("/ui/events")
         lines = seen.page.get_by_role("list", name="Events").locator("li")
         lines.filter(has_text="request-submitted").first.wait_for()
+        entries = seen.page.get_by_role("list", name="Events").locator("> li")
+        of_request = entries.filter(has=seen.page.get_by_role("link", name=served))
+        of_request.get_by_text("earlier of this request").first.wait_for()
+        assert of_request.count() == 1, "folded"
         seen.page.get_by_label("Type").select_option("request-changed")
         others = lines.filter(has_not_text="request-changed")
         wait_for(lambda: lines.count() >= 5 and others.count() == 0, what="pending, fulfilled")

@@ -13,6 +13,8 @@ from kazoo.security import make_acl
 
 from nodepool.zk import history
 from nodepool.zk.mirror.feed import Feed, describe
+from nodepool.zk.records import Node
+from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
 
 
@@ -141,3 +143,39 @@ def test_large_events_do_not_end_the_connection(kazoo: Any) -> None:
     writer.flush(kazoo, elected=True, at_once=True)
     assert kazoo.client_id == session
     assert [found["node"] for found in history.HistoryReader().read_all(kazoo)] == [*"012345", "last"]
+
+
+def test_change_that_two_launchers_have_written_is_read_once(kazoo: Any) -> None:
+    used = {"type": "node-changed", "node": "0000000001", "state": "in-use", "before": "ready", "zxid": 70}
+    again = {**used, "zxid": 90}  # the same change of state, later
+    step = {"type": "node-step", "node": "0000000001", "step": "x", "time": 1001.0}
+    write(kazoo, {**used, "time": 1000.0}, step, {**step, "time": 1001.5}, {**again, "time": 1002.0})
+    write(kazoo, {**used, "time": 1000.2}, {**again, "time": 1002.4})
+    reader = history.HistoryReader()
+    expected = [("node-changed", 1000.0), ("node-step", 1001.0), ("node-step", 1001.5), ("node-changed", 1002.0)]
+    assert [(event["type"], event["time"]) for event in reader.read(kazoo, "node", "0000000001")] == expected
+    assert [(event["type"], event["time"]) for event in reader.read_all(kazoo)] == expected
+
+
+def test_launchers_give_the_same_change_the_same_transaction(zk_chroot: Chroot) -> None:
+    """Whether they have written the record themselves or have read it."""
+    feeds, facades = [], []
+    for _number in range(2):
+        facade = ZooKeeper(zk_chroot.connect())
+        assert facade.wait_synced(20)
+        feeds.append(Feed())
+        feeds[-1].attach(facade)
+        feeds[-1].begin()
+        facades.append(facade)
+    node = Node()
+    node.state, node.type, node.provider = "ready", ["a"], "p"
+    facades[0].storeNode(node)
+    facades[0].lockNode(node, blocking=False)
+    node.state = "in-use"
+    facades[0].storeNode(node)
+
+    def seen(feed: Feed) -> list[tuple[str, int]]:
+        return [(event["type"], event["zxid"]) for event in feed.since(0)[0] if event.get("node") == node.id]
+
+    wait_for(lambda: len(seen(feeds[0])) == len(seen(feeds[1])) == 2, what="both have seen both changes")
+    assert seen(feeds[0]) == seen(feeds[1])
