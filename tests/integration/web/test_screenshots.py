@@ -68,7 +68,7 @@ def taken(seen: Browser, path: str) -> bytes:
         )
         page.locator(".uplot:not(#old) canvas").nth(3).wait_for()
     if path == "events":
-        page.get_by_role("list", name="Events").locator("li").nth(len(fixed_cluster.events()) - 1).wait_for()
+        page.get_by_role("list", name="Events").locator("li").nth(len(fixed_cluster.events()) - 1).wait_for(state="attached")
     return bytes(page.screenshot(full_page=True, animations="disabled", caret="hide"))
 
 
