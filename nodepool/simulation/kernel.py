@@ -128,31 +128,6 @@ class Kernel:
         self.ready.append(task)
         return task
 
-    def kill(self, process: Process) -> None:
-        """End a process as SIGKILL does: its tasks never run again, its connections break."""
-        process.alive = False
-        for task in [task for task in self.tasks if task.process is process]:
-            del self.tasks[task]
-            self._graveyard.append(task)
-        self.ready = [task for task in self.ready if task.process is not process]
-        process.held.clear()
-        for end in list(process.at_exit):
-            end()
-        for task in self.tasks:
-            if task.awaited is not None and task.awaited.abandoned:
-                self.wake(task)
-        if self.task is not None and self.task.process is process:
-            self._leave()
-
-    def pause(self, process: Process) -> None:
-        """Stop a process as SIGSTOP does."""
-        process.paused = True
-
-    def resume(self, process: Process) -> None:
-        process.paused = False
-        held, process.held = process.held, []
-        self.ready += held
-
     # -- waiting
 
     def park(self, deadline: float | None = None) -> bool:

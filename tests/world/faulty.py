@@ -1,4 +1,4 @@
-"""A simulated network whose connections break, lose answers or stall."""
+"""Processes that are killed and stopped, and a network whose connections break, lose answers or stall."""
 
 from __future__ import annotations
 
@@ -10,6 +10,35 @@ from nodepool.simulation.network import Address, Connection, Network, Socket
 
 #: Seconds until the other side of a cut connection learns about it, if it does not send anything.
 RESET_DELAY = 0.001
+
+
+class FaultyKernel(Kernel):
+    """A kernel that ends and stops processes."""
+
+    def kill(self, process: Process) -> None:
+        """End a process as SIGKILL does: its tasks never run again, its connections break."""
+        process.alive = False
+        for task in [task for task in self.tasks if task.process is process]:
+            del self.tasks[task]
+            self._graveyard.append(task)
+        self.ready = [task for task in self.ready if task.process is not process]
+        process.held.clear()
+        for end in list(process.at_exit):
+            end()
+        for task in self.tasks:
+            if task.awaited is not None and task.awaited.abandoned:
+                self.wake(task)
+        if self.task is not None and self.task.process is process:
+            self._leave()
+
+    def pause(self, process: Process) -> None:
+        """Stop a process as SIGSTOP does."""
+        process.paused = True
+
+    def resume(self, process: Process) -> None:
+        process.paused = False
+        held, process.held = process.held, []
+        self.ready += held
 
 
 class FaultyConnection(Connection):

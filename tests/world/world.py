@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.simulation import install
-from nodepool.simulation.kernel import Kernel, Process, SimulationError
+from nodepool.simulation.kernel import Process, SimulationError
 from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
 from tests.world import builders, capacity, faults, history, hosts, lines, nodemanagers, operators
 from tests.world.cloud import Cloud
 from tests.world.explain import Explainer
-from tests.world.faulty import FaultyNetwork
+from tests.world.faulty import FaultyKernel, FaultyNetwork
 from tests.world.history import History
 from tests.world.observer import Observer
 from tests.world.openstack import OpenStack
@@ -211,7 +211,7 @@ class Launcher:
 class World:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.kernel = Kernel(scenario.seed, lines=scenario.lines, delay=scenario.delay)
+        self.kernel = FaultyKernel(scenario.seed, lines=scenario.lines, delay=scenario.delay)
         self.kernel.on_busy_loop = self._busy
         #: How often threads have read the clock many times without waiting.
         self._busy_loops: Counter[str] = Counter()

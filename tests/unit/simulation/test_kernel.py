@@ -10,13 +10,13 @@ import pytest
 from nodepool.simulation import kernel as kernels
 from nodepool.simulation.kernel import Kernel, SimulationError
 from nodepool.simulation.sync import Lock, RLock
-from tests.world.faulty import FaultyConnection, FaultyNetwork
+from tests.world.faulty import FaultyConnection, FaultyKernel, FaultyNetwork
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[[int], Kernel]]:
     def make(seed: int = 1) -> Kernel:
-        kernel = Kernel(seed, preemption=0.5)
+        kernel = FaultyKernel(seed, preemption=0.5)
         kernels.use(kernel)
         return kernel
 

@@ -85,12 +85,11 @@ def simulated(item: pytest.Item) -> list[Any]:
     from _pytest.runner import runtestprotocol
 
     from nodepool.simulation import install
-    from nodepool.simulation.kernel import Kernel
     from nodepool.simulation.zookeeper import ZooKeeper
     from tests.world.directed import world
-    from tests.world.faulty import FaultyNetwork
+    from tests.world.faulty import FaultyKernel, FaultyNetwork
 
-    kernel = Kernel(zlib.crc32(item.nodeid.encode()))
+    kernel = FaultyKernel(zlib.crc32(item.nodeid.encode()))
     network = FaultyNetwork(kernel)
     install.begin(kernel, network)
     world.current = world.World(kernel, network, ZooKeeper(kernel, network))
