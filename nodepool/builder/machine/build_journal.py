@@ -223,11 +223,6 @@ def _load(path: str, images_dir: str) -> BuildEntry:
     return entry
 
 
-def belongs(entry: BuildEntry) -> list[int]:
-    """Return the running processes of a build; processes that reuse a pid do not count."""
-    return [process.pid for process in processes.find(entry.origin())]
-
-
 def clean(entry: BuildEntry, deadline: float | None = None) -> list[str]:
     """End the processes of a build, then unmount, detach and delete its leftovers.
 

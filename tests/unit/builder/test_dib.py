@@ -15,7 +15,7 @@ import pytest
 
 from nodepool.builder.building.command import build_command, build_environment
 from nodepool.builder.building.process import BuildProcess, ProcessResult
-from nodepool.builder.machine import build_journal, image_files, mounts
+from nodepool.builder.machine import build_journal, image_files, mounts, processes
 from nodepool.builder.machine.build_journal import begin, clean_all
 from nodepool.builder.progress.phases import PhaseTracker
 from nodepool.config.diskimages import DiskImage
@@ -95,7 +95,7 @@ class Build:
         return self.endings[0]
 
     def assert_nothing_left(self) -> None:
-        assert build_journal.belongs(self.entry) == []
+        assert processes.find(self.entry.origin()) == []
         assert mounts.mount_points([str(self.tmp_base)]) == []
         assert mounts.loop_devices(lambda path: path.startswith(str(self.tmp_base))) == []
         # With a TMPDIR of the image, nothing tells whose this directory with two small files is.

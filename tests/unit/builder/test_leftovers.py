@@ -18,12 +18,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nodepool.builder.machine import build_journal, image_files, mounts, processes
-from nodepool.builder.machine.build_journal import acquire_images_dir, begin, belongs, clean, clean_all, entries
+from nodepool.builder.machine.build_journal import BuildEntry, acquire_images_dir, begin, clean, clean_all, entries
 from nodepool.exceptions import BuilderError, ConfigurationError
 from tests.conftest import wait_for
 from tests.support.deadline import limit
 
 log = logging.getLogger("test")
+
+
+def belongs(entry: BuildEntry) -> list[int]:
+    """The running processes of a build."""
+    return [process.pid for process in processes.find(entry.origin())]
+
+
 HEX = "0123456789abcdef0123456789abcdef"
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
+import logging.handlers
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -38,27 +40,16 @@ def _current_context() -> str | None:
     return None
 
 
-class RootErrors(logging.Handler):
-    """Collects errors that this thread logs to the root logger.
-
-    The library reports a failing exec plug-in there only.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.texts: list[str] = []
-        self._thread = threading.get_ident()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name == "root" and record.thread == self._thread:
-            self.texts.append(record.getMessage())
-
-    def __enter__(self) -> RootErrors:
-        logging.getLogger().addHandler(self)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        logging.getLogger().removeHandler(self)
+@contextlib.contextmanager
+def _root_errors() -> Iterator[list[logging.LogRecord]]:
+    """Collect errors of the root logger: the library reports a failing exec plug-in there only."""
+    handler = logging.handlers.BufferingHandler(capacity=1000)
+    handler.setLevel(logging.ERROR)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield handler.buffer
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def _place(context: str | None) -> str:
@@ -95,7 +86,7 @@ class KubeconfigAccess:
             raise NoAccess(f"it needs {optional.missing(['kubernetes']) or error}") from error
         configuration = Configuration()
         try:
-            with RootErrors() as errors:
+            with _root_errors() as errors:
                 kube_config.load_kube_config(  # type: ignore[no-untyped-call]
                     # Passed explicitly, because the library read the environment when it was imported.
                     config_file=_files(),
@@ -103,8 +94,9 @@ class KubeconfigAccess:
                     client_configuration=configuration,
                     persist_config=False,
                 )
-            if errors.texts and not configuration.api_key and not configuration.cert_file:
-                raise NoAccess(f"{_place(self._context)}: no token: {errors.texts[-1]}")
+            texts = [each.getMessage() for each in errors if (each.name, each.thread) == ("root", threading.get_ident())]
+            if texts and not configuration.api_key and not configuration.cert_file:
+                raise NoAccess(f"{_place(self._context)}: no token: {texts[-1]}")
             return configuration
         except NoAccess:
             raise
