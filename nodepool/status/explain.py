@@ -154,7 +154,7 @@ def _request_of(events: Sequence[Event]) -> str:
 
 
 def _set_past(found: Explanation, of_request: Sequence[Event], now: float) -> None:
-    """Explain a request or node that does not exist any more, from its events and those of its last request."""
+    """Explain a deleted request or node by its events and those of its last request."""
     fields: dict[str, Any] = {}
     for event in (*of_request, *found.history):
         fields |= event
@@ -189,7 +189,7 @@ def _folded(zk: Facade, events: list[Event]) -> list[Event]:
 
 
 def _problems(zk: Facade, concerns: Callable[[object, object], bool]) -> list[str]:
-    """Return the problems that the launchers publish, of whose label and provider ``concerns`` returns true."""
+    """Return the published problems whose label and provider concern the caller."""
     found = []
     for row in known.told_problems(zk):
         if concerns(row["label"], row["provider"]):

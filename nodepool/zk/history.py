@@ -129,7 +129,10 @@ def stored(event: Event) -> Event:
 
 
 def unique(events: Iterable[Event]) -> list[Event]:
-    """Return the events by time, each once; several launchers may have seen the same change at different times."""
+    """Return the events by time, each once.
+
+    Several launchers may have seen the same change at different times.
+    """
     found: dict[str, Event] = {}
     for event in sorted(events, key=lambda event: event["time"]):
         content = {key: value for key, value in stored(event).items() if key != "time" or "zxid" not in event}

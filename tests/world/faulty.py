@@ -88,7 +88,6 @@ class FaultyNetwork(Network):
     """A network that processes can lose."""
 
     connection_class = FaultyConnection
-    connections: dict[FaultyConnection, None]  # type: ignore[assignment]
 
     def __init__(self, kernel: Kernel, shortest: float = 0.0002, mean: float = 0.001) -> None:
         super().__init__(kernel, shortest, mean)

@@ -143,7 +143,10 @@ class AwsAdapter(statemachine.Adapter):
         )
 
     def _classify(self, error: BaseException) -> ErrorKind:
-        """Return the kind of an error; if credentials caused it, read them again: the library does so for roles only."""
+        """Return the kind of an error; if credentials caused it, read them again.
+
+        The library does so for roles only.
+        """
         if needs_credentials(error) and time.monotonic() - self._connected >= self.CREDENTIALS_INTERVAL:
             self.log.info("Reading the credentials again: %s", error)
             try:

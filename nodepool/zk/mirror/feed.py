@@ -226,7 +226,7 @@ class Feed:
 
 
 def user_of(tenant: str | None, data: object) -> dict[str, str]:
-    """Return who uses a node or has submitted a request, as far as it is known, by the values of ``USER``.
+    """Return who uses a node or has submitted a request, by the values of ``USER``.
 
     :param data: of the requestor: Zuul's, or one with the terms of a lease.
     """

@@ -42,7 +42,10 @@ def _current_context() -> str | None:
 
 @contextlib.contextmanager
 def _root_errors() -> Iterator[list[logging.LogRecord]]:
-    """Collect errors of the root logger: the library reports a failing exec plug-in there only."""
+    """Collect errors of the root logger.
+
+    The library reports a failing exec plug-in there only.
+    """
     handler = logging.handlers.BufferingHandler(capacity=1000)
     handler.setLevel(logging.ERROR)
     logging.getLogger().addHandler(handler)
