@@ -276,11 +276,13 @@ class LeaseCalls:
 
     def ssh(self, call: Call) -> Reply:
         form, directory = call.query.get("format", "config"), call.query.get("directory", ".")
-        if form not in ("config", "known_hosts") or '"' in directory or not directory.isprintable():
-            text = "format must be config or known_hosts, and directory a path without quotation marks"
-            raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", text)
+        if form not in ("config", "known_hosts"):
+            raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", "format must be config or known_hosts")
         nodes = self.held(call).nodes
-        return Reply(ssh.config(nodes, directory) if form == "config" else ssh.known_hosts(nodes))
+        try:
+            return Reply(ssh.config(nodes, directory) if form == "config" else ssh.known_hosts(nodes))
+        except ValueError as error:
+            raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", str(error)) from None
 
     def inventory(self, call: Call) -> Reply:
         return Reply(ssh.inventory(self.held(call)))

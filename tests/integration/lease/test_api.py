@@ -7,6 +7,7 @@ import json
 import statistics
 import threading
 import time
+import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -467,6 +468,15 @@ def test_poll_is_answered_although_its_lease_changed_before_it_waited(api: Api, 
         poll = executor.submit(api.call, "GET", f"{path}?wait=30&state=held", token=token)
         wait_for(poll.done, what="the answer")
         assert poll.result().status == 410
+
+
+def test_directory_that_ssh_cannot_use_is_refused(api: Api) -> None:
+    token = api.token()
+    path = f"/leases/{api.call('POST', '/leases', NEW, token).content['id']}/ssh"
+    for directory in ('a"b', "a\\b", "a\nb", "${HOME}", "{{x}}"):
+        answer = api.call("GET", f"{path}?directory={urllib.parse.quote(directory)}", token=token)
+        assert (answer.status, answer.content["code"]) == (422, "bad-request"), directory
+    assert api.call("GET", f"{path}?directory=a%20b", token=token).status == 200
 
 
 def test_limits_of_a_token_are_kept(api: Api) -> None:

@@ -268,4 +268,10 @@ GUARDS: dict[str, Mutation] = {
         "if False:",
         f"{_API}test_calls_need_json_and_a_known_method",
     ),
+    "directories-that-ssh-cannot-use-are-errors-of-the-server": Mutation(
+        _IN_CALLS,
+        "except ValueError as error:",
+        "except ZeroDivisionError as error:",
+        f"{_API}test_directory_that_ssh_cannot_use_is_refused",
+    ),
 }
