@@ -419,10 +419,13 @@ def test_autohold_belongs_to_no_caller_who_has_the_name_in_its_record(api: Api) 
     assert api.call("DELETE", path, token=api.token("carol", Role.OPERATE)).status == 204
 
 
-@pytest.mark.parametrize("change", [{"labels": ["other"]}, {"tenant": "else"}, {"priority": "100"}])
-def test_lease_beyond_what_the_token_allows_is_refused(api: Api, change: dict[str, Any]) -> None:
-    answer = api.call("POST", "/leases", {**NEW, **change}, api.token(labels=("fake-*",), tenant="acme"))
-    assert (answer.status, answer.content["code"]) == (403, "not-allowed")
+@pytest.mark.parametrize("change, code", [
+    ({"labels": ["other"]}, "not-allowed"), ({"tenant": "else"}, "not-allowed"), ({"priority": "100"}, "not-allowed"),
+    ({"for": 7201}, "cap"),
+])  # fmt: skip
+def test_lease_beyond_what_the_token_allows_is_refused(api: Api, change: dict[str, Any], code: str) -> None:
+    answer = api.call("POST", "/leases", {**NEW, **change}, api.token(labels=("fake-*",), tenant="acme", longest=7200.0))
+    assert (answer.status, answer.content["code"]) == (403, code)
     assert api.bench.zk.getNodeRequests() == []
 
 
@@ -468,6 +471,12 @@ def test_poll_is_answered_although_its_lease_changed_before_it_waited(api: Api, 
         poll = executor.submit(api.call, "GET", f"{path}?wait=30&state=held", token=token)
         wait_for(poll.done, what="the answer")
         assert poll.result().status == 410
+
+
+@pytest.mark.parametrize("key", ["", "a\tb", "x" * 256])
+def test_key_that_cannot_be_stored_is_refused(api: Api, key: str) -> None:
+    answer = api.call("POST", "/leases", NEW, api.token(), {"Idempotency-Key": key})
+    assert (answer.status, answer.content["code"]) == (422, "bad-request")
 
 
 def test_directory_that_ssh_cannot_use_is_refused(api: Api) -> None:

@@ -90,6 +90,12 @@ def test_text_that_is_not_a_key_is_refused(ca: tuple[str, str], key: str) -> Non
     assert caught.value.reason is Reason.BAD_REQUEST
 
 
+@pytest.mark.parametrize("text", ["{key}\n{key}", "no-pty {key}", "{key}\n# a line"])
+def test_key_with_options_or_further_lines_is_refused(ca: tuple[str, str], tmp_path: pathlib.Path, text: str) -> None:
+    with pytest.raises(LeaseError, match="must be one line"):
+        certificates.sign(ca[0], text.format(key=keygen(tmp_path / "id")), held(time.time() + 60, "0000000001"))
+
+
 @pytest.mark.parametrize("ends", [None, 1.0])
 def test_ended_lease_gets_no_certificate(ca: tuple[str, str], tmp_path: pathlib.Path, ends: float | None) -> None:
     with pytest.raises(LeaseError, match="has ended"):

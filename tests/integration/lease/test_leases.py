@@ -15,7 +15,7 @@ from kazoo.protocol.serialization import GetData
 
 from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms
 from nodepool.lease.leases import turn_of
-from nodepool.zk.records import HOLD, READY
+from nodepool.zk.records import HOLD, READY, NodeRequest
 from nodepool.zk.writer import Callback, Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import wait_for
@@ -469,6 +469,14 @@ def test_terms_survive_json_and_odd_values() -> None:
     assert Terms.read(json.loads(json.dumps(terms.stored()))) == terms
     odd = Terms.read({"lease": {"owner": "a", "created": "x", "size": True, "renewed": None, "notes": [], "key": 5}})
     assert odd == Terms("a", "unknown")
+
+
+def test_request_of_others_with_the_data_of_a_lease_is_no_lease(bench: LauncherBench, leases: Leases) -> None:
+    request = NodeRequest()
+    request.state, request.node_types, request.requestor, request.requestor_data = "requested", ["a"], "zuul", ALICE.stored()
+    bench.zk.storeNodeRequest(request)
+    assert leases.get(request.id or "") is None and leases.all() == []
+    assert not leases.give_back(request.id or "") and bench.zk.getNodeRequest(request.id or "") is not None
 
 
 def test_request_that_failed_is_a_failed_lease(bench: LauncherBench, leases: Leases) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import http.client
 import pathlib
 import textwrap
 import threading
@@ -18,7 +19,7 @@ from nodepool.adapters.gitea import program
 from nodepool.adapters.gitea.api import Api, Job, Registration
 from nodepool.adapters.gitea.instance import STRAY, SWEEP, Instance, Runners
 from nodepool.adapters.runners.forge import Kind
-from nodepool.adapters.runners.program import ConfigError, Pools, read_config
+from nodepool.adapters.runners.program import ConfigError, Listener, Pools, read_config
 from nodepool.adapters.runners.runner import BUSY, IDLE, STARTING, Runner
 from tests import REPOSITORY
 
@@ -357,6 +358,21 @@ def test_check_reports_a_correct_and_a_wrong_file(tmp_path: pathlib.Path, capsys
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(SystemExit, match="can be read by everyone"):
         program.main(["--config", str(path), "check"])
+
+
+@pytest.mark.parametrize("length", [str((1 << 20) + 1), "-1", "x"])
+def test_message_without_a_usable_length_is_not_read(tmp_path: pathlib.Path, length: str) -> None:
+    listener = Listener("127.0.0.1:0", service_of(tmp_path), "nodepool-gitea")
+    listener.start()
+    connection = http.client.HTTPConnection("127.0.0.1", listener.port, timeout=30)
+    try:
+        connection.putrequest("POST", "/webhook/main")
+        connection.putheader("Content-Length", length)
+        connection.endheaders()
+        assert connection.getresponse().status == 413
+    finally:
+        connection.close()
+        listener.stop()
 
 
 def test_webhooks_reach_their_instance_only(tmp_path: pathlib.Path) -> None:

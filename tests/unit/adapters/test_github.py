@@ -229,6 +229,16 @@ def test_answer_that_is_too_long_is_refused(answers: Answers, calls: Service, mo
         calls.open(3, "host")
 
 
+def test_call_that_may_have_arrived_is_not_repeated_if_it_would_have_two_effects(answers: Answers, calls: Service) -> None:
+    for method, path, call in (
+        ("POST", SETS, lambda: calls.create("set", 1, [])), ("POST", f"{SETS}/3/sessions", lambda: calls.open(3, "host")),
+    ):  # fmt: skip
+        answers.give(method, path, b"", **{"Content-Encoding": "br"})  # the answer cannot be read
+        with pytest.raises(ServiceError, match="does not answer"):
+            call()
+        assert len(answers.requests(method, path)) == 1
+
+
 def test_error_has_the_ids_that_support_asks_for(answers: Answers, calls: Service) -> None:
     body = {"typeName": "GitHub.Runner.AgentExistsException, x", "message": "name is taken"}
     answers.give("POST", f"{SETS}/7/generatejitconfig", body, 409, ActivityId="act-1", **{"X-GitHub-Request-Id": "req-1"})

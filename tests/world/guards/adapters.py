@@ -147,4 +147,16 @@ GUARDS: dict[str, Mutation] = {
         ("        if self.remove(name) is None:\n            raise ForgeError"),
         f"{_GITHUB}test_name_of_a_former_runner_is_freed",
     ),
+    "calls-with-effects-are-repeated": Mutation(
+        _IN_SERVICE,
+        "if is_untrusted(error) or not (repeat or unsent):",
+        "if is_untrusted(error):",
+        f"{_GITHUB}test_call_that_may_have_arrived_is_not_repeated_if_it_would_have_two_effects",
+    ),
+    "messages-of-any-length-are-read": Mutation(
+        "nodepool.adapters.runners.program",
+        "if not text.isdecimal() or int(text) > MOST_BODY:",
+        "if not text.isdecimal():",
+        f"{_GITEA}test_message_without_a_usable_length_is_not_read[1048577]",
+    ),
 }

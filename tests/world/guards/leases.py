@@ -179,19 +179,19 @@ GUARDS: dict[str, Mutation] = {
         _IN_CALLS,
         "        if forbidden:",
         "        if False:",
-        f"{_API}test_lease_beyond_what_the_token_allows_is_refused[change0]",
+        f"{_API}test_lease_beyond_what_the_token_allows_is_refused[change0-not-allowed]",
     ),
     "tokens-lease-for-any-tenant": Mutation(
         _IN_CALLS,
         "if identity.tenant is not None and body.tenant not in (None, identity.tenant):",
         "if False:",
-        f"{_API}test_lease_beyond_what_the_token_allows_is_refused[change1]",
+        f"{_API}test_lease_beyond_what_the_token_allows_is_refused[change1-not-allowed]",
     ),
     "borrowers-have-any-priority": Mutation(
         _IN_CALLS,
         'if body.priority == "100" and identity.role < Role.OPERATE:',
         "if False:",
-        f"{_API}test_lease_beyond_what_the_token_allows_is_refused[change2]",
+        f"{_API}test_lease_beyond_what_the_token_allows_is_refused[change2-not-allowed]",
     ),
     "renewals-exceed-the-token": Mutation(
         _IN_CALLS,
@@ -268,10 +268,34 @@ GUARDS: dict[str, Mutation] = {
         "if False:",
         f"{_API}test_calls_need_json_and_a_known_method",
     ),
+    "leases-exceed-the-token": Mutation(
+        _IN_CALLS,
+        "        self._check_end(identity, body.seconds)",
+        "        pass",
+        f"{_API}test_lease_beyond_what_the_token_allows_is_refused[change3-cap]",
+    ),
+    "keys-have-any-length": Mutation(
+        _IN_ACTIONS,
+        "if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):",
+        "if False:",
+        f"{_API}test_key_that_cannot_be_stored_is_refused[]",
+    ),
     "directories-that-ssh-cannot-use-are-errors-of-the-server": Mutation(
         _IN_CALLS,
         "except ValueError as error:",
         "except ZeroDivisionError as error:",
         f"{_API}test_directory_that_ssh_cannot_use_is_refused",
+    ),
+    "signed-keys-have-options": Mutation(
+        _IN_CERTIFICATES,
+        "if not PUBLIC_KEY.fullmatch(public_key.strip()):",
+        "if False:",
+        f"{_CERTIFICATES}test_key_with_options_or_further_lines_is_refused[no-pty {{key}}]",
+    ),
+    "requests-of-others-are-leases": Mutation(
+        _IN_LEASES,
+        "if request is not None and terms is not None and request.requestor == REQUESTOR:",
+        "if request is not None and terms is not None:",
+        f"{_LEASES}test_request_of_others_with_the_data_of_a_lease_is_no_lease",
     ),
 }

@@ -229,4 +229,28 @@ GUARDS: dict[str, Mutation] = {
         "                if False:",
         f"{_SPACE}test_ballast_is_released_when_bytes_or_inodes_are_short[7340032-1000]",
     ),
+    "refused-limits-with-swap-change-the-memory-limit": Mutation(
+        "nodepool.nodemanager.limits.cgroups.v1",
+        "                write(plain, previous)\n",
+        "                pass\n",
+        f"{_CGROUPS}test_v1_memory_limit_is_restored_when_that_with_swap_is_refused",
+    ),
+    "guarantees-use-the-reserve-of-the-host": Mutation(
+        "nodepool.nodemanager.limits.cgroups.weights",
+        "host = max(reserve, 10, rest",
+        "host = max(10, rest",
+        f"{_CGROUPS}test_reserve_of_the_host_holds_whatever_is_guaranteed",
+    ),
+    "ballast-takes-the-last-bytes": Mutation(
+        _IN_FREE_SPACE,
+        "size = min(BALLAST, has + state.f_bavail * state.f_frsize - 2 * LEAST)",
+        "size = BALLAST",
+        f"{_SPACE}test_ballast_leaves_space_for_others",
+    ),
+    "links-in-place-of-new-images-are-followed": Mutation(
+        "nodepool.nodemanager.limits.disk_templates",
+        "descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)",
+        "descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)",
+        f"{_DISKS}test_link_in_place_of_a_new_image_is_not_followed",
+    ),
 }

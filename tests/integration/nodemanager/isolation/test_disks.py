@@ -410,6 +410,16 @@ def test_a_link_in_place_of_the_image_is_not_followed(bench: Bench, tmp_path: pa
     assert victim.read_bytes() == b"\0" * 65536
 
 
+def test_link_in_place_of_a_new_image_is_not_followed(bench: Bench, tmp_path: pathlib.Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    new = bench.target("alice").with_name("disk.img.new")
+    new.symlink_to(victim)
+    with pytest.raises(DiskError):
+        bench.disks.create("alice", 12288)  # there is no copy of this size
+    assert victim.read_text() == "kept"
+
+
 @pytest.mark.spec("NM-C.3: nm_io_read_bps, nm_io_write_bps hold from the first moment")
 def test_io_limits_of_a_sliver_that_was_just_made(tmp_path: pathlib.Path) -> None:
     if Cgroups.detect().controllers["io"] is None:

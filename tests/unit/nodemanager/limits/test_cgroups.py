@@ -6,6 +6,7 @@ is written is checked, what the kernel would do with it is not.  What a real ker
 
 from __future__ import annotations
 
+import errno
 import pathlib
 import shutil
 import subprocess
@@ -17,8 +18,10 @@ from nodepool.nodemanager.limits import cgroups
 from nodepool.nodemanager.limits.cgroups import Cgroups, detect
 from nodepool.nodemanager.limits.cgroups import files as cgroup_files
 from nodepool.nodemanager.limits.cgroups import kill as cgroup_kill
+from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place
+from nodepool.nodemanager.limits.cgroups.weights import division
 from nodepool.nodemanager.limits.cores import Cores
 
 FILES = {
@@ -158,6 +161,28 @@ def test_refused_memory_limit_changes_no_other_limit(tree: pathlib.Path) -> None
         groups.apply("alice", {"nm_mem_limit": 100, "nm_pids_max": 20, "nm_cpu_cores": 6})
     assert content(other, "pids.max", "cpuset.cpus") == before
     groups.create("bob", {"nm_cpu_cores": 5})
+
+
+def test_v1_memory_limit_is_restored_when_that_with_swap_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.usage_in_bytes")
+    for name in names:
+        (tmp_path / name).write_text(str(512 << 20))
+
+    def write(path: pathlib.Path, value: object) -> None:
+        if path.name == "memory.memsw.limit_in_bytes":
+            raise OSError(errno.EBUSY, "busy")
+        path.write_text(str(value))
+
+    monkeypatch.setattr(cgroup_v1, "write", write)
+    with pytest.raises(CgroupError, match="512 MiB are in use"):
+        cgroup_v1.memory(tmp_path, 64, 0)
+    assert content(tmp_path, names[0]) == [str(512 << 20)]
+
+
+def test_reserve_of_the_host_holds_whatever_is_guaranteed() -> None:
+    assert [division(guaranteed, 50)[0] for guaranteed in (0, 950, 1000)] == [500, 50, 50]
 
 
 def test_tree_that_others_removed_is_created_again(tree: pathlib.Path) -> None:

@@ -41,3 +41,9 @@ def test_ballast_is_released_when_bytes_or_inodes_are_short(
     use(monkeypatch, free, inodes)
     space.ensure()
     assert not ballast.exists()
+
+
+def test_ballast_leaves_space_for_others(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    use(monkeypatch, 40 * MIB)
+    FreeSpace(tmp_path).keep()
+    assert (tmp_path / "ballast" / "room").stat().st_size == 24 * MIB
