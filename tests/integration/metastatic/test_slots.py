@@ -592,16 +592,17 @@ def test_backing_request_whose_creation_was_not_acknowledged_is_canceled(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make()
-    machine, submit = bench.machine(), bench.zk.writer.submit
+    machine, submit, created = bench.machine(), bench.zk.writer.submit, list[Callable[..., None]]()
 
     def lose(txn: Any, callback: Any = None) -> None:
-        submit(txn, lambda _results, _error: callback(None, ConnectionLoss()))
+        submit(txn, lambda _results, _error: created.append(callback))
 
     with monkeypatch.context() as patch:
         patch.setattr(bench.zk.writer, "submit", lose)
         machine.advance()
-        wait_for(bench.requests)
-        wait_for(lambda: not bench.records(), what="the failure of the launch")
+        wait_for(lambda: created, what="the request")
+    created.pop()(None, ConnectionLoss())
+    assert bench.requests() != [] and bench.records() == []
     bench.adapter.periodic()
     wait_for(lambda: not bench.requests(), what="the end of the request that nobody follows")
 
