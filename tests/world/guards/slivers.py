@@ -14,7 +14,6 @@ _IN_DISKS = "nodepool.nodemanager.limits.disks"
 _IN_FREE_SPACE = "nodepool.nodemanager.limits.free_space"
 _IN_NETLINK = "nodepool.nodemanager.limits.netlink"
 #: Files of tests.
-_KERNEL = "tests/integration/nodemanager/isolation/test_cgroups.py::"
 _DISKS = "tests/integration/nodemanager/isolation/test_disks.py::"
 _NETLINK = "tests/integration/nodemanager/isolation/test_netlink.py::"
 _FILTER = "tests/unit/nodemanager/helper/test_rootfs.py::"
@@ -95,10 +94,10 @@ GUARDS: dict[str, Mutation] = {
         _IN_KILL,
         "        _signal(rest, groups)\n",
         "        pass\n",
-        f"{_KERNEL}test_process_that_has_joined_one_hierarchy_only_is_killed",
+        f"{_CGROUPS}test_process_that_the_kernel_did_not_kill_with_the_group_is_killed",
     ),
     "frozen-processes-are-not-killed": Mutation(
-        _IN_KILL, "        thaw()\n", "        pass\n", f"{_KERNEL}test_kill_ends_all_even_frozen_ones[version 1 only-True]"
+        _IN_KILL, "        thaw()\n", "        pass\n", f"{_CGROUPS}test_frozen_processes_are_thawed_so_that_they_end"
     ),
     "reused-process-ids-are-killed": Mutation(
         _IN_KILL,

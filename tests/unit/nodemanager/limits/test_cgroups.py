@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import pathlib
 import shutil
+import signal
 import subprocess
 from typing import Any
 
@@ -234,6 +235,29 @@ def test_sliver_that_cannot_be_frozen_continues(tree: pathlib.Path, monkeypatch:
     with pytest.raises(CgroupError, match="not frozen after"):
         groups.freeze("alice", True)
     assert content(tree / "ours" / "besteffort" / "alice.sliver", "cgroup.freeze") == ["0"]
+
+
+def test_process_that_the_kernel_did_not_kill_with_the_group_is_killed(
+    tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has joined the group of another hierarchy only."""
+    newer, older = (tree, Place("v2", tree, frozenset(), tree)), (tree / "older", Place("v1", tree, frozenset(), tree))
+    monkeypatch.setattr(cgroup_v2, "kill", lambda _group: True)
+    with subprocess.Popen(["sleep", "60"]) as late:
+        monkeypatch.setattr(
+            cgroup_kill, "processes", lambda group: [late.pid] if group == tree / "older" and late.poll() is None else []
+        )
+        try:
+            cgroup_kill.kill(lambda: [newer[::-1], older[::-1]], lambda: None, "alice", 1)
+            assert late.wait(10) == -signal.SIGKILL
+        finally:
+            late.kill()
+
+
+def test_frozen_processes_are_thawed_so_that_they_end(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = [1 << 22]  # no process has this number
+    monkeypatch.setattr(cgroup_kill, "processes", lambda _group: list(frozen))
+    cgroup_kill.kill(lambda: [(Place("v1", tree, frozenset(), tree), tree)], frozen.clear, "alice", 0.1)
 
 
 def test_process_that_has_the_id_of_one_that_ended_is_not_killed(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
