@@ -26,11 +26,10 @@ def error_line(error: BaseException) -> str:
 
 
 def log_failure(log: logging.Logger | logging.LoggerAdapter[Any], error: BaseException, text: str, *args: object) -> None:
-    """Log a failure: in one line if a cloud caused it, with the traceback if it may be a bug."""
+    """Log a failure; with its traceback only if it may be a bug, or while debugging."""
     may_be_bug = type(error).__module__ == "builtins" and not isinstance(error, OSError)
-    log.error(f"{text}: %s", *args, error_line(error), exc_info=error if may_be_bug else None)
-    if not may_be_bug:
-        log.debug("Traceback of this error:", exc_info=error)
+    trace = may_be_bug or log.isEnabledFor(logging.DEBUG)
+    log.error(f"{text}: %s", *args, error_line(error), exc_info=error if trace else None)
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,7 @@ class LabelProblems:
             text = rest
         suggestion = REMEDIES.get(remedy or what, "")
         if not text:
-            text = f"{what} failed without a message ({type(reason).__name__})"
-            suggestion = suggestion if remedy else LOG
+            text, suggestion = f"{what} failed without a message ({type(reason).__name__})", suggestion if remedy else LOG
         with self._lock:
             self._known[label, what] = Problem(text, self.provider, label, help=suggestion)
             self._solved[label, what] = solved

@@ -109,7 +109,7 @@ class CloudCalls:
         self.timers = pool.timers(name)
         self._lanes = {lane: pool.lane(f"Thread-{name}-{lane}", limit) for lane, limit in limits.items()}
         self._under_way: dict[int, _Call] = {}
-        #: Operation -> seconds that its last answer took, and when it arrived (UNIX seconds), if it was slow.
+        #: Operation -> seconds that its last answer took, and when it arrived (UNIX seconds).
         self._slow: dict[str, tuple[float, float]] = {}
         self._answered = float("-inf")
 
@@ -213,9 +213,8 @@ class CloudCalls:
         self._log.debug(
             "API call %s failed (%s) in %.3f s after %.3f s delay: %s", call.operation, kind.value, took, delay, message
         )
-        statsd = metrics.shared()
-        statsd.timing(self._metric(call), took * 1000)
-        statsd.incr(metrics.API_ERRORS(self.name, call.operation, kind.value))
+        metrics.shared().timing(self._metric(call), took * 1000)
+        metrics.shared().incr(metrics.API_ERRORS(self.name, call.operation, kind.value))
         now, first = self._wall(), self._failing.get(call.operation)
         noted = LastError(call.operation, kind, message, now, first.since if first else now)
         if kind is not ErrorKind.NOT_FOUND:
@@ -233,9 +232,7 @@ class CloudCalls:
     def _note_time(self, call: _Call, started: float) -> float:
         """Return the seconds that the attempt took; note an answer that was slow."""
         took, call.sent = self.clock() - started, None
-        self._slow.pop(call.operation, None)
-        if took >= SLOW and call.is_short:
-            self._slow[call.operation] = took, self._wall()
+        self._slow[call.operation] = took if call.is_short else 0.0, self._wall()
         return took
 
     def _works(self, operation: str) -> None:
@@ -269,11 +266,10 @@ class CloudCalls:
             for error in list(self._failing.values())
             if error.kind not in _FADING or error.when > faded
         ]
-        slow = [(took, operation) for operation, (took, when) in self._slow.copy().items() if when > faded]
-        running = [(call, call.sent) for call in list(self._under_way.values()) if call.is_short]
-        slow += [(now - sent, call.operation) for call, sent in running if sent is not None and now - sent >= SLOW]
-        if slow:
-            took, operation = max(slow)
+        times = [(took, operation) for operation, (took, when) in self._slow.copy().items() if when > faded]
+        times += [(now - (call.sent or now), call.operation) for call in list(self._under_way.values()) if call.is_short]
+        took, operation = max(times, default=(0.0, ""))
+        if took >= SLOW:
             lines.append(f"calls take more than {took // SLOW * SLOW:g} s ({operation})")
         lines += [f"throttled: {lane} calls at {rate.describe()}" for lane, rate in self.rates.items() if rate.slowed]
         return lines

@@ -220,7 +220,7 @@ class NodePool(threading.Thread):
         if abs(ahead) > MOST_SKEW:
             text = f"the clock of this launcher is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} that of ZooKeeper"
             found.append(Problem(text, help="synchronize the clocks of launchers and ZooKeeper servers (NTP)"))
-        return found + provider_problems(config) + self.node_reconciler.churn.problems() + records
+        return found + provider_problems(config) + self.node_reconciler.problems() + records
 
     def _config_files(self) -> dict[str, Any]:
         """Return the paths of the files, and why they are not in force, for the report."""

@@ -220,11 +220,13 @@ def _launching(zk: Facade, nodes: list[Node], clock: Clock) -> Cause:
 
 def pending_at(zk: Facade, pool: str) -> str:
     """Return the request that has paused a pool; empty if no launcher reports one."""
-    for report in zk.readReports():
-        for group in report["waiting"]:
-            if any(one["pool"] == pool and one["code"] == Code.PAUSED.word for one in group["reasons"]) and group["ids"]:
-                return str(group["ids"][0])
-    return ""
+    groups = (group for report in zk.readReports() for group in report["waiting"] if group["ids"])
+    first = (
+        group["ids"][0]
+        for group in groups
+        if any(one["pool"] == pool and one["code"] == Code.PAUSED.word for one in group["reasons"])
+    )
+    return str(next(first, ""))
 
 
 def _users(zk: Facade, pool: str, providers: set[str], labels: Collection[str], clock: Clock) -> tuple[str, str]:

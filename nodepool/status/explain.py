@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,12 +190,11 @@ def _folded(zk: Facade, events: list[Event]) -> list[Event]:
 
 def _problems(zk: Facade, concerns: Callable[[object, object], bool]) -> list[str]:
     """Return the published problems whose label and provider concern the caller."""
-    found = []
-    for row in known.told_problems(zk):
-        if concerns(row["label"], row["provider"]):
-            place = ", ".join(f"{key} {row[key]}" for key in ("provider", "label") if row[key])
-            found.append(f"{place}: {row['problem']}" if place else str(row["problem"]))
-    return sorted(set(found))
+    rows = [row for row in known.told_problems(zk) if concerns(row["label"], row["provider"])]
+    return sorted({
+        ": ".join([", ".join(f"{key} {row[key]}" for key in ("provider", "label") if row[key]), str(row["problem"])]).removeprefix(": ")
+        for row in rows
+    })  # fmt: skip
 
 
 # -- requests
@@ -385,6 +384,11 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     return found
 
 
+def _pools(zk: Facade, pools: list[RegisteredPool], does: str) -> Iterator[Candidate]:
+    for pool in sorted(pools, key=lambda pool: str(pool.id)):
+        yield Candidate(known.place_of(zk, pool.id), "full" if pool.paused else f"{does}, priority {pool.priority:g}")
+
+
 def _counts(states: Counter[str] | None) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted((states or {}).items())) or "none"
 
@@ -407,9 +411,7 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
         lately = report["lately"].get(name, {})
         times = ", ".join(f"{key} {known.seconds_text(lately[key])}" for key in ("launch", "wait") if key in lately)
         found.facts.append((f"launcher {report['name']}", times or "not launched recently"))
-    for pool in sorted(offering, key=lambda pool: str(pool.id)):
-        verdict = "full" if pool.paused else f"offers it, priority {pool.priority:g}"
-        found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
+    found.candidates += _pools(zk, offering, "offers it")
     found.problems = _problems(zk, lambda label, provider: label == name or (not label and provider in providers))
     user_requests = [request for request in waiting if request.requestor != MIN_READY]
     number = len(user_requests)
@@ -433,9 +435,10 @@ def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
     uploads = [upload for upload in data.uploads if upload.image_name == name]
     now = clock()
     found.facts += image_facts(zk, name, now)
-    for build in sorted(builds, key=lambda build: build.state_time or 0):
-        age = format_duration(now - (build.state_time or now))
-        found.facts.append((f"build {build.id}", f"{build.state} for {age}"))
+    found.facts += [
+        (f"build {build.id}", f"{build.state} for {format_duration(now - (build.state_time or now))}")
+        for build in sorted(builds, key=lambda build: build.state_time or 0)
+    ]
     running = [each for each in progress.builds.values() if each.image == name and each.running]
     if name in data.requests:
         waits = "" if zk.getBuilders() else "; no builder is running"
@@ -491,9 +494,7 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
             used = entry["used"].get(resource, 0)
             if limit or used:
                 found.facts.append((f"limit of {resource}", f"{use_text(resource, used, limit)} used by our nodes"))
-    for pool in sorted(pools, key=lambda pool: str(pool.id)):
-        verdict = "full" if pool.paused else f"takes requests, priority {pool.priority:g}"
-        found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
+    found.candidates += _pools(zk, pools, "takes requests")
     found.problems = _problems(zk, lambda _label, provider: provider == name)
     found.answer = "runs" if running or pools else refused
     _set(found, causes.of_provider(zk, name, clock), found.answer)

@@ -77,19 +77,17 @@ def facts_of(zk: Facade, name: str, now: float) -> Iterator[tuple[str, str]]:
     row = next((row for row in image_details(zk, lambda: now) if row["image"] == name), None)
     if row is None:
         return
-    yield "state", row["state"]
-    yield "labels", ", ".join(row["labels"]) or "none: no label of a running launcher uses it"
-    if row["phase"]:
-        yield "building", _progress(row, now)
-    if row["age"]:
-        limit = f" of {format_duration(row['rebuild_age'])} (rebuild-age)" if row["rebuild_age"] else ""
-        yield "age", f"{format_duration(now - row['age'])}{limit}"
-    if not row["phase"]:
-        yield "next build", _next(row, now)
-    if row["formats"]:
-        yield "formats", ", ".join(row["formats"])
-    if row["size"]:
-        yield "size", format_bytes(row["size"])
+    limit = f" of {format_duration(row['rebuild_age'])} (rebuild-age)" if row["rebuild_age"] else ""
+    facts = (
+        ("state", row["state"]),
+        ("labels", ", ".join(row["labels"]) or "none: no label of a running launcher uses it"),
+        ("building", _progress(row, now) if row["phase"] else ""),
+        ("age", f"{format_duration(now - row['age'])}{limit}" if row["age"] else ""),
+        ("next build", "" if row["phase"] else _next(row, now)),
+        ("formats", ", ".join(row["formats"])),
+        ("size", format_bytes(row["size"]) if row["size"] else ""),
+    )
+    yield from ((title, value) for title, value in facts if value)
     yield from _uploads(zk, row, now)
 
 

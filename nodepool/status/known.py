@@ -246,8 +246,10 @@ def of_image(zk: Facade, name: str, entry: dict[str, Any] | None = None, clock: 
     alive = {str(builder.get("hostname")).partition(".")[0] for builder in zk.getBuilders()}
     if holders and not {holder.partition(".")[0] for holder in holders} & alive:
         hosts = ", ".join(sorted(holders))
-        remedy = f"start nodepool-builder on {hosts}, or run `nodepool image-build {name}` for a build on another builder"
-        return Cause(f"{built}: the builder on {hosts}, which has its files, is not running", remedy, "image")
+        return Cause(
+            f"{built}: the builder on {hosts}, which has its files, is not running",
+            f"start nodepool-builder on {hosts}, or run `nodepool image-build {name}` for a build on another builder", "image",
+        )  # fmt: skip
     return Cause(
         built,
         "wait for the upload, or see `nodepool image-list --detail`", "uploading",

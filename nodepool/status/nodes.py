@@ -43,8 +43,8 @@ def held_after(zk: Facade, request_id: str, now: float) -> str:
     if not leased:
         return f"served and deleted; its requestor has {what}" if nodes else ""
     lease = of_nodes(request_id, leased)
-    until = "until it is returned" if lease.ends is None else f"until {moment(lease.ends, now)}"
-    return f"leased by {lease.terms.owner} ({lease.terms.via}) {until}: {what}"
+    until = "it is returned" if lease.ends is None else moment(lease.ends, now)
+    return f"leased by {lease.terms.owner} ({lease.terms.via}) until {until}: {what}"
 
 
 def _users(node: Node, now: float) -> Iterator[tuple[str, object]]:

@@ -63,19 +63,6 @@ def user() -> str:
 
 
 @contextlib.contextmanager
-def _quiet_drivers(debug: bool) -> Iterator[None]:
-    """Report a driver that cannot be loaded only for providers that use it."""
-    log = logging.getLogger("nodepool.driver.Drivers")
-    before = log.level
-    if not debug:
-        log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-@contextlib.contextmanager
 def running(manager: Provider, zk: ZooKeeper) -> Iterator[None]:
     """Start a provider that only this command uses, and stop it at the end of the block."""
     manager.start(zk)
@@ -104,7 +91,11 @@ class Context:
     @functools.cached_property
     def whole_config(self) -> Config:
         """Return the configuration with its providers, whose problems are logged."""
-        with _quiet_drivers(self.args.debug):
+        log = logging.getLogger("nodepool.driver.Drivers")
+        with contextlib.ExitStack() as stack:
+            stack.callback(log.setLevel, log.level)
+            # A driver that cannot be loaded is reported only for the providers that use it.
+            log.setLevel(log.level if self.args.debug else logging.CRITICAL)
             config: Config = load_config(self.args.config, self.args.secure)
         return config
 
@@ -165,12 +156,9 @@ class Context:
 
         :raises CommandError: ``--strict`` was given.
         """
-        if has_records:
-            return
-        known = {*self.whole_config.providers, *self.whole_config.provider_errors}
-        if name in known:
-            return
-        self.refuse(f"provider {name} is neither in {self.args.config} nor in ZooKeeper{did_you_mean(name, known)}")
+        known = set() if has_records else {*self.whole_config.providers, *self.whole_config.provider_errors}
+        if not has_records and name not in known:
+            self.refuse(f"provider {name} is neither in {self.args.config} nor in ZooKeeper{did_you_mean(name, known)}")
 
     def close(self) -> None:
         if self._zk is not None:

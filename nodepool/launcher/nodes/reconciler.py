@@ -8,17 +8,19 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
 
 from nodepool.base import threads
 from nodepool.base.backoff import Backoff
+from nodepool.base.problems import Problem
 from nodepool.base.workqueue import Reconciler
 from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import FOREIGN
-from nodepool.launcher.nodes.churn import Churn
 from nodepool.launcher.state import LauncherState
+from nodepool.status.results import format_duration
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle, add_lock
@@ -33,6 +35,9 @@ METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
 INIT_AGE, INIT_LOOK = 300.0, 5.0
 #: Why a ready node is deleted that nobody has requested.
 UNUSED = "it has exceeded its max-ready-age"
+#: Expired nodes for each one of min-ready that are a problem; in which time: a multiple of max-ready-age, and least seconds;
+#: and the number of expired nodes of a label that are remembered.
+ROUNDS, AGES, LEAST, MOST_EXPIRED = 3, 4, 3600.0, 10_000
 #: The longest pause between two attempts to delete a node (seconds).
 DELETE_PAUSE_MAX = 60.0
 
@@ -45,7 +50,8 @@ class NodeReconciler(Reconciler[str]):
     def __init__(self, state: LauncherState, delete_interval: Callable[[], float]) -> None:
         super().__init__("DeletedNodeWorker", self.reconcile, self.log)
         self.state = state
-        self.churn = Churn(state)
+        #: Label -> when (monotonic seconds) its nodes expired unused.
+        self._expired: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MOST_EXPIRED))
         self._delete_interval = delete_interval
         #: When our deletion started, and its attempt number; the next attempt has to wait.
         self._attempts: dict[str, tuple[float, int]] = {}
@@ -130,6 +136,22 @@ class NodeReconciler(Reconciler[str]):
         self.discard(node, reason)
         return None
 
+    def problems(self) -> list[Problem]:
+        """Return labels whose min-ready nodes expire unused and are launched again and again."""
+        found, now = [], self.state.clock.monotonic()
+        for name, expired in sorted(self._expired.copy().items()):
+            label = self.state.config.labels.get(name)
+            if label is not None and label.max_ready_age and label.min_ready:
+                window = max(AGES * label.max_ready_age, LEAST)
+                if (count := sum(now - moment < window for moment in expired.copy())) >= ROUNDS * label.min_ready:
+                    # Without provider and label: it is no reason why a request waits.
+                    text = (
+                        f"{count} ready nodes of label {name} expired unused within {format_duration(window)}"
+                        f" (max-ready-age {format_duration(label.max_ready_age)}) and were replaced"
+                    )
+                    found.append(Problem(text, help="raise `max-ready-age` of the label, or lower its `min-ready`"))
+        return found
+
     def discard(self, node: zk.Node, reason: str) -> None:
         """Mark an unlocked node for deletion, unless its record has changed since it was read."""
         changed = node.copy()
@@ -158,8 +180,8 @@ class NodeReconciler(Reconciler[str]):
         def written(error: BaseException | None) -> None:
             if error is None:
                 self.log.info("%s node %s: %s", what, seen.id, reason)
-                if reason == UNUSED:
-                    self.churn.note(seen.type)
+                for label in seen.type if reason == UNUSED else ():
+                    self._expired[label].append(self.state.clock.monotonic())
                 if (feed := self.state.zk.feed) is not None:
                     feed.note("node-reconciled", node=seen.id, provider=seen.provider, pool=seen.pool, what=what, reason=reason)
             elif not isinstance(error, TransactionFailed):  # it has changed, and that change triggers the next check

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import logging
+import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +16,6 @@ from kazoo.retry import KazooRetry
 
 from nodepool.base.connection_string import TLS_REQUIRED, split_hosts
 from nodepool.exceptions import ConfigurationError
-from nodepool.zk.connection.certificates import why_invalid
 from nodepool.zk.connection.previous_session import SessionFile, end_session
 from nodepool.zk.connection.protocol import Client, Handler
 
@@ -246,8 +248,21 @@ class ZooKeeperClient:
         return self._invalid_certificate() or (f"; the last attempt: {_calm.last}" if _calm.last else "")
 
     def _invalid_certificate(self) -> str:
-        why = why_invalid((("cert", self._tls["certfile"]), ("ca", self._tls["ca"]))) if self._tls else ""
-        return f"; {why}" if why else ""
+        """Return which certificate of ours is not valid now: servers refuse it without saying why."""
+        from cryptography import x509  # paramiko requires it, too; only needed when no connection can be established
+
+        now = datetime.datetime.now(datetime.UTC)
+        for option, path in (("cert", self._tls.get("certfile")), ("ca", self._tls.get("ca"))):
+            with contextlib.suppress(OSError, ValueError):  # kazoo reports files that cannot be used
+                certificate = x509.load_pem_x509_certificate(pathlib.Path(path or "").read_bytes())
+                start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+                if not start <= now <= end:
+                    return f"; zookeeper-tls: {option}: {path} " + (
+                        f"expired at {end:%Y-%m-%d %H:%M:%S UTC}. Suggestion: renew the certificate" if end < now else
+                        f"is not valid before {start:%Y-%m-%d %H:%M:%S UTC}. Suggestion: check the clock of this host, or the"
+                        " certificate"
+                    )  # fmt: skip
+        return ""
 
     def disconnect(self) -> None:
         """End the session; ephemeral znodes and locks are deleted with it."""

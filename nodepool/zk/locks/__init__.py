@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pathlib
 import sys
 import threading
 import time
@@ -40,7 +39,7 @@ def contender_prefix(directory: str) -> str:
 
 def _our_name() -> str:
     """Return the identifier of this process, which ``nodepool explain`` shows."""
-    return f"{pathlib.Path(sys.argv[0]).name} on {hostnames.short()} (process {os.getpid()})"
+    return f"{sys.argv[0].rpartition('/')[2]} on {hostnames.short()} (process {os.getpid()})"
 
 
 def add_lock(txn: Txn, directory: str, exists: bool, owner: str = "") -> int:

@@ -257,19 +257,14 @@ def matches(event: Event, filters: Mapping[str, Iterable[str]]) -> bool:
     return True
 
 
-#: State of a node -> why it is deleted; for others a launcher or an operator has decided it, which is a separate event.
+#: State of a node before it is deleted -> why; for others a launcher or an operator has decided it: a separate event.
 _WHY_DELETED = {
-    USED: "its user has returned it",
-    IN_USE: "its user released or lost its lock without returning it",
-    BUILDING: "its launch failed or was abandoned",
-    FAILED: "its launch failed",
-    ABORTED: "the cloud had no capacity for it",
+    (DELETING, USED): ": its user has returned it",
+    (DELETING, IN_USE): ": its user released or lost its lock without returning it",
+    (DELETING, BUILDING): ": its launch failed or was abandoned",
+    (DELETING, FAILED): ": its launch failed",
+    (DELETING, ABORTED): ": the cloud had no capacity for it",
 }
-
-
-def _why_deleted(event: Event) -> str:
-    why = _WHY_DELETED.get(str(event.get("before"))) if event.get("state") == DELETING else None
-    return f": {why}" if why else ""
 
 
 def describe(event: Event) -> str:
@@ -285,7 +280,8 @@ def describe(event: Event) -> str:
         "request-declined": f"declined by {event.get('launcher')}",
         "request-removed": f"removed (was {event.get('before')})",
         "node-created": f"created in {place} for {labels}" + (f", request {event['request']}" if event.get("request") else ""),
-        "node-changed": f"{event.get('state')} (was {event.get('before')})" + _why_deleted(event),
+        "node-changed": f"{event.get('state')} (was {event.get('before')})"
+        + _WHY_DELETED.get((str(event.get("state")), str(event.get("before"))), ""),
         "node-allocated": f"{'deallocated from' if event.get('taken') else 'allocated to'} request {event.get('request')}",
         "node-removed": f"removed (was {event.get('before')})",
         "node-reconciled": f"{str(event.get('what')).lower()}, because {event.get('reason')}",
