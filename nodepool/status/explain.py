@@ -191,10 +191,10 @@ def _folded(zk: Facade, events: list[Event]) -> list[Event]:
 def _problems(zk: Facade, concerns: Callable[[object, object], bool]) -> list[str]:
     """Return the published problems whose label and provider concern the caller."""
     rows = [row for row in known.told_problems(zk) if concerns(row["label"], row["provider"])]
-    return sorted({
-        ": ".join([", ".join(f"{key} {row[key]}" for key in ("provider", "label") if row[key]), str(row["problem"])]).removeprefix(": ")
-        for row in rows
-    })  # fmt: skip
+    places = ["".join(f", {key} {row[key]}" for key in ("provider", "label") if row[key]).removeprefix(", ") for row in rows]
+    return sorted(
+        {f"{place}: {row['problem']}" if place else str(row["problem"]) for place, row in zip(places, rows, strict=True)}
+    )
 
 
 # -- requests

@@ -24,7 +24,7 @@ BUDGETS = {
     "adapters": 2_110,
     "tools": 2_760,
     "recovery": 345,
-    "package": 53_110,
+    "package": 53_060,
 }
 #: Slack that a limit may have before it must be lowered.
 SLACK = 100
