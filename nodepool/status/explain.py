@@ -160,7 +160,7 @@ def _set_past(found: Explanation, of_request: Sequence[Event], now: float) -> No
         fields |= event
     found.gone = True
     found.facts = [(key, counted(fields[key]) if isinstance(fields[key], list) else str(fields[key]))
-                   for key in _PAST if key in fields and key != found.kind]  # fmt: skip
+                   for key in _PAST if key in fields and key.removesuffix("s") != found.kind]  # fmt: skip
     removed = next((event for event in reversed(found.history) if event["type"] == f"{found.kind}-removed"), None)
     ends = {FULFILLED: "served: its requestor accepted the nodes", FAILED: "failed, and was removed by its requestor"}
     found.answer = "no longer exists"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ import pytest
 
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands.context import CommandError
+from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.support import manual
 from tests.support.launcher import LauncherBench, config, provider
@@ -297,3 +299,45 @@ def test_top_on_a_terminal(shell: Shell, bench: LauncherBench, lines: int, end: 
     assert len(shown) <= lines and max(map(len, shown)) <= 80, shown
     assert lines == 6 or "Problems: none" in first
     assert (f"lines 1-{lines - 1} of " in text) is (lines == 6), shown
+
+
+def test_samples_of_the_tutorial_have_the_lines_of_the_program(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers, the login and what is shortened apart."""
+    text = (REPOSITORY / "doc" / "tutorial.rst").read_text()
+    bench.quota(instances=1)
+    given = config(provider("here", labels=["host"], driver="fake"))
+    pool = bench.start(given)
+    wait_for(lambda: pool.statistics.elected, what="elected")
+    shell = Shell(bench.config(given), capsys)
+
+    def shape(line: str) -> str:
+        return re.sub(r"\S+@\S+ port \S+|\d[\d.]*", "N", line).strip()
+
+    def sample(command: str) -> list[str]:
+        found = (
+            list(itertools.takewhile(lambda line: re.match(r" {4}[^$]", line), after.splitlines()))
+            for after in text.split(f"    $ np {command}\n")[1:]
+        )
+        lines = next(filter(None, found))
+        return [shape(line) for line in lines if line.strip() != "..."]
+
+    def compare(command: str, printed: str) -> None:
+        lines = [shape(line) for line in printed.splitlines()]
+        for expected in sample(command):
+            assert any(line.startswith(expected.removesuffix("...")) for line in lines), (expected, printed)
+
+    wait_for(lambda: "No problems" in shell("status"), what="the first pass")
+    compare("status", shell("status"))
+    compare("lease host --for 1h --purpose tutorial", shell("lease", "host", "--for", "1h", "--purpose", "tutorial"))
+    (node,) = bench.nodes()
+    shell("lease", "return")
+    bench.wait_gone(node.id)
+    wait_for(lambda: any(event["type"] == "node-removed" for event in pool.feed.since(0)[0]), what="the last event")
+    pool.history.flush(pool.zk.kazoo_client, True, at_once=True)
+    compare("explain node 4", shell("explain", "node", node.id))
+    bench.fulfilled("host", requestor="nodepool-cli")
+    second, third = (bench.submit("host", requestor="nodepool-cli", priority="100") for _number in range(2))
+    wait_for(lambda: f"{second} comes first, which waits" in shell("explain", "request", third), 30, "the reason")
+    lines = [line for line in sample("explain request 100-0000000009") if not line.startswith("estimated wait")]
+    printed = [shape(line) for line in shell("explain", "request", third).splitlines()]
+    assert [line for line in lines if not any(one.startswith(line.removesuffix("...")) for one in printed)] == []
