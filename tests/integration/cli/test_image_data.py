@@ -263,8 +263,8 @@ def test_aliens_of_clouds_that_list_resources(rows, plain, monkeypatch, caplog):
     }
     original = context.load_config
 
-    def load(*args):
-        result = original(*args)
+    def load(*args, **options):
+        result = original(*args, **options)
         result.providers = {name: SimpleNamespace(name=name, manage_images=True, diskimages={IMAGE: None})
                             for name in adapters}  # fmt: skip
         return result

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
+from kazoo.exceptions import NoNodeError
 
 from nodepool.access.identity import Role
 from nodepool.access.tokens import Tokens
@@ -117,7 +118,11 @@ def ephemerals(bench: LauncherBench, session: int, path: str = "/nodepool") -> l
     """Return the paths of the znodes that end with a session."""
     client = bench.zuul.client
     found = []
-    for name in client.get_children(path):
+    try:
+        names = client.get_children(path)
+    except NoNodeError:  # deleted since its parent was listed
+        return []
+    for name in names:
         below = f"{path}/{name}"
         stat = client.exists(below)
         if stat is not None and stat.ephemeralOwner == session:

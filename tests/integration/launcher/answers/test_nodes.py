@@ -51,7 +51,7 @@ def test_request_of_a_live_lease_names_owner_end_and_nodes(desk: Desk) -> None:
     answers(desk, lease.id, "leased by alice (unix:1000) until ", "(in 59 min", f"nodes {one} (hold), {two} (hold)")
     leases.give_back(lease.id)
     desk.bench.wait_gone(one, two)
-    answers(desk, lease.id, "gone")
+    answers(desk, lease.id, "served: its requestor accepted the nodes")
 
 
 def test_request_whose_nodes_zuul_uses_names_them(desk: Desk) -> None:
