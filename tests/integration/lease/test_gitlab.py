@@ -54,7 +54,7 @@ def in_background(manager: Manager, scripts: dict[str, str], **job: Any) -> tupl
 @pytest.mark.spec("GitLab 2-4: stages in order, JSON of config, output in the log of the job")
 def test_job_runs_on_a_leased_node_and_returns_it(start: Start, pool: Pool, tmp_path: pathlib.Path) -> None:
     manager = start()
-    during = f"ls -d '{tmp_path}/a b' {tmp_path}/cache; stat -c %a .nodepool-gitlab/*build_script | sort -u"
+    during = f"ls -d '{tmp_path}/a b' {tmp_path}/cache; stat -c %a -L /proc/$$/fd/3 | sort -u"
     result = manager.run(
         {"get_sources": "echo cloned", "build_script": f"{during}\necho out; echo err >&2", "archive_cache": "echo kept"}
     )
@@ -103,10 +103,11 @@ def test_long_script_is_complete_and_has_no_input(start: Start) -> None:
 @pytest.mark.spec("GitLab 5: SIGTERM kills what runs on the node")
 def test_canceled_job_ends_its_processes_on_the_node(start: Start) -> None:
     manager = start()
-    thread, found = in_background(manager, {"build_script": "sleep 7654 & echo began $!; sleep 7654"})
+    thread, found = in_background(manager, {"build_script": "readlink /proc/$$/fd/3; sleep 7654 & echo began $!; sleep 7654"})
     wait_for(lambda: "began" in manager.text(), 30, "the script")
     process = pathlib.Path("/proc", manager.text().partition("began ")[2].split()[0])
     assert "sleep" in (process / "cmdline").read_text()
+    assert "(deleted)" in manager.text()
     manager.cancel()
     thread.join(60)
     assert found and found[0].state == "canceled"
