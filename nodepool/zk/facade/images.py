@@ -139,17 +139,19 @@ class ImageMethods(FacadeBase):
         except (NodeExistsError, NoNodeError):
             pass
 
-    def submitBuildRequest(self, image: str) -> None:
-        """Request a build.
+    def submitBuildRequest(self, image: str) -> int | None:
+        """Request a build; return the zxid of the request: earlier builds are not for it.
 
-        Repeating the request lets a builder that waits after a failure try now.
+        Repeating the request lets a builder that waits after a failure try now. None: the earlier request was served at
+        this moment.
         """
         path = f"{paths.image(image)}/request-build"
         try:
-            self.kazoo_client.create(path, makepath=True)
+            return int(self.kazoo_client.create(path, makepath=True, include_data=True)[1].mzxid)
         except NodeExistsError:
-            with contextlib.suppress(NoNodeError):  # served at this moment
-                self.kazoo_client.set(path, b"")
+            with contextlib.suppress(NoNodeError):
+                return int(self.kazoo_client.set(path, b"").mzxid)
+        return None
 
     def hasBuildRequest(self, image: str) -> bool:
         return self.kazoo_client.exists(f"{paths.image(image)}/request-build") is not None

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 import yaml
 from kazoo.client import KazooClient
 
+from nodepool.cmd.commands import images as image_commands
 from nodepool.cmd.commands.images import follow as image_follow
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk_module
@@ -370,13 +372,27 @@ def test_a_failed_build_whose_record_is_gone(start, plain, builder):  # noqa: F8
 
 
 def test_a_build_that_failed_before_anybody_looked(plain, builder, zk_chroot):  # noqa: F811
-    plain.submitBuildRequest(IMAGE)
-    after = plain.kazoo_client.exists(f"{paths.image(IMAGE)}/request-build").mzxid
+    after = plain.submitBuildRequest(IMAGE)
     build = builder.begin()
     builder.end("failed", remove=True, reason="no space", exit_code=1)
     follower = image_follow.BuildFollower(live(zk_chroot.connect()), IMAGE, after, image_follow.Display(io.StringIO()))
     outcome = follower.follow(20)
     assert (outcome.status, outcome.build, outcome.reason) == (1, build, "no space")
+
+
+def test_a_build_that_is_ready_before_the_command_looks_is_not_requested_again(zk):
+    asked = []
+
+    def submit(image):
+        asked.append(zk.submitBuildRequest(image))
+        zk.storeBuild(image, zk_module.ImageBuild())
+        zk.removeBuildRequest(image)
+        return asked[-1]
+
+    served = types.SimpleNamespace(submitBuildRequest=submit)
+    after = image_commands._submit(types.SimpleNamespace(zk=served, kazoo=zk.kazoo_client), IMAGE)
+    (build,) = zk.getBuilds(IMAGE)
+    assert asked == [after] and after < build.stat.czxid
 
 
 def test_a_build_that_vanishes(start, plain, builder):  # noqa: F811
@@ -502,9 +518,9 @@ def test_wait_refuses_as_before(console, plain):  # noqa: F811
 def test_following_costs_nothing_while_nothing_happens(plain, builder, zk_chroot):  # noqa: F811
     builder.register()
     zk = live(zk_chroot.connect())
-    stat = plain.submitBuildRequest(IMAGE) or plain.kazoo_client.exists(f"{paths.image(IMAGE)}/request-build")
+    after = plain.submitBuildRequest(IMAGE)
     builder.begin()
-    follower = image_follow.BuildFollower(zk, IMAGE, stat.mzxid, image_follow.Display(io.StringIO()))
+    follower = image_follow.BuildFollower(zk, IMAGE, after, image_follow.Display(io.StringIO()))
     wait_for(lambda: zk.image_tree.data().build_locks.get(IMAGE, (0, False))[1], what="the build")
     wait_for(lambda: builder.build in zk.progress_tree.data().builds and follower._complete(), what="its progress")
     follower._look()
@@ -530,8 +546,7 @@ def expire(client):
 def test_a_lost_session_does_not_end_the_waiting(plain, builder, zk_chroot):  # noqa: F811
     builder.register()
     client = zk_chroot.connect()
-    plain.submitBuildRequest(IMAGE)
-    after = plain.kazoo_client.exists(f"{paths.image(IMAGE)}/request-build").mzxid
+    after = plain.submitBuildRequest(IMAGE)
     out = io.StringIO()
     follower = image_follow.BuildFollower(live(client), IMAGE, after, image_follow.Display(out))
     outcomes = []

@@ -101,11 +101,10 @@ def _submit(context: Context, name: str) -> int:
     :raises CommandError: the request is repeatedly deleted.
     """
     for _ in range(TRIES):
-        context.zk.submitBuildRequest(name)
-        stat = context.kazoo.exists(f"{paths.image(name)}/request-build")
-        if stat is not None:
-            return int(stat.mzxid)
-        # An earlier request was served at this moment, and ours with it.
+        # A builder may serve it before we could look at it: looking first would request a second build.
+        after = context.zk.submitBuildRequest(name)
+        if after is not None:
+            return after
     raise CommandError(f"the request to build {name} is repeatedly deleted from ZooKeeper; try again")
 
 
