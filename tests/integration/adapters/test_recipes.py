@@ -112,10 +112,12 @@ def test_scripts_of_the_page_on_jenkins(shell: Shell, pool: Pool, home: pathlib.
 
 def test_script_of_the_page_on_jenkins_withdraws_its_request_when_it_is_aborted(shell: Shell, pool: Pool) -> None:
     variables = {"BUILD_TAG": "t", "BUILD_URL": "u"}
+    waits = "until grep -q 'position 1 in the queue' said || ! kill -0 $!; do sleep 0.1; done"
     with pool.lease("small-noble", "small-noble", for_="1h"):
         # Jenkins sends SIGTERM to all processes of the step.
-        done = shell(f"set -m\n({jenkins_scripts()[0]}) &\nsleep 3; kill -TERM -- -$!; wait $!", variables)
-        assert done.returncode != 0 and "position 1 in the queue" in done.stderr
+        step = f"set -m\ntouch said\n({jenkins_scripts()[0]}) 2>said &\n{waits}\nkill -TERM -- -$!; wait $!"
+        done = shell(f"{step}; status=$?; cat said >&2; exit $status", variables)
+        assert done.returncode > 128 and "position 1 in the queue" in done.stderr, done
         wait_for(lambda: len(pool.leases()) == 1, 20, "only ours")
 
 
