@@ -51,6 +51,7 @@ def run(what: str, command: list[str], **options: object) -> None:
 
 
 def make_root(root: pathlib.Path, release: str) -> None:
+    root.chmod(0o755)  # as any root: other users could not even enter /proc
     mirror = image.apt_mirrors(image.read_apt_sources()).get("DIB_DISTRIBUTION_MIRROR", MIRROR)
     include = "--include=ca-certificates,git,iproute2,procps,python3"
     run(f"debootstrap {release}", ["debootstrap", "--variant=minbase", include, release, str(root), mirror],
