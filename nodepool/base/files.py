@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 FileIdentity = tuple[int, ...]
-"""Modification time in ns, and what else tells a file from its former content."""
+"""Times of modification and change of status (ns), size, inode and device."""
 
 #: Prefix of incomplete files; a crash may leave one behind.
 NEW = ".new-"

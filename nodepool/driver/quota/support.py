@@ -31,12 +31,13 @@ class LimitsPending(Exception):
 
 
 class Shortage(NamedTuple):
-    """Missing amount for new nodes; ``left`` may be negative, when a limit was lowered."""
+    """Missing amount for new nodes; more than ``limit`` is used when it was lowered."""
 
     resource: str
     needed: float
     left: float
     limit: float
+    used: float
 
 
 class QuotaSupport:
@@ -225,9 +226,10 @@ class QuotaSupport:
             limit = compute.get(key, limits.default)
             if limit == math.inf:
                 continue
-            left = exact(limit - exact(sum(part.get(key, 0) for part in parts)))
+            used = exact(sum(part.get(key, 0) for part in parts))
+            left = exact(limit - used)
             if exact(left - need) < 0:
-                return Shortage(key, exact(need), left, limit)
+                return Shortage(key, exact(need), max(left, 0), limit, used)
         return None
 
     def getLabelQuota(self) -> Mapping[str, float]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.utils import QuotaInformation
+from nodepool.reasons import Code, because
 from tests.conftest import wait_for
 from tests.support.clock import HandClock
 
@@ -210,6 +211,14 @@ def test_nineteen_nodes_of_a_tenth_fill_one_point_nine_cores_whatever_the_order_
         assert provider.fits(one, limits, parts) is None
         short = provider.fits(one, limits, [*parts, one])
         assert short is not None and (short.needed, short.left, short.limit) == (0.1, 0, 1.9)
+
+
+def test_limit_below_what_is_in_use_leaves_nothing() -> None:
+    short = Provider().fits({"instances": 1}, QuotaInformation(instances=7, default=math.inf), [{"instances": 8}])
+    assert short is not None
+    reason = because(Code.POOL_LIMIT, name="main", **short._asdict())
+    assert str(reason) == "pool main, instances: 1 needed, 0 of 7 left"
+    assert reason.at("cloud-main").headline == "Limit of pool cloud-main: 8 of 7 instances in use"
 
 
 def test_limits_that_a_request_waits_for_are_renewed_when_they_are_old(provider: Provider) -> None:
