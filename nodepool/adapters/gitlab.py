@@ -181,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
             raise SystemFailure(f"node {lease.nodes[0].id}: {done.stderr.decode(errors='replace').strip()[-500:]}")
     try:
         # Removed before it runs: nothing of a canceled job remains. In sh, whatever the login shell is.
-        begin = f"exec 3<{file}; rm -f {file}; exec {shlex.quote(shell)} /proc/self/fd/3"
+        begin = f"exec 3<{file}; rm -f {file}; exec {shlex.quote(shell)} /dev/fd/3"
         status = lease.run(f"exec sh -c {shlex.quote(begin)}", stream=True).status
     except NodepoolError:
         lease.refresh()  # the reason may be that it has ended
