@@ -29,7 +29,9 @@ SHORT = 1.3
 #: Shorter tests are not recorded: they are many, and make no difference.
 RECORDED = 0.3
 #: Which part of the tests of each file runs in the rest.
-PART = 0.5
+PART = 0.25
+#: Seconds; longer tests, such as builds of packages, run only with all variants.
+LONGEST = 60.0
 #: Where run-tests reads how far this run is, and what the tests took.
 PROGRESS = "NODEPOOL_TEST_PROGRESS"
 
@@ -90,7 +92,10 @@ class Selection:
         if self._short or self._rest:
             chosen = [item for item in items if self._is_chosen(item)]
             if self._sampled:
-                names = choose_part((item.nodeid for item in chosen), config.getoption("randomly_seed", 0))
+                names = choose_part(
+                    (item.nodeid for item in chosen if self.durations.get(item.nodeid, 0.0) <= LONGEST),
+                    config.getoption("randomly_seed", 0),
+                )
                 chosen = [item for item in chosen if item.nodeid in names]
             config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
             items[:] = chosen

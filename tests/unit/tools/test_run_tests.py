@@ -161,8 +161,8 @@ def test_each_test_is_in_one_of_the_sets(pytestconfig: pytest.Config, request: p
     assert not selection.is_short(request.node)
 
 
-def test_rest_runs_one_variant_each_of_half_the_tests_of_a_file_which_the_seed_chooses() -> None:
-    names = [f"a.py::test_{test}[{n}]" for test in range(5) for n in range(3)] + ["b.py::test_one"]
+def test_rest_runs_one_variant_each_of_a_quarter_of_the_tests_of_a_file_which_the_seed_chooses() -> None:
+    names = [f"a.py::test_{test}[{n}]" for test in range(9) for n in range(3)] + ["b.py::test_one"]
     chosen = choose_part(names, 7)
     assert chosen == choose_part(reversed(names), 7), "each worker has to choose the same"
     assert "b.py::test_one" in chosen and len({name.partition("[")[0] for name in chosen}) == len(chosen) == 4
