@@ -174,6 +174,7 @@ class Progress:
 
 def register(config: pytest.Config) -> None:
     config.pluginmanager.register(Selection(config), "nodepool-selection")
-    path = os.environ.get(PROGRESS)
+    # Not for runs of pytest that tests start.
+    path = os.environ.pop(PROGRESS, None)
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(pathlib.Path(path)), "nodepool-progress")
