@@ -1,9 +1,9 @@
 """Which tests run in the short set, in which order, and how far a run is.
 
 ``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is every test that takes at
-most `SHORT` seconds, each unknown one, and those marked ``core``, without those marked ``full``. The rest runs with
-``tools/run-tests --rest``: one variant each of a part of the tests of each file (`PART`), which the seed of the run chooses, so
-that a few runs have run all of them; with ``--all`` each.
+most `SHORT` seconds, each unknown one, each that notices a planted defect (``tests/world/guards``), and those marked ``core``,
+without those marked ``full`` or ``real``. The rest runs with ``tools/run-tests --rest``: one variant each of a part of the tests
+of each file (`PART`), which the seed of the run chooses, so that a few runs have run all of them; with ``--all`` each.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ import hypothesis
 import pytest
 
 from tests import REPOSITORY
+from tests.world.mutations import MUTATIONS
 
 DURATIONS = REPOSITORY / "tests" / "durations.json"
 #: Seconds that a test of the short set may take.
-SHORT = 1.3
+SHORT = 0.7
 #: Shorter tests are not recorded: they are many, and make no difference.
 RECORDED = 0.3
 #: Which part of the tests of each file runs in the rest.
 PART = 0.25
-#: Seconds; longer tests, such as builds of packages, run only with all variants.
+#: Seconds; longer tests, such as builds of packages, run only with all variants, except for those marked ``core``.
 LONGEST = 60.0
+#: Tests that fail when a guard is taken away.
+GUARDING = {defect.found_by for defect in MUTATIONS.values()}
 #: Where run-tests reads how far this run is, and what the tests took.
 PROGRESS = "NODEPOOL_TEST_PROGRESS"
 
@@ -73,6 +76,10 @@ def choose_part(names: Iterable[str], seed: object) -> set[str]:
     return chosen
 
 
+def _is_core(item: pytest.Item) -> bool:
+    return item.get_closest_marker("core") is not None
+
+
 class Selection:
     """The pytest plugin; also active in each worker of xdist, where it selects the same tests."""
 
@@ -83,9 +90,12 @@ class Selection:
         hypothesis.settings.load_profile("many" if self._rest else "few")
 
     def is_short(self, item: pytest.Item) -> bool:
-        if item.get_closest_marker("full") is not None:
+        if any(item.get_closest_marker(name) is not None for name in ("full", "real")):
             return False
-        return self.durations.get(item.nodeid, 0.0) <= SHORT or item.get_closest_marker("core") is not None
+        return self._lasts(item) <= SHORT or _is_core(item) or item.nodeid in GUARDING
+
+    def _lasts(self, item: pytest.Item) -> float:
+        return self.durations.get(item.nodeid, 0.0)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -93,7 +103,7 @@ class Selection:
             chosen = [item for item in items if self._is_chosen(item)]
             if self._sampled:
                 names = choose_part(
-                    (item.nodeid for item in chosen if self.durations.get(item.nodeid, 0.0) <= LONGEST),
+                    (item.nodeid for item in chosen if self._lasts(item) <= LONGEST or _is_core(item)),
                     config.getoption("randomly_seed", 0),
                 )
                 chosen = [item for item in chosen if item.nodeid in names]

@@ -149,11 +149,16 @@ def test_progress_line_says_what_runs_and_how_long_it_takes(
     assert run.line(150) == ".. 2 min 30 s: samples 3 of 12; 2 failed, at last others::one; about 7 min 30 s left"
 
 
-def test_each_test_is_in_one_of_the_sets(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> None:
+def test_each_test_is_in_one_of_the_sets(
+    pytestconfig: pytest.Config, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     selection: Any = pytestconfig.pluginmanager.get_plugin("nodepool-selection")
     assert selection.is_short(request.node), "a test without a record is in the short set"
     selection.durations = {**selection.durations, request.node.nodeid: 2.1}
     assert not selection.is_short(request.node)
+    with monkeypatch.context() as patched:
+        patched.setattr("tests.support.selection.GUARDING", {request.node.nodeid})
+        assert selection.is_short(request.node)
     request.node.add_marker("core")
     assert selection.is_short(request.node)
     del selection.durations[request.node.nodeid]
