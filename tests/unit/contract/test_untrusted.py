@@ -29,6 +29,12 @@ READERS = {
         "nodemanager/client/rpc.py", "nodemanager/sources/sources.py",
     },
 }  # fmt: skip
+#: Modules that read the output of programs, which are of this host, but for those that read in pieces and keep a bounded part.
+PROGRAMS = {
+    "builder/building/process.py", "driver/nodemanager/pushed/ssh_link.py", "ssh.py",  # in pieces
+    "client.py", "cmd/commands/simulate.py", "lease/certificates.py", "nodemanager/api/delegates.py",
+    "nodemanager/kernel/commands.py", "nodemanager/pushed/service.py", "nodemanager/rootfs/ssh_files.py",
+}  # fmt: skip
 #: Modules that print, besides the commands, whose texts go through `say`, `note` and tables. A new one has to clean texts.
 PRINTERS = {
     "adapters/github/program.py", "adapters/gitlab.py", "adapters/runners/program.py",
@@ -62,6 +68,20 @@ def test_answers_of_others_are_read_only_where_they_are_bounded() -> None:
         for library in READERS
     }
     assert found == READERS
+
+
+def reads_output(call: ast.Call) -> bool:
+    given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    return given.get("capture_output") == "True" or given.get("stdout", "").lower().endswith("pipe")
+
+
+def test_output_of_programs_is_read_only_where_it_is_bounded_or_of_this_host() -> None:
+    found = {
+        name for name, tree in modules()
+        if any(isinstance(node, ast.Call) and (reads_output(node) or ast.unparse(node.func).endswith("check_output"))
+               for node in ast.walk(tree))
+    }  # fmt: skip
+    assert found == PROGRAMS
 
 
 def test_texts_are_printed_only_where_they_are_cleaned() -> None:
