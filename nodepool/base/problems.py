@@ -25,10 +25,14 @@ def error_line(error: BaseException) -> str:
     return one_line("".join(traceback.format_exception_only(error)))
 
 
+def may_be_bug(error: BaseException) -> bool:
+    """Return whether our code may have caused an error, and not a cloud or the network."""
+    return type(error).__module__ == "builtins" and not isinstance(error, OSError)
+
+
 def log_failure(log: logging.Logger | logging.LoggerAdapter[Any], error: BaseException, text: str, *args: object) -> None:
     """Log a failure; with its traceback only if it may be a bug, or while debugging."""
-    may_be_bug = type(error).__module__ == "builtins" and not isinstance(error, OSError)
-    trace = may_be_bug or log.isEnabledFor(logging.DEBUG)
+    trace = may_be_bug(error) or log.isEnabledFor(logging.DEBUG)
     log.error(f"{text}: %s", *args, error_line(error), exc_info=error if trace else None)
 
 

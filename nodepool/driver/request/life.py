@@ -11,6 +11,7 @@ from typing import Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 
+from nodepool.base.problems import REMEDIES, may_be_bug
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.engine import CONNECTION_ERRORS, DROPPED, Engine, Steps
@@ -368,7 +369,9 @@ class Life(Engine):
             return End(Outcome(How.RETURNED))
         handler.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
         handler.manager.label_problems.driver_failed(handler.request.node_types, host.pool_name, error)
-        return End(Outcome(How.DECLINED), [because(Declined.ERROR, error=str(error) or repr(error))])
+        text = str(error) or repr(error)
+        known = because(Declined.LABEL_PROBLEM, problem=f"error: {text}", help=REMEDIES["calls"])
+        return End(Outcome(How.DECLINED), [because(Declined.ERROR, error=text) if may_be_bug(error) else known])
 
     def _limits_pending(self, error: LimitsPending) -> bool:
         """Wait, without declining or freeing capacity, until the limits are known."""

@@ -63,6 +63,17 @@ def test_limits_that_were_never_read_name_the_error(desk: Desk, monkeypatch: pyt
     assert answer(desk, "request", desk.bench.submit("fake-label"), *FAILS)["suggestion"] == API
 
 
+def test_request_that_a_failing_cloud_has_ended_names_the_error_and_not_a_bug(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.start(config(provider()))
+    monkeypatch.setattr(FakeApi, "get_compute_limits", unavailable)
+    request = desk.bench.submit("fake-label")
+    desk.bench.wait_request(request, "failed")
+    found = answer(desk, "request", request, "error: HTTP 503: Service Unavailable")
+    assert found["suggestion"] == f"{API}, then submit the request again"
+
+
 def test_calls_that_take_long_are_named_while_they_run(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, going_on: threading.Event
 ) -> None:
