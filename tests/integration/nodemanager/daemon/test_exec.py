@@ -257,7 +257,7 @@ def test_caller_that_disconnects_before_the_answer_leaves_nothing(nm: NmDaemon) 
     for _ in range(10):
         ask(nm, "sleep", "1004").close()
     wait_for(lambda: nm.client.call("GetRecord", "a")["sessions"] == 0, limit(60), "the sessions to end")
-    assert not processes(nm, "1004")
+    wait_for(lambda: not processes(nm, "1004"), 20, "the programs to end")
 
 
 def test_more_programs_than_allowed_are_refused(nm: NmDaemon) -> None:
