@@ -381,6 +381,7 @@ class World:
         for zuul in self.zuuls:
             if not zuul.done:
                 self.violated(f"builds of {zuul.name} have not ended {2 * SETTLING:.0f} s after the last fault")
+            zuul.forget_killed()
         settling = QUICK_SETTLING + (MIN_READY_BACKOFF if self.scenario.scarce else 0.0) if self.scenario.quiet else SETTLING
         limit = max(self.kernel.now, self.observer.last_expiry()) + settling
         while (wrong := self.observer.at_rest()) and (

@@ -25,6 +25,10 @@ PATIENCE = 1800.0
 LOST = (KazooException, OSError, TimeoutError)
 
 
+def _token(record: dict[str, Any]) -> object:
+    return (record["requestor_data"] or {}).get("build_set_uuid")
+
+
 class Request:
     """What a build wants; times in virtual seconds."""
 
@@ -56,6 +60,8 @@ class Zuul:
         #: Builds that have not begun, or have to be repeated.
         self.waiting = list(demand)
         self._begun: list[Request] = []
+        #: Of the requests that this process has made.
+        self._tokens: set[str] = set()
         self.ended = 0
         self.failed = 0
         self.latencies: list[tuple[float, Request]] = []
@@ -68,6 +74,7 @@ class Zuul:
         self.process = self._kernel.process(self.name)
         self.waiting += self._begun
         self._begun.clear()
+        self._tokens.clear()
         self._kernel.spawn(threading.Thread(target=self._run, name=self.name).start, process=self.process)
 
     def _run(self) -> None:
@@ -101,6 +108,15 @@ class Zuul:
             except LOST:
                 time.sleep(1.0)
 
+    def forget_killed(self) -> None:
+        """Remove requests of killed processes that arrived late: those of Zuul end with its session, these do not."""
+
+        def late(record: dict[str, Any]) -> bool:
+            return bool(record["requestor"] == self.name and _token(record) not in self._tokens)
+
+        work = threading.Thread(target=self._withdraw, args=(late,), name="late requests")
+        self._kernel.spawn(work.start, process=self.process)
+
     # -- one build
 
     def _build(self, request: Request, random_: random.Random) -> None:
@@ -111,6 +127,7 @@ class Zuul:
     def _attempt(self, request: Request) -> bool:
         """Return whether it has ended, well or not; otherwise it has to begin again."""
         path, token = "", str(uuid.uuid4())
+        self._tokens.add(token)
         try:
             path = self._submit(request, token)
             began = self._kernel.now
@@ -125,7 +142,7 @@ class Zuul:
             return self._use(path, record, request)
         except LOST:
             # The answer to the creation may be lost, too.
-            self._withdraw(lambda record: (record["requestor_data"] or {}).get("build_set_uuid") == token)
+            self._withdraw(lambda record: _token(record) == token)
             return False
 
     def _submit(self, request: Request, token: str) -> str:
