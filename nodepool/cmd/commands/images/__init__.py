@@ -101,7 +101,7 @@ def _submit(context: Context, name: str) -> int:
     :raises CommandError: the request is repeatedly deleted.
     """
     for _ in range(TRIES):
-        # A builder may serve it before we could look at it: looking first would request a second build.
+        # Read with the creation: a builder may have served it by a later read, and a second one would build twice.
         after = context.zk.submitBuildRequest(name)
         if after is not None:
             return after
