@@ -2,7 +2,7 @@
 
 ``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is every test that takes at
 most `SHORT` seconds, each unknown one, each that notices a planted defect (``tests/world/guards``), and those marked ``core``,
-without those marked ``full`` or ``real``. The rest runs with ``tools/run-tests --rest``: one variant each of a part of the tests
+without those marked ``full`` or whose servers take long to build. The rest runs with ``tools/run-tests --rest``: one variant each of a part of the tests
 of each file (`PART`), which the seed of the run chooses, so that a few runs have run all of them; with ``--all`` each.
 """
 
@@ -26,11 +26,13 @@ from tests.world.mutations import MUTATIONS
 
 DURATIONS = REPOSITORY / "tests" / "durations.json"
 #: Seconds that a test of the short set may take.
-SHORT = 0.7
+SHORT = 0.4
 #: Shorter tests are not recorded: they are many, and make no difference.
 RECORDED = 0.3
+#: Marks of tests whose servers or images take longer to build than the short set may take, and of long ones.
+NEVER_SHORT = ("full", "real", "kubernetes", "gitea", "github")
 #: Which part of the tests of each file runs in the rest.
-PART = 0.25
+PART = 1 / 7
 #: Seconds; longer tests, such as builds of packages, run only with all variants, except for those marked ``core``.
 LONGEST = 60.0
 #: Tests that fail when a guard is taken away.
@@ -90,7 +92,7 @@ class Selection:
         hypothesis.settings.load_profile("many" if self._rest else "few")
 
     def is_short(self, item: pytest.Item) -> bool:
-        if any(item.get_closest_marker(name) is not None for name in ("full", "real")):
+        if any(item.get_closest_marker(name) is not None for name in NEVER_SHORT):
             return False
         return self._lasts(item) <= SHORT or _is_core(item) or item.nodeid in GUARDING
 

@@ -32,8 +32,14 @@ def assert_no_violations(results: dict[int, Any], count: int) -> None:
 
 @pytest.mark.core
 @pytest.mark.timeout(400)
-def test_fifteen_seeds_violate_no_invariant() -> None:
-    assert_no_violations(world("--seeds", "1-15", timeout=360), 15)
+def test_five_seeds_violate_no_invariant() -> None:
+    assert_no_violations(world("--seeds", "1-5", timeout=360), 5)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(500)
+def test_ten_more_seeds_violate_no_invariant() -> None:
+    assert_no_violations(world("--seeds", "6-15", timeout=460), 10)
 
 
 @pytest.mark.full
@@ -45,10 +51,10 @@ def test_sixty_seeds_violate_no_invariant() -> None:
 @pytest.mark.core
 @pytest.mark.timeout(600)
 def test_same_seed_gives_the_same_bytes() -> None:
-    first = world("--seeds", "5-7", "--jobs", "1")
-    second = world("--seeds", "5-7", "--jobs", "3")
+    first = world("--seeds", "5-6", "--jobs", "1")
+    second = world("--seeds", "5-6", "--jobs", "2")
     assert {seed: result["digest"] for seed, result in first.items()} == {seed: r["digest"] for seed, r in second.items()}
-    assert len({result["digest"] for result in first.values()}) == 3
+    assert len({result["digest"] for result in first.values()}) == 2
 
 
 def linearizable(*runs: dict[str, Any]) -> bool:

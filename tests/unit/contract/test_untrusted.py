@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 import logging
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -45,9 +45,10 @@ PRINTERS = {
 SAYING = ("cmd/commands/lease.py", "cmd/commands/requests/__init__.py", "cmd/commands/requests/use.py")
 
 
-def modules() -> Iterator[tuple[str, ast.AST]]:
-    for path in sorted((REPOSITORY / "nodepool").rglob("*.py")):
-        yield str(path.relative_to(REPOSITORY / "nodepool")), ast.parse(path.read_text())
+@functools.cache
+def modules() -> list[tuple[str, ast.AST]]:
+    files = sorted((REPOSITORY / "nodepool").rglob("*.py"))
+    return [(str(path.relative_to(REPOSITORY / "nodepool")), ast.parse(path.read_text())) for path in files]
 
 
 def imports(tree: ast.AST) -> set[str]:
