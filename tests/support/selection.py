@@ -1,9 +1,10 @@
 """Which tests run in the short set, in which order, and how far a run is.
 
 ``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is every test that takes at
-most `SHORT` seconds, each unknown one, each that notices a planted defect (``tests/world/guards``), and those marked ``core``,
-without those marked ``full`` or whose servers take long to build. The rest runs with ``tools/run-tests --rest``: one variant each of a part of the tests
-of each file (`PART`), which the seed of the run chooses, so that a few runs have run all of them; with ``--all`` each.
+most `SHORT` seconds, each unknown one, each that notices a planted defect (``tests/world/guards``), and those marked
+``core``, without those marked ``full`` or whose servers take long to build. The rest runs with ``tools/run-tests --rest``:
+one variant each of a part of the tests of each file (`PART`), which the seed of the run chooses, so that a few runs have run
+all of them; with ``--all`` each.
 """
 
 from __future__ import annotations
