@@ -73,6 +73,7 @@ REMEDIES = {
     "scan": "check that sshd starts on the machine, that the launcher may reach its port (firewall, security group), and that "
     "`boot-timeout` is longer than its boot; each request for the label retries",
     "calls": "check the state of the cloud's API, the network to it, and the credentials; calls are retried",
+    "record": "repair or remove the damaged record in ZooKeeper, which the traceback in the launcher's log leads to",
     "deletion": "repair what the message names; the deletion is retried until it succeeds",
 }
 """What an operator can do about a problem, by the step that failed."""

@@ -23,6 +23,7 @@ from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle, add_unlocked_check
 from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.records import RecordError
 from nodepool.zk.writer import TransactionFailed, Txn
 
 #: How often a refused first transaction is retried immediately before the request returns to the queue.
@@ -370,7 +371,8 @@ class Life(Engine):
         handler.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
         handler.manager.label_problems.driver_failed(handler.request.node_types, host.pool_name, error)
         text = str(error) or repr(error)
-        known = because(Declined.LABEL_PROBLEM, problem=f"error: {text}", help=REMEDIES["calls"])
+        remedy = REMEDIES["record" if isinstance(error, RecordError) else "calls"]
+        known = because(Declined.LABEL_PROBLEM, problem=f"error: {text}", help=remedy)
         return End(Outcome(How.DECLINED), [because(Declined.ERROR, error=text) if may_be_bug(error) else known])
 
     def _limits_pending(self, error: LimitsPending) -> bool:

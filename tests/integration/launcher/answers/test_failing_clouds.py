@@ -12,6 +12,7 @@ from openstack.exceptions import ConflictException
 
 from nodepool.cloud import ErrorKind
 from nodepool.driver.fake.api import FakeApi
+from nodepool.zk.records import RecordError
 from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk, answer
 from tests.support.clock import CloudError
@@ -72,6 +73,20 @@ def test_request_that_a_failing_cloud_has_ended_names_the_error_and_not_a_bug(
     desk.bench.wait_request(request, "failed")
     found = answer(desk, "request", request, "error: HTTP 503: Service Unavailable")
     assert found["suggestion"] == f"{API}, then submit the request again"
+
+
+def test_request_that_a_damaged_record_has_ended_names_the_record_and_not_the_cloud(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*args: Any, **kw: Any) -> None:
+        raise RecordError("a JSON object is expected, found list")
+
+    desk.start(config(provider()))
+    monkeypatch.setattr(FakeApi, "get_compute_limits", read)
+    request = desk.bench.submit("fake-label")
+    desk.bench.wait_request(request, "failed")
+    found = answer(desk, "request", request, "error: a JSON object is expected, found list")
+    assert found["suggestion"].startswith("repair or remove the damaged record in ZooKeeper")
 
 
 def test_calls_that_take_long_are_named_while_they_run(
