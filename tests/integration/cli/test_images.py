@@ -395,6 +395,20 @@ def test_a_build_that_is_ready_before_the_command_looks_is_not_requested_again(z
     assert asked == [after] and after < build.stat.czxid
 
 
+def test_a_request_that_is_served_at_once_has_the_number_of_its_creation(zk, monkeypatch):
+    create = zk.kazoo_client.create
+
+    def create_and_serve(path, **options):
+        made = create(path, **options)
+        zk.removeBuildRequest(IMAGE)
+        return made
+
+    monkeypatch.setattr(zk.kazoo_client, "create", create_and_serve)
+    first = zk.submitBuildRequest(IMAGE)
+    second = zk.submitBuildRequest(IMAGE)
+    assert first is not None and second is not None and first < second
+
+
 def test_a_build_that_vanishes(start, plain, builder):  # noqa: F811
     process = start("image-build", IMAGE, "--wait")
     wait_for(lambda: plain.hasBuildRequest(IMAGE), what="the request")
