@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class Mutation:
     """
-    :param module: in which text is replaced; it has to be there once.
+    :param module: in which text is replaced; it has to be there once, in whatever layout.
     :param found_by: the first seed of the world with a violation, or the id of a test that fails.
     """
 
@@ -16,3 +19,17 @@ class Mutation:
     old: str
     new: str
     found_by: int | str
+
+    def apply(self, text: str) -> str:
+        """Return the text of the module with the defect.
+
+        :raises ValueError: what is replaced is not there once.
+        """
+        # Lines may be wrapped elsewhere, which also adds commas before closing brackets.
+        words = (f",?\\s*{re.escape(word)}" if word in ")]}" else re.escape(word) for word in _WORDS.findall(self.old))
+        start = r"\n[ \t]*" if self.old.startswith("\n") else r"[ \t]*" if self.old.startswith(" ") else ""
+        end = r"[ \t]*\n" if self.old.endswith("\n") else ""
+        found = list(re.finditer(start + r"\s*".join(words) + end, text))
+        if len(found) != 1:
+            raise ValueError(f"{self.old!r} occurs {len(found)} times in {self.module}, not once")
+        return text[: found[0].start()] + self.new + text[found[0].end() :]
