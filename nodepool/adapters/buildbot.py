@@ -64,7 +64,9 @@ import os
 from buildbot_worker.bot import Worker
 from twisted.application import service
 application = service.Application('buildbot-worker')
-Worker({host!r}, {port}, {name!r}, {password!r}, os.getcwd(), 60, useTls={tls}, maxdelay=10).setServiceParent(application)
+options = dict(useTls={tls}, maxdelay=10)
+worker = Worker({host!r}, {port}, {name!r}, {password!r}, os.getcwd(), 60, **options)
+worker.setServiceParent(application)
 """
 
 T = TypeVar("T")

@@ -8,7 +8,8 @@ from tests.support.nodemanager.scene import NmDaemon
 #: SOCK_DESTROY of the listener at port 812, like ``ss -K``; then the API must answer there again.
 DESTROY = r"""
 import socket, struct, time
-ident = struct.pack("!HH16s16sI", 812, 0, socket.inet_aton("127.0.0.1").ljust(16, b"\0"), bytes(16), 0) + b"\xff" * 8
+address = socket.inet_aton("127.0.0.1").ljust(16, b"\0")
+ident = struct.pack("!HH16s16sI", 812, 0, address, bytes(16), 0) + b"\xff" * 8
 request = struct.pack("BBBxI", socket.AF_INET, 6, 0, 0xFFFFFFFF) + ident
 with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as netlink:
     netlink.bind((0, 0))

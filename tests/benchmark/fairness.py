@@ -323,7 +323,8 @@ import contextlib, os, socket, sys
 for _ in range(15):
     if os.fork() == 0: break
 while True:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5) as connection:
+    there = ("127.0.0.1", int(sys.argv[1]))
+    with contextlib.suppress(OSError), socket.create_connection(there, 5) as connection:
         connection.settimeout(1)
         connection.recv(100)
 """

@@ -27,10 +27,14 @@ PAINT = """() => new Promise((resolve) => new PerformanceObserver((list) => {
 }).observe({ type: 'largest-contentful-paint', buffered: true }))"""
 #: When (ms since 1970) the card of waiting requests showed another number than now.
 CHANGED = """() => { globalThis.changed = new Promise((resolve) => {
-  const card = () => [...document.querySelectorAll('.card')].find((each) => each.textContent.startsWith('Requests waiting'));
+  const isIt = (each) => each.textContent.startsWith('Requests waiting');
+  const card = () => [...document.querySelectorAll('.card')].find(isIt);
   const number = () => card()?.querySelector('.big').textContent;
   const before = number();
-  new MutationObserver(() => { const now = number(); if (now !== undefined && now !== before) resolve(Date.now()); })
+  new MutationObserver(() => {
+      const now = number();
+      if (now !== undefined && now !== before) resolve(Date.now());
+    })
     .observe(document.getElementById('main'), { childList: true, subtree: true });
 }); }"""
 

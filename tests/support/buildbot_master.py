@@ -29,7 +29,9 @@ c = BuildmasterConfig = {{
     "builders": [
         util.BuilderConfig(
             name, workernames=[name],
-            factory=util.BuildFactory([steps.ShellCommand(name="script", command=["sh", "-c", scripts.get(name, "true")])]),
+            factory=util.BuildFactory([
+                steps.ShellCommand(name="script", command=["sh", "-c", scripts.get(name, "true")])
+            ]),
         )
         for name in workers
     ],

@@ -30,7 +30,8 @@ import base64, json, os, pathlib, subprocess, sys, time, urllib.error, urllib.re
 
 def call(method, path, body=None):
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(emulator + "/_emulator" + path, data, {{"Content-Type": "application/json"}}, method=method)
+    headers = {{"Content-Type": "application/json"}}
+    request = urllib.request.Request(emulator + "/_emulator" + path, data, headers, method=method)
     return json.loads(urllib.request.urlopen(request, timeout=20).read() or b"null")
 
 assert sys.argv[1:] == ["run"], sys.argv
@@ -49,7 +50,8 @@ while job is None:
     if all(each["name"] != name for each in state["runners"]):
         sys.exit(0)
     for each in state["jobs"]:
-        if each["state"] == "assigned" and each["scaleSetId"] == config["scaleSetId"] and job is None:
+        mine = each["scaleSetId"] == config["scaleSetId"]
+        if each["state"] == "assigned" and mine and job is None:
             try:
                 call("POST", "/jobs/%d/start" % each["id"], {{"runnerName": name}})
                 job = each["id"]

@@ -455,10 +455,10 @@ It is running; try these in another terminal:
   np lease host --for 1h          lease a node; prints its address and port
   np lease list                   who has leased what, and for how long
   np lease return                 give it back
-  export NODEPOOL_URL=unix://{self.work}/api.sock    for programs that use nodepool.client, and for np mcp
+  export NODEPOOL_URL=unix://{self.work}/api.sock   for programs that use nodepool.client, np mcp
   np request-list                 all requests
   np request create host --count 30    more than this machine has room for: some wait, and
-  np explain request ID           tells why, what would help, and the place in line; so does the request's page
+  np explain request ID           tells why, what would help, the place in line; so does its page
   tail -f {self.work}/launcher.log
 
   {program("nodepool-nm")} --url {self.slivers.url} top    slivers, live

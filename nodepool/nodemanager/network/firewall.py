@@ -105,9 +105,10 @@ def ruleset(table: str, config: NodeManagerConfig, strangers: bool) -> str:
     """
     subnet = str(ipaddress.ip_network(config.network.subnet, strict=False))
     # Closed connections are not counted, but occupy their entries for two minutes.
-    starts = max(1, config.network.connections // STARTS)
+    flows = config.network.connections
+    starts = max(1, flows // STARTS)
     # Frames within one bridge pass here, too, if the host filters bridged frames (br_netfilter).
-    bridges = 'meta iifkind "bridge" meta oifkind "bridge" return' if _on(_BRIDGES_FILTERED) else ""
+    bridges = 'meta iifkind "bridge" meta oifkind "bridge" return;' if _on(_BRIDGES_FILTERED) else ""
     return f"""
 table bridge {table} {{}}
 delete table bridge {table}
@@ -132,8 +133,8 @@ table inet {table} {{
     iifname "nm*" fib saddr . iif oif missing drop
   }}
   chain few {{
-    ct state new add @starts {{ iifname limit rate over {starts}/second burst {config.network.connections} packets }} drop
-    ct state new add @flows {{ iifname ct count over {config.network.connections} }} drop
+    ct state new add @starts {{ iifname limit rate over {starts}/second burst {flows} packets }} drop
+    ct state new add @flows {{ iifname ct count over {flows} }} drop
   }}
   chain input {{
     type filter hook input priority filter; policy accept;
@@ -153,7 +154,8 @@ table inet {table} {{
     tcp dport {{ {API_PORT}, {DNS_PORT} }} accept
     udp dport {{ {DNS_PORT}, 67, 547 }} accept
     icmp type echo-request accept
-    icmpv6 type {{ echo-request, nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit }} accept
+    icmpv6 type echo-request accept
+    icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit }} accept
     drop
   }}
   chain segments {{
@@ -177,7 +179,7 @@ table inet {table} {{
     ip daddr @reach accept
     ip daddr @near drop
   }}
-  {f"chain strangers {{ {bridges}; drop; }}" if strangers and bridges else "chain strangers { drop; }" if strangers else ""}
+  {f"chain strangers {{ {bridges} drop; }}" if strangers else ""}
   chain outgoing {{
     type nat hook postrouting priority srcnat; policy accept;
     ip saddr {subnet} iifname "nm*" oifname != "nm*" masquerade

@@ -20,7 +20,8 @@ log = logging.getLogger("nodepool.nodemanager.database")
 SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE records (
-    record_key TEXT PRIMARY KEY, source TEXT NOT NULL, serial REAL NOT NULL, timestamp REAL NOT NULL, expiry REAL,
+    record_key TEXT PRIMARY KEY, source TEXT NOT NULL, serial REAL NOT NULL,
+    timestamp REAL NOT NULL, expiry REAL,
     json TEXT NOT NULL);
 CREATE INDEX records_by_expiry ON records (expiry) WHERE expiry IS NOT NULL;
 CREATE TABLE local (record_key TEXT PRIMARY KEY, json TEXT NOT NULL);

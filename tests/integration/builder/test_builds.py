@@ -101,7 +101,7 @@ CONVERT = """#!/bin/bash
 set -eu
 while [ $# -gt 1 ]; do if [ "$1" = -o ]; then output=$2; fi; shift; done
 images=$(mktemp -d --tmpdir="$TMPDIR" dib_image.XXXXXXXX)
-echo "2026-01-01 00:00:00.000 | + common-functions:mk_build_dir:48               :   TMP_IMAGE_DIR=$images"
+echo "2026-01-01 00:00:00.000 | + common-functions:mk_build_dir:48       :   TMP_IMAGE_DIR=$images"
 closed='import os, sys; os.getxattr(sys.argv[1], "system.posix_acl_default")'
 until python3 -c "$closed" "$images" 2> /dev/null; do sleep 0.02; done
 mkdir -p "$output.d/dib-manifests"
@@ -112,7 +112,9 @@ sleep 0.3
 mv "$output.qcow2-new" "$output.qcow2"
 mv "$images/image0.raw" "$output.raw-new"
 mv "$output.raw-new" "$output.raw"
-for file in "$output.raw" "$output.qcow2"; do md5sum "$file" > "$file.md5"; sha256sum "$file" > "$file.sha256"; done
+for file in "$output.raw" "$output.qcow2"; do
+  md5sum "$file" > "$file.md5"; sha256sum "$file" > "$file.sha256"
+done
 sleep 0.3
 """
 #: Tries all the time to read what is in a directory, and tells what it could.

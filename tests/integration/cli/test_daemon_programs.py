@@ -30,10 +30,12 @@ class NodePool:
         if not os.path.exists(self.args[1]):
             raise ConfigurationError(f"no such file: {self.args[1]}")
         return types.SimpleNamespace(
-            webapp={"port": int(os.environ["WEB_PORT"]), "listen_address": "127.0.0.1"}, web_pages="loopback",
+            webapp={"port": int(os.environ["WEB_PORT"]), "listen_address": "127.0.0.1"},
+            web_pages="loopback",
             access=types.SimpleNamespace(socket=None),
             zookeeper_servers="localhost:1",
-            zookeeper_timeout=10, zookeeper_tls_cert=None, zookeeper_tls_key=None, zookeeper_tls_ca=None, zookeeper_insecure=True)
+            zookeeper_timeout=10, zookeeper_tls_cert=None, zookeeper_tls_key=None,
+            zookeeper_tls_ca=None, zookeeper_insecure=True)
     def getZK(self):
         return None
     def getReadiness(self):

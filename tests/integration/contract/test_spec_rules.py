@@ -19,9 +19,11 @@ from tests.support.deadline import limit
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
 #: ZK-7.
-_KEYS = """state state_time cloud provider pool type allocated_to az region public_ipv4 private_ipv4 public_ipv6
-    host_id interface_ip connection_port ssh_port image_id launcher created_time external_id hostname comment user_data
-    hold_job host_keys username connection_type shell_type hold_expiration resources slot attributes python_path
+_KEYS = """state state_time cloud provider pool type allocated_to az region public_ipv4 private_ipv4
+    public_ipv6
+    host_id interface_ip connection_port ssh_port image_id launcher created_time external_id
+    hostname comment user_data hold_job host_keys username connection_type shell_type
+    hold_expiration resources slot attributes python_path
     tenant_name driver_data requestor node_properties"""
 NODE_KEYS = set(_KEYS.split())
 #: What Zuul's object for a node uses otherwise.

@@ -36,7 +36,8 @@ shift
 mount --bind "$home/.passwd" /etc/passwd
 cd "$home"
 exec setpriv --reuid="$ID" --regid="$ID" --clear-groups --inh-caps=-all --bounding-set=-all \\
-    env -i HOME="$home" USER="$NAME" LOGNAME="$NAME" PATH="$PATH" LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 TMPDIR="$home" "$@"
+    env -i HOME="$home" USER="$NAME" LOGNAME="$NAME" PATH="$PATH" LANG=C.UTF-8 \\
+      PYTHONDONTWRITEBYTECODE=1 TMPDIR="$home" "$@"
 """
 
 

@@ -407,7 +407,8 @@ from nodepool.builder.building.process import BuildProcess
 images_dir, tmp_base, script = sys.argv[1:]
 lock = acquire_images_dir(images_dir)
 entry = begin(images_dir, "i", "0f", tmp_base)
-process = BuildProcess(["bash", "-c", script], {**os.environ, "TMPDIR": entry.private_tmp, **entry.environment},
+environment = {**os.environ, "TMPDIR": entry.private_tmp, **entry.environment}
+process = BuildProcess(["bash", "-c", script], environment,
                        image_files.open_log(images_dir + "/build.log"), print)
 process.start()
 if "early" not in script:

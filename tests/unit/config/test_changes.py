@@ -12,7 +12,9 @@ BEFORE = """
 labels: [{name: a}, {name: b}]
 providers:
   - {name: one, driver: static, pools: [{name: main, nodes: [{name: h, labels: a}]}]}
-  - {name: two, driver: static, pools: [{name: main, nodes: [{name: h, labels: b, username: root}]}]}
+  - name: two
+    driver: static
+    pools: [{name: main, nodes: [{name: h, labels: b, username: root}]}]
 """
 AFTER = """
 max-hold-age: 60

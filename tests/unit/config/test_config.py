@@ -253,11 +253,14 @@ class TestZooKeeper:
 
 IMAGES = """
 diskimages:
-  - {name: leaf, parent: middle, elements: [d], env-vars: {A: y, D: zoo}, metadata: {x: 1}, pause: false}
-  - {name: base, abstract: true, elements: [a, b], env-vars: {A: foo, B: bar}, release: 21, dib-cmd: parent,
+  - {name: leaf, parent: middle, elements: [d], env-vars: {A: y, D: zoo}, metadata: {x: 1},
+     pause: false}
+  - {name: base, abstract: true, elements: [a, b], env-vars: {A: foo, B: bar}, release: 21,
+     dib-cmd: parent,
      delete-after-upload: true, keep-formats: [raw], formats: [raw], rebuild-age: 5, pause: true,
      metadata: {x: 0, y: 2}}
-  - {name: middle, abstract: true, parent: base, elements: [c], env-vars: {A: x, C: moo}, rebuild-age: 0, formats: []}
+  - {name: middle, abstract: true, parent: base, elements: [c], env-vars: {A: x, C: moo},
+     rebuild-age: 0, formats: []}
   - {name: other, parent: leaf, dib-cmd: own, delete-after-upload: false, build-timeout: 10}
 """
 
@@ -309,9 +312,11 @@ class TestDiskImages:
     def test_empty_option_of_a_child_image_keeps_that_of_its_parent(self, write):
         text = """
 diskimages:
-  - {name: p, formats: [raw], rebuild-age: 5, build-timeout: '7', release: 3, dib-cmd: c, username: u, shell-type: s, pause: true,
+  - {name: p, formats: [raw], rebuild-age: 5, build-timeout: '7', release: 3, dib-cmd: c,
+     username: u, shell-type: s, pause: true,
      delete-after-upload: true, elements: [a b], env-vars: {A: 1}, metadata: {x: 1}}
-  - {name: c, parent: p, formats: [], rebuild-age: 0, build-timeout: , release: '', dib-cmd: '', username: , shell-type: '',
+  - {name: c, parent: p, formats: [], rebuild-age: 0, build-timeout: , release: '', dib-cmd: '',
+     username: , shell-type: '',
      pause: , delete-after-upload: 0, elements: [], env-vars: {}, metadata: }
 """
         images = load(write, text).diskimages

@@ -12,14 +12,14 @@ from tests import REPOSITORY
 
 AVOID = re.compile(
     r"""\b(?:
-      tells? | telling | told                                     # report, log, print, return, show, notify
+      tells? | telling | told                          # report, log, print, return, show, notify
     | look(?:s|ed|ing)?[ ](?:at|again) | a[ ]look                 # check, read, inspect, poll
     | (?:go|goes|going|went)[ ]on | gets?[ ]on                    # continue, retry, proceed
     | (?:is|are|was|were|be|has|have)[ ]gone                      # no longer exist, be deleted
     | g(?:ive|ives|iving|iven|ave)[ ](?:back|way)                 # return, release; yield
     | t(?:ake|akes|aking|aken|ook)[ ]over                         # adopt, apply, accept
     | (?:leave|leaves|leaving|left)[ ](?:alone|out)               # skip, ignore, omit
-    | anew | at[ ]once | by[ ]itself | of[ ](?:its|their)[ ]own   # again; immediately; automatically; separate
+    | anew | at[ ]once | by[ ]itself | of[ ](?:its|their)[ ]own  # again; automatically; separate
     | one[ ]after[ ]the[ ]other | beside                          # sequentially; alongside
     | some[ ]\d+ | so[ ]many                                      # about 45 minutes; this many
     | (?<!make_)room                                              # capacity, free quota, disk space

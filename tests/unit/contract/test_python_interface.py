@@ -422,44 +422,61 @@ def test_plug_in_api_has_the_signatures_of_the_contract(path: str) -> None:
 
 
 NAMES = """
-    nodepool.driver:Drivers.load nodepool.driver:Drivers.drivers nodepool.driver:Drivers.drivers_paths
-    nodepool.driver:Drivers.log nodepool.driver:ConfigValue.ignore_equality nodepool.driver:LabelRecorder.removeNode
-    nodepool.driver:ConfigPool.getCommonSchemaDict nodepool.driver:ProviderConfig.getCommonSchemaDict
-    nodepool.driver:Provider.PAUSE_AT_QUOTA nodepool.driver:Provider.cleanupLeakedResources
-    nodepool.driver:Provider.errorLabels nodepool.driver:Provider.listNodes
-    nodepool.driver:NodeRequestHandler.failed_nodes nodepool.driver:NodeRequestHandler.ready_nodes
-    nodepool.driver.utils:QuotaInformation.non_negative nodepool.driver.utils:QuotaInformation.get_resources
-    nodepool.driver.utils:QuotaSupport.getLabelQuota nodepool.driver.utils:QuotaSupport.estimatedNodepoolQuota
-    nodepool.driver.utils:QuotaSupport.getProviderLimits nodepool.driver.utils:QuotaSupport.unmanagedQuotaUsed
+    nodepool.driver:Drivers.load nodepool.driver:Drivers.drivers
+    nodepool.driver:Drivers.drivers_paths nodepool.driver:Drivers.log
+    nodepool.driver:ConfigValue.ignore_equality nodepool.driver:LabelRecorder.removeNode
+    nodepool.driver:ConfigPool.getCommonSchemaDict
+    nodepool.driver:ProviderConfig.getCommonSchemaDict nodepool.driver:Provider.PAUSE_AT_QUOTA
+    nodepool.driver:Provider.cleanupLeakedResources nodepool.driver:Provider.errorLabels
+    nodepool.driver:Provider.listNodes nodepool.driver:NodeRequestHandler.failed_nodes
+    nodepool.driver:NodeRequestHandler.ready_nodes
+    nodepool.driver.utils:QuotaInformation.non_negative
+    nodepool.driver.utils:QuotaInformation.get_resources
+    nodepool.driver.utils:QuotaSupport.getLabelQuota
+    nodepool.driver.utils:QuotaSupport.estimatedNodepoolQuota
+    nodepool.driver.utils:QuotaSupport.getProviderLimits
+    nodepool.driver.utils:QuotaSupport.unmanagedQuotaUsed
     nodepool.driver.utils:QuotaSupport.invalidateQuotaCache nodepool.driver.utils:RateLimitInstance
-    nodepool.driver.statemachine:StateMachineDriver nodepool.driver.statemachine:StateMachine.advance
-    nodepool.driver.statemachine:Instance.getQuotaInformation nodepool.driver.statemachine:StateMachineHandler
-    nodepool.driver.statemachine:NodescanWorker.MAX_REQUESTS nodepool.driver.statemachine:NodescanWorker.addRequest
-    nodepool.driver.statemachine:NodescanWorker.removeRequest nodepool.driver.statemachine:NodescanWorker.registerDescriptor
-    nodepool.driver.statemachine:NodescanWorker.unRegisterDescriptor nodepool.driver.statemachine:NodescanEvent
-    nodepool.driver.statemachine:NodescanRequest.FAKE nodepool.driver.statemachine:NodescanRequest.result
-    nodepool.driver.statemachine:NodescanRequest.fail nodepool.driver.statemachine:NodescanRequest.cleanup
-    nodepool.driver.statemachine:Adapter.getCreateStateMachine nodepool.driver.statemachine:Adapter.listInstances
-    nodepool.driver.statemachine:Adapter.listResources nodepool.driver.statemachine:Adapter.deleteResource
-    nodepool.driver.statemachine:Adapter.getQuotaLimits nodepool.driver.statemachine:Adapter.getQuotaForLabel
+    nodepool.driver.statemachine:StateMachineDriver
+    nodepool.driver.statemachine:StateMachine.advance
+    nodepool.driver.statemachine:Instance.getQuotaInformation
+    nodepool.driver.statemachine:StateMachineHandler
+    nodepool.driver.statemachine:NodescanWorker.MAX_REQUESTS
+    nodepool.driver.statemachine:NodescanWorker.addRequest
+    nodepool.driver.statemachine:NodescanWorker.removeRequest
+    nodepool.driver.statemachine:NodescanWorker.registerDescriptor
+    nodepool.driver.statemachine:NodescanWorker.unRegisterDescriptor
+    nodepool.driver.statemachine:NodescanEvent nodepool.driver.statemachine:NodescanRequest.FAKE
+    nodepool.driver.statemachine:NodescanRequest.result
+    nodepool.driver.statemachine:NodescanRequest.fail
+    nodepool.driver.statemachine:NodescanRequest.cleanup
+    nodepool.driver.statemachine:Adapter.getCreateStateMachine
+    nodepool.driver.statemachine:Adapter.listInstances
+    nodepool.driver.statemachine:Adapter.listResources
+    nodepool.driver.statemachine:Adapter.deleteResource
+    nodepool.driver.statemachine:Adapter.getQuotaLimits
+    nodepool.driver.statemachine:Adapter.getQuotaForLabel
     nodepool.driver.statemachine:Adapter.getAZs nodepool.driver.statemachine:Adapter.labelReady
-    nodepool.driver.statemachine:Adapter.stop
-    nodepool.stats:normalize_statsd_name nodepool.version:version_info.version_string nodepool.nodeutils:Attributes
+    nodepool.driver.statemachine:Adapter.stop nodepool.stats:normalize_statsd_name
+    nodepool.version:version_info.version_string nodepool.nodeutils:Attributes
     nodepool.driver.static:StaticDriver nodepool.driver.static.config:StaticPool
-    nodepool.driver.static.handler:StaticNodeRequestHandler nodepool.driver.static.provider:StaticNodeError
-    nodepool.driver.static.provider:NodeTuple
-    nodepool.driver.metastatic:MetastaticDriver nodepool.driver.metastatic.config:MetastaticCloudImage
+    nodepool.driver.static.handler:StaticNodeRequestHandler
+    nodepool.driver.static.provider:StaticNodeError nodepool.driver.static.provider:NodeTuple
+    nodepool.driver.metastatic:MetastaticDriver
+    nodepool.driver.metastatic.config:MetastaticCloudImage
     nodepool.driver.metastatic.adapter:MetastaticCreateStateMachine
-    nodepool.driver.metastatic.adapter:MetastaticDeleteStateMachine
-    nodepool.driver.fake:FakeDriver nodepool.driver.fake.config:FakeProviderConfig nodepool.driver.fake.adapter:Dummy
-    nodepool.driver.fake.adapter:FakeUploadFailCloud nodepool.driver.fake.adapter:FakeLaunchAndGetFaultCloud
-    nodepool.driver.fake.adapter:FakeLaunchAndDeleteFailCloud nodepool.driver.fake.adapter:FakeDeleteImageFailCloud
-    nodepool.driver.openstack:OpenStackDriver nodepool.driver.openstack.adapter:OpenStackAdapter
-    nodepool.driver.example:ExampleDriver nodepool.driver.example.adapter:Adapter
-    nodepool.driver.example.adapter:CreateStateMachine nodepool.driver.example.adapter:DeleteStateMachine
-    nodepool.driver.example.adapter:Instance
-    nodepool.driver.test:TestDriver nodepool.driver.test.config:TestPool nodepool.driver.test.handler:TestHandler
-    nodepool.status:node_list nodepool.status:output nodepool.cmd.nodepoolcmd:main
+    nodepool.driver.metastatic.adapter:MetastaticDeleteStateMachine nodepool.driver.fake:FakeDriver
+    nodepool.driver.fake.config:FakeProviderConfig nodepool.driver.fake.adapter:Dummy
+    nodepool.driver.fake.adapter:FakeUploadFailCloud
+    nodepool.driver.fake.adapter:FakeLaunchAndGetFaultCloud
+    nodepool.driver.fake.adapter:FakeLaunchAndDeleteFailCloud
+    nodepool.driver.fake.adapter:FakeDeleteImageFailCloud nodepool.driver.openstack:OpenStackDriver
+    nodepool.driver.openstack.adapter:OpenStackAdapter nodepool.driver.example:ExampleDriver
+    nodepool.driver.example.adapter:Adapter nodepool.driver.example.adapter:CreateStateMachine
+    nodepool.driver.example.adapter:DeleteStateMachine nodepool.driver.example.adapter:Instance
+    nodepool.driver.test:TestDriver nodepool.driver.test.config:TestPool
+    nodepool.driver.test.handler:TestHandler nodepool.status:node_list nodepool.status:output
+    nodepool.cmd.nodepoolcmd:main
 """
 
 

@@ -87,7 +87,8 @@ def test_detached_daemon_has_left_its_terminal(tmp_path):
         assert daemon.must_detach()
         pid = os.getpid()
         report = daemon.detach("prog")
-        facts = {"cwd": os.getcwd(), "umask": os.umask(0), "sid": os.getsid(0), "pid": os.getpid(), "parent": pid,
+        facts = {"cwd": os.getcwd(), "umask": os.umask(0), "sid": os.getsid(0),
+                 "pid": os.getpid(), "parent": pid,
                  "fds": [os.readlink(f"/proc/self/fd/{n}") for n in (0, 1, 2)],
                  "tstp": signal.getsignal(signal.SIGTSTP) == signal.SIG_IGN,
                  "leaked": os.path.exists(f"/proc/self/fd/{leak.fileno()}") and leak.fileno() != 3}

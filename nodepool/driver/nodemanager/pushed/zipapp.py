@@ -122,6 +122,8 @@ except OSError as error:
     say("failed", text=str(error))
     sys.exit(1)
 os.set_inheritable(lock, True)
-environment = {**os.environ, "PYTHONPATH": path, "NODEPOOL_PUSHED_LOCK": str(lock), "LC_ALL": "C.UTF-8"}
-os.execve(sys.executable, [sys.executable, "-s", "-m", "nodepool.nodemanager.pushed.program"], environment)
+environment = {**os.environ, "PYTHONPATH": path, "NODEPOOL_PUSHED_LOCK": str(lock)}
+environment["LC_ALL"] = "C.UTF-8"
+program = [sys.executable, "-s", "-m", "nodepool.nodemanager.pushed.program"]
+os.execve(sys.executable, program, environment)
 """

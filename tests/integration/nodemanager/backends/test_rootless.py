@@ -51,8 +51,10 @@ for line in sys.stdin:
     answer = {}
     try:
         name = order.get("name", "s1")
-        spec = SliverSpec(name, 1, order.get("image", "host"), order.get("rspec", {}), order.get("keys", ""),
-                          base64.b64decode(order["script"]) if "script" in order else None, order.get("network", "none"),
+        script = base64.b64decode(order["script"]) if "script" in order else None
+        image, rspec = order.get("image", "host"), order.get("rspec", {})
+        keys = order.get("keys", "")
+        spec = SliverSpec(name, 1, image, rspec, keys, script, order.get("network", "none"),
                           order.get("username", "zuul"))
         do = order["do"]
         if do == "check":
@@ -71,7 +73,8 @@ for line in sys.stdin:
         elif do == "console":
             answer = {"text": backend.console(spec).decode()}
         elif do == "destroy":
-            backend.destroy(name, 1, handles.pop(name, None) if order.get("with_handle", True) else None)
+            handle = handles.pop(name, None) if order.get("with_handle", True) else None
+            backend.destroy(name, 1, handle)
         elif do == "freeze":
             backend.freeze(spec, handles[name], True)
         elif do == "found":

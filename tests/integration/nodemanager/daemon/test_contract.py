@@ -91,7 +91,8 @@ def test_stale_pid_file_is_overwritten_in_the_background(tmp_path: pathlib.Path)
 version: 1
 disable_existing_loggers: false
 formatters: {{line: {{class: nodepool.nodemanager.log_format.LineFormatter}}}}
-handlers: {{file: {{class: logging.FileHandler, filename: {tmp_path}/configured.log, formatter: line}}}}
+handlers:
+  file: {{class: logging.FileHandler, filename: {tmp_path}/configured.log, formatter: line}}
 root: {{handlers: [file], level: INFO}}
 """)
     command = [PROGRAM, "-c", str(nm.config), "-p", str(nm.tmp / "pid"), "-l", str(logging_yaml)]
@@ -297,7 +298,8 @@ import socket, sys, os
 os.chdir(sys.argv[1]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
 s = socket.socket(socket.AF_UNIX); s.connect('nodemanager.api')
 body = sys.argv[3].encode()
-s.sendall(b'POST / HTTP/1.0\\r\\nContent-Type: text/xml\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body) + body[:10])
+head = b'POST / HTTP/1.0\\r\\nContent-Type: text/xml\\r\\nContent-Length: %d\\r\\n\\r\\n'
+s.sendall(head % len(body) + body[:10])
 print('asking', flush=True)
 sys.stdin.readline()
 try:
@@ -454,7 +456,8 @@ def test_console_output_cannot_fill_or_reach_the_host(nm: NmDaemon) -> None:
     script = b"""#!/bin/sh
 echo begun
 readlink /proc/self/fd/1
-ln -sf /etc/shadow /proc/self/fd/1; mv /proc/self/fd/1 /tmp/x; ls -l $(readlink /proc/self/fd/1) $(readlink /proc/self/fd/1)/..
+ln -sf /etc/shadow /proc/self/fd/1; mv /proc/self/fd/1 /tmp/x
+ls -l $(readlink /proc/self/fd/1) $(readlink /proc/self/fd/1)/..
 head -c 100M /dev/zero
 dd if=/dev/zero of=/proc/self/fd/1 bs=1 count=1 seek=5000000000
 echo -n done > /root/done

@@ -126,7 +126,8 @@ except RpcFault as fault:
 @pytest.mark.spec("NM-C.9.1: README walk with the standard library's client")
 def test_standard_library_client_works(running: Running) -> None:
     code = """
-for method, arguments in (("Help", ()), ("SetLoans", (["b", "nm_cpu_guaranteed_share", 200],)), ("GetEffectiveRSpec", ("a",))):
+loans = ["b", "nm_cpu_guaranteed_share", 200]
+for method, arguments in (("Help", ()), ("SetLoans", (loans,)), ("GetEffectiveRSpec", ("a",))):
     with xmlrpc.client.ServerProxy(client.url) as proxy:
         print(getattr(proxy, method)(*arguments))
 """
@@ -178,7 +179,8 @@ def test_speaking_for_a_delegate(running: Running) -> None:
         assert caught.value.faultCode == 108
     code = """
 connection = client._connection(10)
-connection.request("POST", "/", xml_rpc.call("GetRSpec", ["b"]), {"X-Nodepool-Delegate": "del_snoop"})
+who = {"X-Nodepool-Delegate": "del_snoop"}
+connection.request("POST", "/", xml_rpc.call("GetRSpec", ["b"]), who)
 try:
     xmlrpc.client.loads(connection.getresponse().read())
 except xmlrpc.client.Fault as fault:

@@ -49,7 +49,8 @@ def call(method, *arguments):
 start = b"<methodCall><methodName>Help</methodName><params><param><value><array><data>"
 bodies = {
     "xml": start + b"<value/>" * (131072 - 20),
-    "small": start + b"<value><int>1</int></value>" * 2300 + b"</data></array></value></param></params></methodCall>",
+    "small": start + b"<value><int>1</int></value>" * 2300
+    + b"</data></array></value></param></params></methodCall>",
     "wait": call("WaitSliver", "hostile", "stopped", 300),
     "usage": call("GetUsage", "hostile"),
     "loans": call("SetLoans", ["quiet", "nm_cpu_share", 1]),
@@ -192,7 +193,8 @@ while True:
 ASK = r"""
 import socket
 for number in range(20):
-    s = socket.socket(socket.AF_UNIX); s.setblocking(False); s.connect("/run/nodepool/nodemanager.api"); s.close()
+    s = socket.socket(socket.AF_UNIX); s.setblocking(False)
+    s.connect("/run/nodepool/nodemanager.api"); s.close()
 print("well")
 """
 

@@ -40,7 +40,8 @@ def make(path: pathlib.Path, mode: int, text: str = SECRET) -> None:
 
 
 TRIES = """
-cat {0}; cp {0} /root/copy && cat /root/copy; mv {0} /root/moved && cat /root/moved; chmod 644 {0}; cat {0}; ln {0} /usr/local/x
+cat {0}; cp {0} /root/copy && cat /root/copy; mv {0} /root/moved && cat /root/moved
+chmod 644 {0}; cat {0}; ln {0} /usr/local/x
 cat /usr/local/x; dd if={0} conv=notrunc,nocreat; chown 0:0 {0}; echo more >> {0}; cat {0}; true
 """
 

@@ -315,13 +315,15 @@ import socket
 for make in (lambda: socket.create_connection(('127.0.0.1', {port}), 2),
              lambda: socket.create_connection(('169.254.169.254', 80), 2),
              lambda: socket.socket(socket.AF_UNIX).connect('\\0nm-test-{os.getpid()}'),
-             lambda: socket.socket(40, 1), lambda: socket.socket(38, 5), lambda: socket.socket(21, 5),
+             lambda: socket.socket(40, 1), lambda: socket.socket(38, 5),
+             lambda: socket.socket(21, 5),
              lambda: socket.socketpair(40)):
     try:
         make(); print('open')
     except OSError as error:
         print(error.strerror)
-for make in (lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0), lambda: socket.socket(2, socket.SOCK_RAW, 1)):
+for make in (lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0),
+             lambda: socket.socket(2, socket.SOCK_RAW, 1)):
     try:
         make(); print('open')
     except OSError as error:

@@ -47,7 +47,8 @@ frames.bind(('eth0', 0))
 own = frames.getsockname()[4]
 for number in range(300):
     sender = ipaddress.ip_address('9.9.0.0') + number
-    frames.send(b'\\xff' * 6 + own + struct.pack('!HHHBBH', 0x806, 1, 0x800, 6, 4, 1) + own + sender.packed + bytes(6) + target)
+    head = b'\\xff' * 6 + own + struct.pack('!HHHBBH', 0x806, 1, 0x800, 6, 4, 1)
+    frames.send(head + own + sender.packed + bytes(6) + target)
 """
 
 

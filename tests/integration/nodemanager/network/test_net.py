@@ -57,7 +57,8 @@ while True: threading.Thread(target=serve, args=listener.accept()[:1], daemon=Tr
 CLIENT = """
 import socket, sys, time
 address, kind, seconds, source = sys.argv[1], sys.argv[2].encode(), float(sys.argv[3]), sys.argv[4:]
-connection = socket.create_connection((address, 5001), timeout=10, source_address=(source[0], 0) if source else None)
+bound = (source[0], 0) if source else None
+connection = socket.create_connection((address, 5001), timeout=10, source_address=bound)
 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 262144)
 connection.sendall(kind)
 if kind == b's':
@@ -376,8 +377,8 @@ own = frames.getsockname()[4]
 for source in sources:
     text = source.encode()
     def header(check):
-        return struct.pack('!BBHHHBBH4s4s', 0x45, 0, 28 + len(text), 1, 0, 64, 17, check,
-                           ipaddress.ip_address(source).packed, ipaddress.ip_address(destination).packed)
+        ends = [ipaddress.ip_address(end).packed for end in (source, destination)]
+        return struct.pack('!BBHHHBBH4s4s', 0x45, 0, 28 + len(text), 1, 0, 64, 17, check, *ends)
     packet = header(checksum(header(0))) + struct.pack('!HHHH', 5002, 5002, 8 + len(text), 0) + text
     mac = own if mac_of == 'own' else bytes.fromhex(mac_of.replace(':', ''))
     frames.send(bytes.fromhex(to_mac.replace(':', '')) + mac + b'\\x08\\x00' + packet)

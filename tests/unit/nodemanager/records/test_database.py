@@ -57,7 +57,8 @@ while True:
     number += 1
     with database.transaction():
         for side in "ab":
-            database.put(Record(f"sliver_{side}", "s", number, number, None, {"name": side, "filler": "x" * 5000, "n": number}))
+            content = {"name": side, "filler": "x" * 5000, "n": number}
+            database.put(Record(f"sliver_{side}", "s", number, number, None, content))
     print(number, flush=True)
 """
 

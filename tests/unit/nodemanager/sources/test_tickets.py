@@ -219,12 +219,15 @@ def test_tickets_that_xmlsec1_signs_are_accepted(rsa: tuple[bytes, str], tmp_pat
     colon = prefix and f"{prefix}:"
     further = f'<{colon}Transform Algorithm="{transform}"/>' if transform else ""
     template = f"""<Envelope xmlns="urn:envelope"{more}><Data>{json.dumps(claims())}</Data>{space}
-<{colon}Signature xmlns{prefix and ":" + prefix}="http://www.w3.org/2000/09/xmldsig#">{space}<{colon}SignedInfo>{space}
+<{colon}Signature xmlns{prefix and ":" + prefix}="http://www.w3.org/2000/09/xmldsig#">{space}
+<{colon}SignedInfo>{space}
 <{colon}CanonicalizationMethod Algorithm="{method}"/>{space}
 <{colon}SignatureMethod Algorithm="http://www.w3.org/2001/04/xmldsig-more#rsa-sha256"/>
 <{colon}Reference URI=""><{colon}Transforms>{space}
-<{colon}Transform Algorithm="http://www.w3.org/2000/09/xmldsig#enveloped-signature"/>{further}</{colon}Transforms>
-<{colon}DigestMethod Algorithm="http://www.w3.org/2001/04/xmlenc#sha256"/><{colon}DigestValue/></{colon}Reference>
+<{colon}Transform Algorithm="http://www.w3.org/2000/09/xmldsig#enveloped-signature"/>{further}
+</{colon}Transforms>
+<{colon}DigestMethod Algorithm="http://www.w3.org/2001/04/xmlenc#sha256"/>
+<{colon}DigestValue/></{colon}Reference>
 </{colon}SignedInfo>{space}<{colon}SignatureValue/></{colon}Signature></Envelope>"""
     (tmp_path / "template").write_text(template)
     (tmp_path / "key").write_bytes(rsa[0])
