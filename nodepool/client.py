@@ -497,7 +497,7 @@ class Lease:
         return self
 
     def give_back(self) -> None:
-        """Return the nodes, or stop waiting for them; this may be repeated."""
+        """Release the nodes, or stop waiting for them; this may be repeated."""
         self._stopping.set()
         atexit.unregister(self._leave)
         self._close()

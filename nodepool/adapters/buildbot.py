@@ -120,7 +120,7 @@ class Machine:
         self.lease: Lease | None = None
 
     def return_old(self) -> None:
-        """Return what an earlier process of the master has left."""
+        """Release what an earlier process of the master has left."""
         for lease in self._settings.pool().leases(owner="me"):
             notes = lease.notes or {}
             if notes.get("buildbot") == self._mark and notes.get("start") != START_ID:

@@ -235,7 +235,7 @@ class NodePoolBuilder:
 
     @staticmethod
     def shown_config() -> None:
-        """Return no configuration."""
+        """Have no configuration to show."""
 
     def getZK(self) -> ZooKeeper:
         return self.zk

@@ -98,7 +98,7 @@ class Provider(ProviderNotifications):
         """Accept no new work; must not block."""
 
     def join(self) -> None:
-        """Return when all work is done."""
+        """Wait until all work is done."""
 
     def labelReady(self, name: str) -> bool:
         """Return True when the label could be served, apart from quota."""
@@ -113,7 +113,7 @@ class Provider(ProviderNotifications):
         raise NotImplementedError(f"{type(self).__name__}.cleanupNode")
 
     def waitForNodeCleanup(self, node_id: object) -> None:
-        """Return when the resource is deleted."""
+        """Wait until the resource is deleted."""
 
     def cleanupLeakedResources(self) -> None:
         """Find and remove leaks; called every minute."""

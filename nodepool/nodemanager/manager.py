@@ -185,7 +185,7 @@ class NodeManager:
     # -- life
 
     def start(self) -> None:
-        """Return when slivers that live are adopted and the API answers."""
+        """Start; wait until slivers that live are adopted and the API answers."""
         from nodepool.nodemanager.api import server
         from nodepool.nodemanager.sources import sources
 

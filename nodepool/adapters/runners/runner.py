@@ -361,7 +361,7 @@ class Runner:
         lease.run(script, timeout=COMMAND)
 
     def _return(self) -> None:
-        """Return the node; what cannot be returned now the next search for leases finds."""
+        """Release the node; the next search for leases finds what cannot be released now."""
         if self.lease is None:
             return
         try:

@@ -360,7 +360,7 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         return End(Outcome(How.DECLINED), [*reasons, *self.known_problems()])
 
     def hand_back(self) -> None:
-        """Return the request to the queue and release its nodes: the pool is being removed."""
+        """Put the request back into the queue and release its nodes: the pool is being removed."""
         self.life.happen(Event.HAND_BACK, End(Outcome(How.RETURNED)))
 
     def move(self, retry_after: float = 0.0, discard: bool = False, to: str | None = None) -> None:

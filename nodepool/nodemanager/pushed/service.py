@@ -99,7 +99,7 @@ LimitNOFILE=65536
 
 
 def start(place: str, directory: Path, code: str) -> None:
-    """Return when it runs.
+    """Start, and wait until it runs.
 
     :raises ServiceError: it does not start.
     """
