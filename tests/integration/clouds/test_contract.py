@@ -215,7 +215,7 @@ def test_request_waits_for_quota_of_a_google_region(google: Google, bench: Launc
 def test_google_machine_type(google: Google, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(google.config(), cleanup_interval=600)
     adapter = bench.adapter(google.name)
-    size = adapter._getQuotaForMachineType  # noqa: SLF001 - tests of others call it
+    size = adapter._getQuotaForMachineType
     assert size("n1-standard-1").quota["compute"]["cores"] == 1
     asked = len(google.proxy.requests)
     size("n1-standard-1")

@@ -182,7 +182,7 @@ def test_machines_of_skipped_ids_stay_foreign_without_a_new_connection(zk: Any) 
 
 def test_skipping_that_is_interrupted_at_any_write_exposes_no_machine(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = lose_nodes(zk)
-    call, left = Client._call, [0]  # noqa: SLF001 - as in the fault tests
+    call, left = Client._call, [0]
 
     def failing(self: Any, request: Any, async_object: Any) -> Any:
         if isinstance(request, (Create, SetData, Transaction)):

@@ -70,8 +70,8 @@ def _wrong_in_model(value: Any, model: Any, where: str) -> str | None:
     module = vars(sys.modules[model.__module__])
     package = sys.modules[model.__module__.rpartition("._")[0]]
     hints = typing.get_type_hints(model, globalns={**module, "_models": package})
-    fields = model._attr_to_rest_field.items()  # noqa: SLF001
-    known = {field._rest_name: name for name, field in fields}  # noqa: SLF001
+    fields = model._attr_to_rest_field.items()
+    known = {field._rest_name: name for name, field in fields}
     for key, each in value.items():
         if key not in known:
             return f"{where} ({model.__name__}) has no {key}"
