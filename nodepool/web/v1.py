@@ -81,12 +81,12 @@ class Api:
     def serves(path: str) -> bool:
         return path.startswith((API, PAGES)) or path in ("/api/v1", "/ui")
 
-    def answer(self, request: Request, environ: Mapping[str, Any]) -> Response:
+    def answer(self, request: Request) -> Response:
         """Return the answer.
 
         :raises HttpError: anything but 200 and 304.
         """
-        compress = _GZIP.search(str(environ.get("HTTP_ACCEPT_ENCODING", ""))) is not None
+        compress = _GZIP.search(request.headers.get("accept-encoding", "")) is not None
         if request.path.startswith(STATIC):
             response = self._static(request.path.removeprefix(STATIC), compress)
         elif request.path == "/ui" or request.path.startswith(PAGES):
@@ -96,7 +96,7 @@ class Api:
         tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
         packed = (("Content-Encoding", "gzip"),) if response.body.startswith(_COMPRESSED) else ()
         headers = (*access.HEADERS, ("ETag", tag), ("Cache-Control", "no-cache"), ("Vary", "Accept-Encoding"), *packed)
-        if environ.get("HTTP_IF_NONE_MATCH") == tag:
+        if request.headers.get("if-none-match") == tag:
             return Response(b"", response.content_type, http.HTTPStatus.NOT_MODIFIED, headers, cors=False)
         return Response(response.body, response.content_type, headers=(*headers, *response.headers), cors=False)
 

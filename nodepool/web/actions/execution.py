@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import functools
@@ -11,18 +12,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
 
 from nodepool.access.identity import Role
 from nodepool.driver.provider import Execution
 from nodepool.exceptions import RemoteException
 from nodepool.lease import ssh
+from nodepool.web import access
 from nodepool.web.actions import frames
 from nodepool.web.actions.bodies import NewProgram
 from nodepool.web.actions.leases import LeaseCalls
 from nodepool.web.actions.places import Places
-from nodepool.web.actions.routes import Call, Later, Refused, Route, Stream, busy
+from nodepool.web.actions.routes import Call, Later, Refused, Route, busy
+from nodepool.web.http import Stream, Write
 from nodepool.web.tables import Leasing
 from nodepool.zk.records import Node
 
@@ -34,25 +37,31 @@ LONG, SHORT = 0.9, 60.0
 START, INPUT = 5.0, 30.0
 #: Seconds after which something is sent in any case, and between two checks whether the client is still connected.
 HEARTBEAT, CHECK = 15.0, 1.0
+#: Seconds for the client to read what is sent; the server disconnects it earlier.
+WRITE = 60.0
 
 log = logging.getLogger("nodepool.lease")
 
 
-class Relay(Stream):
+class Relay(Stream, Later):
     """A program with its own thread, which starts it and relays its streams."""
 
+    headers = (("Content-Type", frames.CONTENT_TYPE), *access.HEADERS)
     _execution: Execution
 
     def __init__(self, lease_id: str, data: bytes, deadline: float) -> None:
         self.lease_id = lease_id
         self._data = data
         self._deadline = deadline
-        #: When the program runs, or why it does not.
-        self.started: Future[Relay] = Future()
-        self._carrier: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        #: When the program runs, or why it does not; and when everything is relayed. Nobody can cancel them.
+        self.started: Future[None] = Future()
+        self._relayed: Future[None] = Future()
+        for future in (self.started, self._relayed):
+            future.set_running_or_notify_cancel()
+        self._client: queue.SimpleQueue[Callable[[bytes], bool]] = queue.SimpleQueue()
 
     def live(self, start: Callable[[], Execution], done: Callable[[], object]) -> None:
-        """Start the program, and run what :meth:`carry` provides; on the program's thread.
+        """Start the program, and relay its streams; on the program's thread.
 
         :param start: raises Refused if the program cannot be started.
         :param done: called when nothing is left of the program.
@@ -64,16 +73,40 @@ class Relay(Stream):
             self.started.set_exception(error)
             return
         try:
-            self.started.set_result(self)
-            self._carrier.get(timeout=2 * START)()
+            self.started.set_result(None)
+            self.run(self._client.get(timeout=2 * START))
         except queue.Empty:
             log.info("Lease %s: a program is ended: its client has disconnected", self.lease_id)
         finally:
+            self._relayed.set_result(None)
             self._execution.close()
             done()
 
-    def carry(self, run: Callable[[], object]) -> None:
-        self._carrier.put(run)
+    # -- on the loop of the server
+
+    async def outcome(self, threads: Executor) -> Relay:
+        try:
+            async with asyncio.timeout(2 * START):
+                await asyncio.wrap_future(self.started)
+        except TimeoutError:
+            raise busy("The program was not started in time") from None
+        return self
+
+    async def send(self, write: Write) -> None:
+        loop, gone = asyncio.get_running_loop(), threading.Event()
+
+        def put(data: bytes) -> bool:
+            with suppress(ConnectionError, TimeoutError, RuntimeError, CancelledError):
+                if data and not gone.is_set():
+                    asyncio.run_coroutine_threadsafe(write(data), loop).result(WRITE)
+                return not gone.is_set()
+            return False
+
+        self._client.put(put)
+        try:
+            await asyncio.wrap_future(self._relayed)
+        finally:
+            gone.set()
 
     def run(self, send: Callable[[bytes], bool]) -> None:
         """Relay until the program ends, the client disconnects or the time is over.
@@ -104,22 +137,6 @@ class Relay(Stream):
             log.info("Lease %s: a program ended: %s", self.lease_id, error)
         except Exception:
             log.exception("Lease %s: error while the streams of a program were relayed:", self.lease_id)
-
-
-class Starting(Later):
-    """A call that waits until its program runs."""
-
-    def __init__(self, relay: Relay) -> None:
-        self.lease_id = f"start {id(self)}"
-        self.deadline = time.monotonic() + 2 * START
-        self.work = self._started = relay.started
-
-    def resume(self) -> Stream | None:
-        if self._started.done():
-            return self._started.result()
-        if time.monotonic() < self.deadline:
-            return None
-        raise busy("The program was not started in time")
 
 
 class ProgramCalls:
@@ -153,7 +170,7 @@ class ProgramCalls:
         relay = Relay(lease.id, data, time.monotonic() + body.timeout)
         work = (functools.partial(self._start, node, body.command), functools.partial(self.places.free, *names))
         threading.Thread(target=relay.live, args=work, name=f"Thread-WebApp-exec-{lease.id}", daemon=True).start()
-        return Starting(relay)
+        return relay
 
     def _start(self, node: Node, command: list[str]) -> Execution:
         execution = None
