@@ -9,9 +9,8 @@ import http
 import logging
 import re
 import urllib.parse
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kazoo.exceptions import KazooException
 
@@ -27,8 +26,8 @@ CHALLENGE = ("WWW-Authenticate", 'Bearer realm="nodepool"')
 _MEDIA_RANGE = re.compile(r"([\w!#$&^.+-]+|\*)/([\w!#$&^.+-]+|\*)\Z")
 _OF_DENIED = {http.HTTPStatus.UNAUTHORIZED: (CHALLENGE,), http.HTTPStatus.SERVICE_UNAVAILABLE: (RETRY,)}
 
-#: Sends a part of an answer: waits while the client reads too slowly; ``ConnectionError`` if it has disconnected.
-Write = Callable[[bytes], Coroutine[Any, Any, None]]
+#: Sends a part of an answer; waits while the client reads too slowly.
+Write = Callable[[bytes], Awaitable[None]]
 
 log = logging.getLogger("nodepool.WebApp")
 
@@ -40,11 +39,7 @@ class HttpError(Exception):
     """
 
     def __init__(
-        self,
-        status: http.HTTPStatus,
-        text: str,
-        code: str = "bad-request",
-        headers: tuple[tuple[str, str], ...] = (),
+        self, status: http.HTTPStatus, text: str, code: str = "bad-request", headers: tuple[tuple[str, str], ...] = ()
     ) -> None:
         super().__init__(text)
         self.status = status
@@ -90,8 +85,11 @@ class Stream(abc.ABC):
     headers: tuple[tuple[str, str], ...]
 
     @abc.abstractmethod
-    async def send(self, write: Write) -> None:
-        """Produce the answer; canceled when the client disconnects."""
+    async def send(self, begin: Callable[[], Awaitable[Write]]) -> None:
+        """Produce the answer; canceled when the client disconnects.
+
+        :param begin: sends the head, and returns what sends parts; both may raise ``ConnectionError``.
+        """
 
 
 @dataclass(frozen=True)

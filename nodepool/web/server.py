@@ -23,7 +23,7 @@ from nodepool.web.actions.actions import Actions
 from nodepool.web.application import Application
 from nodepool.web.cache import ResponseCache
 from nodepool.web.connections import Connection, Connections
-from nodepool.web.http import Request, Response
+from nodepool.web.http import Request, Response, Stream, Write
 from nodepool.web.streams import Streams
 from nodepool.web.tables import Launcher
 from nodepool.web.v1 import Api
@@ -41,18 +41,12 @@ _library.addFilter(lambda record: not str(record.msg).startswith("Error handling
 def _listen(address: str, port: int) -> socket.socket:
     """Return a listening socket; ``OSError`` with address and port in its text."""
     try:
-        family, kind, proto, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        sock = socket.socket(family, kind, proto)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(target)
-            sock.listen(BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, target = found[0], found[4]
+        return socket.create_server(target, family=family, backlog=BACKLOG, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        raise OSError(error.errno, f"web server cannot listen on {address} port {port}: {error.strerror}") from error
-    return sock
+        reason = str(error.strerror).partition(" (while")[0]
+        raise OSError(error.errno, f"web server cannot listen on {address} port {port}: {reason}") from error
 
 
 class Listener(NamedTuple):
@@ -130,8 +124,7 @@ class WebApp(threading.Thread):
         if self.actions is not None:
             self.actions.waiting.start()
         listening = [
-            await loop.create_server(lambda: Connection(opened, server()), sock=each, backlog=BACKLOG)
-            for each in self._sockets
+            await loop.create_server(lambda: Connection(opened, server()), sock=each, backlog=BACKLOG) for each in self._sockets
         ]
         await asyncio.wrap_future(self._stopping)
         self.streams.stop()
@@ -157,11 +150,7 @@ class WebApp(threading.Thread):
                 if answer.cors:
                     headers.append(("Access-Control-Allow-Origin", "*"))
                 return web.Response(body=answer.body, status=answer.status, headers=headers)
-            response = web.StreamResponse(headers=[("Server", "nodepool"), ("Cache-Control", "no-store"), *answer.headers])
-            response.force_close()
-            await response.prepare(given)
-            await answer.send(response.write)
-            return response
+            return await _stream(answer, given)
         finally:
             connection.busy = False
 
@@ -178,6 +167,24 @@ class WebApp(threading.Thread):
         if self._unix is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._unix)
+
+
+async def _stream(answer: Stream, given: web.BaseRequest) -> web.StreamResponse:
+    response = web.StreamResponse(headers=[("Server", "nodepool"), ("Cache-Control", "no-store"), *answer.headers])
+    response.force_close()
+
+    async def begin() -> Write:
+        await response.prepare(given)
+        await response.write(b"")
+        return response.write
+
+    try:
+        await answer.send(begin)
+    except ConnectionError as error:
+        log.debug("A client has disconnected: %s", error)
+    except Exception:
+        log.exception("The answer to %s is not complete:", given.path)
+    return response
 
 
 async def _read(given: web.BaseRequest, connection: Connection) -> Request:

@@ -6,7 +6,7 @@ import asyncio
 import http
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from nodepool.web import access
 from nodepool.web.http import HttpError, Request, Stream, Write
@@ -37,9 +37,7 @@ class Follower(Stream):
 
     headers = _HEADERS
 
-    def __init__(
-        self, streams: Streams, address: str, digest: bool, filters: Mapping[str, list[str]], last: int | None
-    ) -> None:
+    def __init__(self, streams: Streams, address: str, digest: bool, filters: Mapping[str, list[str]], last: int | None) -> None:
         self.address = address
         self.digest = digest
         self.filters = filters
@@ -65,8 +63,8 @@ class Follower(Stream):
     def wants(self, event: Event) -> bool:
         return matches(event, self.filters)
 
-    async def send(self, write: Write) -> None:
-        self._task = asyncio.current_task()
+    async def send(self, begin: Callable[[], Awaitable[Write]]) -> None:
+        self._task, write = asyncio.current_task(), await begin()
         self._streams.add(self)
         try:
             while True:

@@ -8,14 +8,13 @@ import binascii
 import functools
 import http
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from contextlib import suppress
 
 from nodepool.access.identity import Role
+from nodepool.base import threads
 from nodepool.driver.provider import Execution
 from nodepool.exceptions import RemoteException
 from nodepool.lease import ssh
@@ -35,108 +34,85 @@ MOST = (500, 250, 20)
 LONG, SHORT = 0.9, 60.0
 #: Seconds for the start of a program, and for its input to be sent.
 START, INPUT = 5.0, 30.0
-#: Seconds after which something is sent in any case, and between two checks whether the client is still connected.
+#: Seconds after which something is sent in any case, and for which one read waits.
 HEARTBEAT, CHECK = 15.0, 1.0
-#: Seconds for the client to read what is sent; the server disconnects it earlier.
-WRITE = 60.0
 
 log = logging.getLogger("nodepool.lease")
 
 
-class Relay(Stream, Later):
-    """A program with its own thread, which starts it and relays its streams."""
+class Relay(Later, Stream):
+    """A program, which is started and whose streams are relayed.
+
+    :param start: raises Refused if the program cannot be started.
+    :param done: called when nothing is left of the program.
+    """
 
     headers = (("Content-Type", frames.CONTENT_TYPE), *access.HEADERS)
-    _execution: Execution
 
-    def __init__(self, lease_id: str, data: bytes, deadline: float) -> None:
-        self.lease_id = lease_id
+    def __init__(
+        self, lease_id: str, data: bytes, timeout: float, start: Callable[[], Execution], done: Callable[[], None]
+    ) -> None:
+        self._lease_id = lease_id
         self._data = data
-        self._deadline = deadline
-        #: When the program runs, or why it does not; and when everything is relayed. Nobody can cancel them.
-        self.started: Future[None] = Future()
-        self._relayed: Future[None] = Future()
-        for future in (self.started, self._relayed):
-            future.set_running_or_notify_cancel()
-        self._client: queue.SimpleQueue[Callable[[bytes], bool]] = queue.SimpleQueue()
+        self._deadline = time.monotonic() + timeout
+        self._start = start
+        self._done = done
+        self._execution: Execution | None = None
+        # One job at a time, in order: the end waits for the start, or for a read.
+        self._lane = threads.shared().lane(f"Thread-WebApp-exec-{lease_id}", 1)
 
-    def live(self, start: Callable[[], Execution], done: Callable[[], object]) -> None:
-        """Start the program, and relay its streams; on the program's thread.
-
-        :param start: raises Refused if the program cannot be started.
-        :param done: called when nothing is left of the program.
-        """
-        try:
-            self._execution = start()
-        except Exception as error:
-            done()
-            self.started.set_exception(error)
-            return
-        try:
-            self.started.set_result(None)
-            self.run(self._client.get(timeout=2 * START))
-        except queue.Empty:
-            log.info("Lease %s: a program is ended: its client has disconnected", self.lease_id)
-        finally:
-            self._relayed.set_result(None)
-            self._execution.close()
-            done()
-
-    # -- on the loop of the server
-
-    async def outcome(self, threads: Executor) -> Relay:
+    async def outcome(self, _threads: Executor) -> Relay:
         try:
             async with asyncio.timeout(2 * START):
-                await asyncio.wrap_future(self.started)
-        except TimeoutError:
-            raise busy("The program was not started in time") from None
+                await asyncio.get_running_loop().run_in_executor(self._lane, self._begin)
+        except BaseException as error:
+            self._lane.submit(self._end)
+            if isinstance(error, TimeoutError):
+                raise busy("The program was not started in time") from None
+            raise
         return self
 
-    async def send(self, write: Write) -> None:
-        loop, gone = asyncio.get_running_loop(), threading.Event()
-
-        def put(data: bytes) -> bool:
-            with suppress(ConnectionError, TimeoutError, RuntimeError, CancelledError):
-                if data and not gone.is_set():
-                    asyncio.run_coroutine_threadsafe(write(data), loop).result(WRITE)
-                return not gone.is_set()
-            return False
-
-        self._client.put(put)
+    async def send(self, begin: Callable[[], Awaitable[Write]]) -> None:
+        """Relay until the program ends, the client disconnects or the time is over."""
+        run, execution = functools.partial(asyncio.get_running_loop().run_in_executor, self._lane), self._execution
+        assert execution is not None
         try:
-            await asyncio.wrap_future(self._relayed)
-        finally:
-            gone.set()
-
-    def run(self, send: Callable[[bytes], bool]) -> None:
-        """Relay until the program ends, the client disconnects or the time is over.
-
-        :param send: returns False when the client has disconnected.
-        """
-        try:
+            write = await begin()
             with suppress(TimeoutError, RemoteException):  # it has ended, or does not read its input
                 if self._data:
-                    self._execution.write(self._data, INPUT)
-                self._execution.write(b"", INPUT)
+                    await run(execution.write, self._data, INPUT)
+                await run(execution.write, b"", INPUT)
             sent = time.monotonic()
-            while send(b"") and (now := time.monotonic()) < self._deadline:
+            while (now := time.monotonic()) < self._deadline:
                 try:
-                    found = self._execution.read(CHECK)
+                    found = await run(execution.read, CHECK)
                 except TimeoutError:
                     if now - sent >= HEARTBEAT:
-                        send(frames.pack(frames.NOTHING, b""))
+                        await write(frames.pack(frames.NOTHING, b""))
                         sent = now
                     continue
                 sent = now
                 if found is None:
-                    status = self._execution.status
-                    send(frames.pack(frames.EXIT, b"" if status is None else b"%d" % status))
+                    status = execution.status
+                    await write(frames.pack(frames.EXIT, b"" if status is None else b"%d" % status))
                     return
-                send(frames.pack(*found))
+                await write(frames.pack(*found))
         except RemoteException as error:
-            log.info("Lease %s: a program ended: %s", self.lease_id, error)
-        except Exception:
-            log.exception("Lease %s: error while the streams of a program were relayed:", self.lease_id)
+            log.info("Lease %s: a program ended: %s", self._lease_id, error)
+        finally:
+            self._lane.submit(self._end)
+
+    # -- on the lane
+
+    def _begin(self) -> None:
+        self._execution = self._start()
+
+    def _end(self) -> None:
+        try:
+            if self._execution is not None:
+                self._execution.close()
+        finally:
+            self._done()
 
 
 class ProgramCalls:
@@ -167,10 +143,8 @@ class ProgramCalls:
         names = (lease.terms.owner, lease.id)
         if not self.places.take(*names, part=1.0 if body.timeout <= SHORT else LONG):
             raise busy(f"Too many programs run here, or for {names[0]} or lease {lease.id}; try again")
-        relay = Relay(lease.id, data, time.monotonic() + body.timeout)
-        work = (functools.partial(self._start, node, body.command), functools.partial(self.places.free, *names))
-        threading.Thread(target=relay.live, args=work, name=f"Thread-WebApp-exec-{lease.id}", daemon=True).start()
-        return relay
+        start, done = functools.partial(self._start, node, body.command), functools.partial(self.places.free, *names)
+        return Relay(lease.id, data, body.timeout, start, done)
 
     def _start(self, node: Node, command: list[str]) -> Execution:
         execution = None
