@@ -66,7 +66,7 @@ LISTINGS = {
 
 
 class Application:
-    """Answers GET, and every other method alike, from the launcher's mirror; and the calls of ``actions``."""
+    """Answers calls, and every other request like GET, from the launcher's mirror."""
 
     def __init__(
         self,
@@ -103,9 +103,7 @@ class Application:
             if actions is not None and is_call:
                 return await actions.answer(request, self._threads)
             if request.path == EVENTS:
-                follower = await loop.run_in_executor(self._threads, self._streams.read, request)
-                self._streams.admit(follower)
-                return follower
+                return await loop.run_in_executor(self._threads, self._streams.read, request)
             return await loop.run_in_executor(self._threads, self._read, request)
         except Exception as error:
             return self._failure(as_answer(error, request.path, is_call), request.path, is_call)
@@ -177,10 +175,7 @@ class Application:
             source = self._nodepool if listing.own else zk
             return status.output(listing.read(source, **arguments), form, fields).encode()
 
-        try:
-            entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
-        except TimeoutError:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being generated for another client, try again") from None
+        entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
         headers = (
             ("Cache-Control", f"max-age={self._max_age:g}, public"),
             ("Last-Modified", format_date(entry.made_at)),

@@ -23,7 +23,7 @@ MOST_HEAD, MOST_BODY = 16384, 65536
 
 
 class Connections:
-    """The open connections, from the oldest to the newest; used on the loop of the server only."""
+    """The open connections, from the oldest; used on the loop of the server only."""
 
     def __init__(self) -> None:
         self._open: dict[Connection, None] = {}
@@ -62,7 +62,9 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that times what its client sends and reads; the server's protocol does the rest.
+    """A connection that times what its client sends and reads.
+
+    The protocol of the library does everything else.
 
     :ivar address: of the client.
     :ivar uid: of a Unix socket's other end.

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import urllib.parse
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple, cast
 
@@ -199,18 +200,25 @@ async def _read(given: web.BaseRequest, connection: Connection) -> Request:
         given.writer.output_size = 0
     body = await given.read()
     connection.arrived()
-    headers: dict[str, str] = {}
-    for key, value in given.raw_headers:
-        name, text = key.decode("latin-1").lower(), value.decode("latin-1")
-        # Joined, because a proxy that is named appends what it reports.
-        headers[name] = f"{headers[name]}, {text}" if name in headers else text
     path, query = (part.encode("utf-8", "surrogateescape") for part in (given.rel_url.raw_path, given.rel_url.raw_query_string))
     return Request(
         address=connection.address,
         uid=connection.uid,
-        headers=headers,
+        headers=joined(given.raw_headers),
         method=given.method,
         path=urllib.parse.unquote_to_bytes(path).decode("utf-8", "replace"),
         query=query.decode("latin-1"),
         body=body,
     )
+
+
+def joined(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return the headers by their names in lower case, several of a name joined in order.
+
+    The last part of ``X-Forwarded-For`` is what the nearest proxy has added, on its own line or not.
+    """
+    headers: dict[str, str] = {}
+    for key, value in raw:
+        name, text = key.decode("latin-1").lower(), value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    return headers

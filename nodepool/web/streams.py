@@ -120,7 +120,7 @@ class Streams:
     def read(self, request: Request) -> Follower:
         """Return what a client asks for; on any thread.
 
-        :raises HttpError: the request is invalid.
+        :raises HttpError: the request is invalid, or too many clients follow events (503).
         """
         self._check(request)
         if self._feed is None:
@@ -135,17 +135,11 @@ class Streams:
         last = request.headers.get("last-event-id") or request.parameters.get("since")
         if last is not None and not (last.isascii() and last.isdecimal() and len(last) < 16):
             raise HttpError(http.HTTPStatus.BAD_REQUEST, "since and Last-Event-ID must be the number of an event")
-        digest = "digest" in request.parameters
-        return Follower(self, request.address, digest, filters, None if last is None or digest else int(last))
-
-    def admit(self, follower: Follower) -> None:
-        """Check whether one more client can follow events.
-
-        :raises HttpError: too many do (503).
-        """
-        if len(self) >= MOST_STREAMS and self._in_the_way(follower.address) is None:
+        if len(self) >= MOST_STREAMS and self._in_the_way(request.address) is None:
             text = f"{MOST_STREAMS} clients already follow events; try again later"
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
+        digest = "digest" in request.parameters
+        return Follower(self, request.address, digest, filters, None if last is None or digest else int(last))
 
     def add(self, follower: Follower) -> None:
         """Send the missed events, and from now on the new ones."""
@@ -169,7 +163,7 @@ class Streams:
 
         None if no other address has more than this one.
         """
-        counts = Counter(follower.address for follower in self._followers)
+        counts = Counter(follower.address for follower in list(self._followers))
         most, count = max(counts.items(), key=lambda item: item[1])
         return None if counts[address] >= count else next(each for each in self._followers if each.address == most)
 
@@ -185,7 +179,7 @@ class Streams:
             self._loop.call_soon_threadsafe(self._send)
 
     def _send(self) -> None:
-        """Send some events to clients that follow them; most clients are pages, which are notified later."""
+        """Send some events to clients that follow them; notify pages later."""
         self._woken = False
         events = [self._arrived.popleft() for _ in range(min(TOGETHER, len(self._arrived)))]
         self._counted.update(map(_subject, events))

@@ -102,17 +102,18 @@ class Actions:
         if request.path == OPENAPI:
             return Response(self._document, JSON, headers=pages.HEADERS, cors=False)
         reply, note = await asyncio.get_running_loop().run_in_executor(threads, self._begin, request)
-        outcome: Reply | Stream
-        if isinstance(reply, Later):
-            with _noted(note, request):
-                outcome = await reply.outcome(threads)
-            note(outcome.target if isinstance(outcome, Reply) else None, "ok")
-        else:
-            outcome = reply
+        if isinstance(reply, Reply):
+            return _response(reply)
+        with _noted(note, request):
+            outcome = await reply.outcome(threads)
+        note(outcome.target if isinstance(outcome, Reply) else None, "ok")
         return _response(outcome) if isinstance(outcome, Reply) else outcome
 
     def _begin(self, request: Request) -> tuple[Reply | Later, Note]:
-        """Return the answer to a call, which is in the audit log, or the call with what notes it there."""
+        """Return the answer to a call, or what waits for it, and what records the call.
+
+        A call that is answered has been recorded.
+        """
         method = "GET" if request.method == "HEAD" else request.method
         route, names = self.table.find(method, request.path.removeprefix(API))
         reply: Reply | Later

@@ -57,7 +57,6 @@ class Waiting:
         self._zk = zk
         self._max_hold_age = max_hold_age
         self._feed = feed
-        self._loop: asyncio.AbstractEventLoop | None = None
         #: Lease id -> seconds for which it is held; 0: its request is to be withdrawn. Calls add to it.
         self._expected: dict[str, float] = {}
         #: Lease id -> whether something has changed since its hand-over was started.
@@ -143,12 +142,11 @@ class Waiting:
             self._wake(lease_id)
 
     def _wake(self, lease_id: str | None) -> None:
-        if self._loop is not None and lease_id is not None:
+        if lease_id is not None:
             self._loop.call_soon_threadsafe(self._changed, lease_id)
 
     def _changed(self, lease_id: str) -> None:
-        """Start the hand-over of an expected lease whose request is finished, or wake the clients that poll it."""
-        assert self._loop is not None
+        """Start the hand-over of an expected lease, or wake the clients that poll it."""
         try:
             request = self._zk().getCachedRequest(lease_id)
         except Refused:  # the mirror is not complete
@@ -177,14 +175,13 @@ class Waiting:
         except Exception:
             log.exception("Lease %s: error while it was handed over:", lease_id)
             self._end(lease_id, "failed", "internal error, see the log of the launcher")
-        assert self._loop is not None
         self._loop.call_soon_threadsafe(self._finished, lease_id, finished, retry)
 
     def _finished(self, lease_id: str, finished: bool, retry: bool) -> None:
         changed = self._running.pop(lease_id)
         if finished:
             del self._expected[lease_id]
-        elif retry and self._loop is not None:
+        elif retry:
             self._loop.call_later(RETRY, self._changed, lease_id)
         if finished or (changed and not retry):
             self._changed(lease_id)

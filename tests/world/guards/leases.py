@@ -146,7 +146,7 @@ GUARDS: dict[str, Mutation] = {
     ),
     "interrupted-hand-overs-are-not-repeated": Mutation(
         _IN_WAITING,
-        "        elif retry and self._loop is not None:\n",
+        "        elif retry:\n",
         "        elif False:\n",
         f"{_API}test_hand_over_that_the_connection_has_interrupted_is_repeated_without_further_news",
     ),
@@ -209,7 +209,7 @@ GUARDS: dict[str, Mutation] = {
     ),
     "invented-tokens-return-leases": Mutation(
         _IN_ACTIONS,
-        '.startswith(f"{LEASE_PREFIX}{names[\'id\']}_")',
+        ".startswith(f\"{LEASE_PREFIX}{names['id']}_\")",
         '.startswith("")',
         f"{_API}test_token_of_an_ended_lease_is_for_the_return_of_this_lease_only",
     ),
@@ -232,10 +232,7 @@ GUARDS: dict[str, Mutation] = {
         f"{_EXEC}test_owner_and_lease_have_a_part_of_the_places",
     ),
     "ended-programs-keep-their-place": Mutation(
-        _IN_EXECUTION,
-        "            self._done()",
-        "            pass",
-        f"{_EXEC}test_client_waits_for_a_place_within_its_time",
+        _IN_EXECUTION, "            self._done()", "            pass", f"{_EXEC}test_client_waits_for_a_place_within_its_time"
     ),
     "programs-outlive-their-time-limit": Mutation(
         _IN_EXECUTION,
