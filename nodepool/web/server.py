@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import NamedTuple, cast
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from nodepool import metrics
 from nodepool.base import threads, unix_socket
@@ -34,9 +35,17 @@ STOP_TIMEOUT = 5.0
 BACKLOG = 1024
 
 log = logging.getLogger("nodepool.WebApp")
-#: The library logs what clients send to it: a malformed request is answered 400, and is no error of ours.
+#: Logger of the library.
 _library = logging.getLogger("nodepool.WebApp.http")
-_library.addFilter(lambda record: not str(record.msg).startswith("Error handling request"))
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    """Return whether a record is about more than a malformed request or a disconnect."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)
+
+
+_library.addFilter(_is_error)
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -191,14 +200,17 @@ async def _stream(answer: Stream, given: web.BaseRequest) -> web.StreamResponse:
 async def _read(given: web.BaseRequest, connection: Connection) -> Request:
     """Return the request when it has arrived.
 
-    :raises web.HTTPException: it is too large.
+    :raises web.HTTPException: it is too large, or malformed.
     """
     if sum(len(name) + len(value) for name, value in given.raw_headers) > connections.MOST_HEAD:
         raise web.HTTPRequestHeaderFieldsTooLarge(text=f"The headers have more than {connections.MOST_HEAD} bytes")
     if given.headers.get("Expect", "").lower() == "100-continue":
         await given.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         given.writer.output_size = 0
-    body = await given.read()
+    try:
+        body = await given.read()
+    except web.RequestPayloadError as error:
+        raise web.HTTPBadRequest(text=f"The body is malformed: {error}") from None
     connection.arrived()
     path, query = (part.encode("utf-8", "surrogateescape") for part in (given.rel_url.raw_path, given.rel_url.raw_query_string))
     return Request(

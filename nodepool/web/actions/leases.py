@@ -374,7 +374,9 @@ class _Poll(Later):
         try:
             found = None
             while found is None:
-                await waiting.changed(self._lease_id, self._since, self._deadline - self._calls.monotonic())
+                # Unless its hand-over has ended since the lease was read: no event follows.
+                if not self._expected or waiting.expects(self._lease_id):
+                    await waiting.changed(self._lease_id, self._since, self._deadline - self._calls.monotonic())
                 found = await loop.run_in_executor(threads, self.read)
             return found
         finally:
@@ -384,7 +386,8 @@ class _Poll(Later):
         """Return the answer; None: nothing has changed, and the deadline is not reached."""
         self._since = self._calls.waiting.number
         now = self._calls.monotonic()
-        if self._calls.waiting.expects(self._lease_id) and now < self._deadline:
+        self._expected = self._calls.waiting.expects(self._lease_id)
+        if self._expected and now < self._deadline:
             return None  # it has not been handed over
         lease = self._calls.leases.get(self._lease_id)
         if lease is None:

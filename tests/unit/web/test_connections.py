@@ -135,8 +135,9 @@ def test_client_that_reads_slowly_gets_all(port: int, monkeypatch: pytest.Monkey
     (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 65536\r\n\r\n" + b"x" * 65536, b"200"),
     (b"POST /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n8000\r\n" + b"x" * 0x8000 + b"\r\n0\r\n\r\n",
      b"200"),
+    (b"POST /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n", b"400"),
     (b"nonsense\r\n\r\n", b"400"),
-], ids=["long header", "long head", "long body", "longest body", "chunked body", "no HTTP"])  # fmt: skip
+], ids=["long header", "long head", "long body", "longest body", "chunked body", "malformed body", "no HTTP"])  # fmt: skip
 def test_request_that_is_too_long_or_malformed_is_refused(
     port: int, caplog: pytest.LogCaptureFixture, request_: bytes, status: bytes
 ) -> None:
