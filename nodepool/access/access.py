@@ -7,10 +7,10 @@ import http
 import ipaddress
 import os
 import pwd
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from nodepool.access.identity import Denied, Identity, Peer, Role
+from nodepool.access.identity import Denied, Identity, Peer, Role, Sender
 from nodepool.access.tokens import LEASE_PREFIX, Tokens, same
 from nodepool.config.access import AccessConfig
 from nodepool.lease import Leases
@@ -18,9 +18,6 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
     from nodepool.access.oidc import Verifiers
-
-#: Key of the environment with the user id at the other end of a Unix socket.
-UID = "nodepool.uid"
 
 
 class Access:
@@ -38,27 +35,26 @@ class Access:
 
     # -- connections
 
-    def peer(self, environ: Mapping[str, Any]) -> Peer:
+    def peer(self, sender: Sender) -> Peer:
         """Return the other end of a connection; only named proxies may report another client."""
-        uid = environ.get(UID)
-        if uid is not None:
-            return Peer("unix", int(uid), True)
-        address = _address(environ.get("REMOTE_ADDR"))
+        if sender.uid is not None:
+            return Peer("unix", sender.uid, True)
+        address, headers = _address(sender.address), sender.headers
         if address is not None and any(address in network for network in self._config().networks):
-            client = _address(str(environ.get("HTTP_X_FORWARDED_FOR", "")).rpartition(",")[2].strip()) or address
-            return Peer(str(client), None, environ.get("HTTP_X_FORWARDED_PROTO") == "https")
+            client = _address(headers.get("x-forwarded-for", "").rpartition(",")[2].strip()) or address
+            return Peer(str(client), None, headers.get("x-forwarded-proto") == "https")
         # A proxy on this machine that is not named might forward what arrived unprotected.
-        forwarded = "HTTP_X_FORWARDED_FOR" in environ or "HTTP_FORWARDED" in environ
+        forwarded = "x-forwarded-for" in headers or "forwarded" in headers
         return Peer(str(address or "unknown"), None, address is not None and address.is_loopback and not forwarded)
 
     # -- callers
 
-    def identify(self, environ: Mapping[str, Any]) -> Identity:
+    def identify(self, sender: Sender) -> Identity:
         """Return the caller.
 
         :raises Denied: its token is not valid, or would travel unprotected.
         """
-        peer, header = self.peer(environ), environ.get("HTTP_AUTHORIZATION")
+        peer, header = self.peer(sender), sender.headers.get("authorization")
         if header is None:
             return Identity("anonymous", "anonymous", Role.READ) if peer.uid is None else self._of_user(peer.uid)
         if not peer.secure:
@@ -67,7 +63,7 @@ class Access:
                 "Replace this token: it has been sent unprotected"
             )
             raise Denied(http.HTTPStatus.FORBIDDEN, "insecure", text)
-        scheme, _, token = str(header).partition(" ")
+        scheme, _, token = header.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token.isascii():
             raise _invalid("Use `Authorization: Bearer TOKEN`")
@@ -131,9 +127,9 @@ def _invalid(text: str) -> Denied:
     return Denied(http.HTTPStatus.UNAUTHORIZED, "unauthorized", text)
 
 
-def _address(text: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        found = ipaddress.ip_address(str(text))
+        found = ipaddress.ip_address(text)
     except ValueError:
         return None
     return (found.ipv4_mapped or found) if isinstance(found, ipaddress.IPv6Address) else found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import fnmatch
 import http
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 class Role(enum.IntEnum):
@@ -50,6 +51,20 @@ class Identity:
     def offers(self, label: str) -> bool:
         """Return whether the caller may lease this label."""
         return not self.labels or any(fnmatch.fnmatchcase(label, pattern) for pattern in self.labels)
+
+
+@dataclass(frozen=True)
+class Sender:
+    """What a request shows of its sender.
+
+    :param address: of the other end of the connection.
+    :param uid: of a Unix socket's other end.
+    :param headers: by their names in lower case.
+    """
+
+    address: str = ""
+    uid: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http
 import ipaddress
-from collections.abc import Mapping
-from typing import Any
 
+from nodepool.access.access import Access
+from nodepool.access.identity import Identity, Role
 from nodepool.base import hostnames
 from nodepool.config.model import WEB_PAGES
-from nodepool.web.http import HttpError
+from nodepool.web.http import HttpError, Request
 
 LOOPBACK, EVERYWHERE, OFF = WEB_PAGES
 HEADERS = (
@@ -24,23 +25,63 @@ HEADERS = (
 )
 
 
-def check(pages: str, environ: Mapping[str, Any]) -> None:
-    """Check the access of a client.
+class Callers:
+    """Knows who sends a request, and who may see the pages, tables and events.
+
+    :param pages: ``webapp: pages``, for senders without a name.
+    :param access: identifies senders; None: nobody has a name.
+    """
+
+    def __init__(self, pages: str, access: Access | None = None) -> None:
+        self._pages = pages
+        self._access = access
+
+    def address(self, request: Request) -> str:
+        """Return the address of the client, as reported by a named proxy if there is one."""
+        return request.address if self._access is None else self._access.peer(request).address
+
+    def identify(self, request: Request) -> Identity:
+        """Return who calls.
+
+        :raises Denied: the token is not valid.
+        :raises HttpError: nobody may see anything over this connection.
+        """
+        assert self._access is not None
+        identity = self._access.identify(request)
+        if identity.role is Role.READ and identity.via == "anonymous":
+            check(self._pages, dataclasses.replace(request, address=self.address(request), method="GET"))
+        return identity
+
+    def check_reader(self, request: Request) -> None:
+        """Check whether a client may see pages, tables and events.
+
+        :raises Denied: its token is not valid.
+        :raises HttpError: it may not.
+        """
+        if self._access is None or (request.uid is None and "authorization" not in request.headers):
+            check(self._pages, dataclasses.replace(request, address=self.address(request)))
+            return
+        if self.identify(request).lease is not None:
+            raise HttpError(http.HTTPStatus.FORBIDDEN, "The token of a lease is for its own lease only")
+        check(EVERYWHERE, request)
+
+
+def check(pages: str, request: Request) -> None:
+    """Check the access of a client without a name.
 
     :raises HttpError: the client (403) or the method (405) is not allowed, or the pages are disabled (404).
     """
     if pages == OFF:
-        raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; the pages are disabled (webapp: pages)")
-    if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+        text = "Not found; the pages are disabled (webapp: pages)"
+        raise HttpError(http.HTTPStatus.NOT_FOUND, text, "not-allowed")
+    if request.method not in ("GET", "HEAD"):
         raise HttpError(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET and HEAD")
     if pages == EVERYWHERE:
         return
     # A foreign page whose name resolves to this machine must not read it through the browser: so the name is checked.
-    if not _is_loopback(str(environ.get("REMOTE_ADDR") or "")) or not _names_us(str(environ.get("HTTP_HOST") or "")):
-        raise HttpError(
-            http.HTTPStatus.FORBIDDEN,
-            "The pages are available on this machine only; to change that, set webapp: pages: everywhere",
-        )
+    if not _is_loopback(request.address) or not _names_us(request.headers.get("host", "")):
+        text = "The pages are available on this machine only; to change that, set webapp: pages: everywhere"
+        raise HttpError(http.HTTPStatus.FORBIDDEN, text, "not-allowed")
 
 
 def _is_loopback(address: str) -> bool:

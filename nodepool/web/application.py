@@ -1,20 +1,25 @@
-"""The paths of the web interface as a WSGI application."""
+"""The paths of the web interface: one dispatch, one place that answers errors."""
 
 from __future__ import annotations
 
+import asyncio
 import http
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
 
-from kazoo.exceptions import KazooException
+import msgspec
 
 from nodepool import status
-from nodepool.exceptions import ZKException
+from nodepool.access.identity import Denied
 from nodepool.metrics.prometheus import Exposition
+from nodepool.web import access
+from nodepool.web.actions.actions import Actions
+from nodepool.web.actions.bodies import Problem
+from nodepool.web.actions.routes import PROBLEM
 from nodepool.web.cache import ResponseCache
-from nodepool.web.http import ANSWER, HttpError, Request, Response, StartResponse, format_date, negotiate, send
+from nodepool.web.http import HttpError, Request, Response, Stream, as_answer, format_date, negotiate, parse_date
 from nodepool.web.streams import Streams
 from nodepool.web.tables import Launcher
 from nodepool.web.v1 import EVENTS, PAGES, Api
@@ -61,7 +66,7 @@ LISTINGS = {
 
 
 class Application:
-    """Answers GET, and every other method alike, from the launcher's mirror."""
+    """Answers calls, and every other request like GET, from the launcher's mirror."""
 
     def __init__(
         self,
@@ -69,13 +74,16 @@ class Application:
         cache: ResponseCache[bytes],
         exposition: Exposition,
         max_age: float,
-        check: Callable[[Mapping[str, Any]], None],
+        check: Callable[[Request], None],
         streams: Streams,
         api: Api,
+        actions: Actions | None,
+        threads: Executor,
     ) -> None:
         """Create the application.
 
-        :param check: raises HttpError if a client may not see pages, tables and events.
+        :param check: raises an error if a client may not see pages, tables and events.
+        :param threads: run everything that may block.
         """
         self._nodepool = nodepool
         self._cache = cache
@@ -84,44 +92,51 @@ class Application:
         self._check = check
         self._api = api
         self._streams = streams
+        self._actions = actions
+        self._threads = threads
 
-    def __call__(self, environ: Mapping[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        head = environ.get("REQUEST_METHOD") == "HEAD"
-        return send(environ.get(ANSWER) or self._answer(environ), head, start_response)
-
-    def _answer(self, environ: Mapping[str, Any]) -> Response:
-        own = Api.serves(str(environ.get("PATH_INFO", "")))
+    async def answer(self, request: Request) -> Response | Stream:
+        """Return the answer to any request; never raises."""
+        loop, actions = asyncio.get_running_loop(), self._actions
+        is_call = actions is not None and actions.serves(request.path)
         try:
-            request = Request.fromEnviron(environ)
-            if not own:
-                return self._dispatch(request, environ)
+            if actions is not None and is_call:
+                return await actions.answer(request, self._threads)
             if request.path == EVENTS:
-                # Clients of streams are handled by StreamChannel; rejected ones get a 503 response with the reason.
-                self._streams.check(environ)
-                raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Try again")
-            self._check(environ)
-            return self._api.answer(request, environ)
-        except HttpError as error:
-            return _failure(error.status, error.text, not own)
-        except (KazooException, ZKException) as error:
-            log.warning("Cannot answer %s: %s: %s", environ.get("PATH_INFO"), type(error).__name__, error)
-            return _failure(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper cannot be reached", not own)
-        except Exception:
-            log.exception("Cannot answer %s", environ.get("PATH_INFO"))
-            return _failure(http.HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error, see the log", not own)
+                return await loop.run_in_executor(self._threads, self._streams.read, request)
+            return await loop.run_in_executor(self._threads, self._read, request)
+        except Exception as error:
+            return self._failure(as_answer(error, request.path, is_call), request.path, is_call)
 
-    def _dispatch(self, request: Request, environ: Mapping[str, Any]) -> Response:
-        listing = LISTINGS.get(request.path)
+    @staticmethod
+    def _failure(error: HttpError, path: str, is_call: bool) -> Response:
+        headers = (*NO_STORE, *error.headers)
+        if not is_call:
+            body = error.text.encode("utf-8", "replace")
+            return Response(body, status=error.status, headers=headers, cors=not Api.serves(path))
+        problem = Problem(error.status.phrase, error.status.value, error.code, error.text)
+        return Response(msgspec.json.encode(problem), PROBLEM, error.status, (*access.HEADERS, *headers), cors=False)
+
+    def _read(self, request: Request) -> Response:
+        """Return an answer that changes nothing."""
+        parameters = request.parameters
+        if not Api.serves(request.path):
+            return self._dispatch(request, parameters)
+        self._check(request)
+        return self._api.answer(request)
+
+    def _dispatch(self, request: Request, parameters: Mapping[str, str]) -> Response:
+        listing, accept = LISTINGS.get(request.path), request.headers.get("accept")
         if listing is not None:
-            return self._list(request, listing)
+            return self._list(request, parameters, listing)
         if request.path == "/ready":
-            return self._ready("verbose" in request.parameters)
+            return self._ready("verbose" in parameters)
         if request.path == "/metrics":
-            return Response(*self._exposition.render(request.accept), headers=NO_STORE)
-        if request.path == "/" and negotiate(request.accept, (TEXT, JSON, HTML)) == HTML:
+            return Response(*self._exposition.render(accept), headers=NO_STORE)
+        if request.path == "/" and negotiate(accept, (TEXT, JSON, HTML)) == HTML:
             try:
-                self._check(environ)
-            except HttpError as error:
+                self._check(request)
+            except (Denied, HttpError) as error:
                 log.debug("Not redirecting to the pages: %s", error)
             else:
                 return Response(b"", status=http.HTTPStatus.FOUND, headers=(("Location", PAGES), *NO_STORE), cors=False)
@@ -139,8 +154,8 @@ class Application:
         code = http.HTTPStatus.OK if ready else http.HTTPStatus.SERVICE_UNAVAILABLE
         return Response(body, status=code, headers=NO_STORE)
 
-    def _list(self, request: Request, listing: Listing) -> Response:
-        media = negotiate(request.accept, (HTML, TEXT, JSON))
+    def _list(self, request: Request, parameters: Mapping[str, str], listing: Listing) -> Response:
+        media = negotiate(request.headers.get("accept"), (HTML, TEXT, JSON))
         if media is None:
             raise HttpError(http.HTTPStatus.NOT_ACCEPTABLE, "Available are text/plain and application/json")
         zk = self._nodepool.getZK()
@@ -152,37 +167,31 @@ class Application:
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
                 ("ZooKeeper's content is being read, try again" if zk.connected else "ZooKeeper cannot be reached"),
             )
-        arguments = {name: request.parameters[name] for name in listing.parameters if name in request.parameters}
+        arguments = {name: parameters[name] for name in listing.parameters if name in parameters}
         form = "json" if media == JSON else "pretty"
-        fields = _fields(request, listing) if form == "pretty" else None
+        fields = _fields(parameters, listing) if form == "pretty" else None
 
         def make() -> bytes:
             source = self._nodepool if listing.own else zk
             return status.output(listing.read(source, **arguments), form, fields).encode()
 
-        try:
-            entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
-        except TimeoutError:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being generated for another client, try again") from None
+        entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
         headers = (
             ("Cache-Control", f"max-age={self._max_age:g}, public"),
             ("Last-Modified", format_date(entry.made_at)),
             ("Expires", format_date(entry.made_at + self._max_age)),
         )
         content_type = CONTENT_TYPES[media]
-        if request.if_modified_since is not None and entry.made_at <= request.if_modified_since:
+        since = parse_date(request.headers.get("if-modified-since"))
+        if since is not None and entry.made_at <= since:
             return Response(b"", content_type, http.HTTPStatus.NOT_MODIFIED, headers)
         return Response(entry.body, content_type, headers=headers)
 
 
-def _fields(request: Request, listing: Listing) -> tuple[str, ...] | None:
+def _fields(parameters: Mapping[str, str], listing: Listing) -> tuple[str, ...] | None:
     """Return the requested columns in table order, so that spellings share a cache entry."""
-    text = request.parameters.get("fields")
+    text = parameters.get("fields")
     if text is None:
         return None
     wanted = {name.strip() for name in text.split(",")}
     return tuple(key for key in listing.columns if key in wanted)
-
-
-def _failure(code: http.HTTPStatus, text: str, cors: bool = True) -> Response:
-    return Response(text.encode("utf-8", "replace"), status=code, headers=NO_STORE, cors=cors)

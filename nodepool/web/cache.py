@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+import http
 import threading
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from nodepool.web.http import HttpError
 
 MAX_ENTRIES = 64
 #: Seconds to wait for a body that another thread is generating.
@@ -63,7 +66,7 @@ class ResponseCache(Generic[T]):
 
         Concurrent equal requests are computed once, without blocking others.
 
-        :raises TimeoutError: another thread has been generating it for longer than :data:`MAKE_TIMEOUT`.
+        :raises HttpError: another thread has been generating it for longer than :data:`MAKE_TIMEOUT` (503).
         """
         with self._lock:
             entry = self.cache.get(key)
@@ -74,7 +77,10 @@ class ResponseCache(Generic[T]):
             if theirs is None:
                 ours = making[key] = Future()
         if theirs is not None:
-            return theirs.result(MAKE_TIMEOUT)
+            if not wait([theirs], MAKE_TIMEOUT).done:
+                text = "Being generated for another client, try again"
+                raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
+            return theirs.result()
         try:
             body = make()
             entry = Entry(body, float(int(self._clock())), self._monotonic() + self._expiry)

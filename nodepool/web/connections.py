@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import socket
 import time
 from collections import Counter
-from typing import Any
+from typing import cast
 
-from waitress.channel import ClientDisconnected
-from waitress.server import BaseWSGIServer, TcpWSGIServer, UnixWSGIServer
-from waitress.task import WSGITask
+from aiohttp import web
 
-from nodepool.access.access import UID
 from nodepool.base import unix_socket
-from nodepool.web.access import HEADERS
-from nodepool.web.actions import frames
-from nodepool.web.actions.actions import Actions, Parked
-from nodepool.web.actions.routes import Stream
-from nodepool.web.http import ANSWER, Response, path_of
-from nodepool.web.streams import StreamChannel, Streams
 
 #: Maximum number of connections, and seconds without a byte after which one is closed.
 CONNECTION_LIMIT, IDLE_TIMEOUT = 500, 30
@@ -27,128 +18,125 @@ CONNECTION_LIMIT, IDLE_TIMEOUT = 500, 30
 REQUEST_TIMEOUT = 10.0
 #: Seconds between two checks for connections that are too slow.
 CHECK = 5.0
-_RELAY_HEAD = ("HTTP/1.1 200 OK", f"Content-Type: {frames.CONTENT_TYPE}", "Cache-Control: no-store", "Connection: close")
+#: Bytes of a request: before its body, and in it.
+MOST_HEAD, MOST_BODY = 16384, 65536
 
 
-class Task(WSGITask):
-    """Adds the user of a Unix socket, and an answer that exists already, to the environment."""
+class Connections:
+    """The open connections, from the oldest; used on the loop of the server only."""
 
-    channel: Channel
+    def __init__(self) -> None:
+        self._open: dict[Connection, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
-    def get_environment(self) -> dict[str, Any]:
-        environ: dict[str, Any] = super().get_environment()
-        if self.channel.uid is not None:
-            environ[UID] = self.channel.uid
-        if self.channel.answer is not None:
-            environ[ANSWER] = self.channel.answer
-        return environ
+    def add(self, connection: Connection) -> None:
+        """Add a connection.
 
+        If there are too many, the client with most of them loses its oldest idle one.
+        """
+        self._open[connection] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECK, self._check)
+        if len(self._open) > CONNECTION_LIMIT:
+            counts = Counter(each.address for each in self._open)
+            idle = [each for each in self._open if not each.busy]
+            # An answer that is being sent is cut off only if its client has the most connections.
+            victim = min(idle, key=lambda each: (-counts[each.address], each.unsent > 0), default=None)
+            if victim is None and len(self._open) > 2 * CONNECTION_LIMIT:
+                victim = connection
+            if victim is not None:
+                victim.abort()
 
-class Channel(StreamChannel):
-    """A connection that times incomplete requests, and may wait for a lease."""
+    def remove(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
 
-    task_class = Task
-    request: Any
-    incomplete_since: float | None = None
-    uid: int | None = None
-    parked: Parked | None = None
-    answer: Response | None = None
+    def close(self) -> None:
+        for connection in list(self._open):
+            connection.abort()
 
-    def received(self, data: bytes) -> bool:
-        taken = super().received(data)
-        if self.request is None:
-            self.incomplete_since = None
-        elif self.incomplete_since is None:
-            self.incomplete_since = time.monotonic()
-        return taken
-
-    def service(self) -> None:
-        actions, request = self.server.actions, self.requests[0]
-        if actions is not None and not request.error and self.connected:
-            outcome: Response | Parked | Stream | None = None
-            if self.parked is not None:
-                outcome = actions.resume(self.parked)
-            else:
-                environ = Task(self, request).get_environment()
-                if actions.serves(path_of(environ)):
-                    outcome = actions.answer(environ)
-            if isinstance(outcome, Parked):
-                self.parked = outcome
-                # The connection keeps its request, but no thread, until it is resumed.
-                if actions.waiting.park(outcome.later, functools.partial(self.server.add_task, self)):
-                    return
-                outcome = actions.give_up(self.parked)
-            if isinstance(outcome, Stream):
-                # It carries the streams of a program, and nothing after them.
-                self.hand_over()
-                outcome.carry(functools.partial(self._run, outcome))
-                return
-            self.answer = outcome if isinstance(outcome, Response) else None
-        self.parked = None
-        super().service()
-        self.answer = None
-
-    def _run(self, relay: Stream) -> None:
-        self._send("\r\n".join((*_RELAY_HEAD, *(f"{key}: {value}" for key, value in HEADERS), "", "")).encode())
-        relay.run(self._send)
-        self.close_when_flushed = True
-        self.server.pull_trigger()
-
-    def _send(self, data: bytes) -> bool:
-        """Send data; wait while the client reads too slowly. Return False if it has disconnected."""
-        if not self.connected:
-            return False
-        try:
-            if data:
-                self.write_soon(data)
-        except (ClientDisconnected, OSError):
-            return False
-        return True
+    def _check(self) -> None:
+        now = time.monotonic()
+        for connection in list(self._open):
+            connection.check(now)
+        self._timer = asyncio.get_running_loop().call_later(CHECK, self._check) if self._open else None
 
 
-class _Limited(BaseWSGIServer):
-    """Always accepts connections.
+class Connection(asyncio.Protocol):
+    """A connection that times what its client sends and reads.
 
-    If there are too many, the client with most of them loses its oldest idle one.
+    The protocol of the library does everything else.
+
+    :ivar address: of the client.
+    :ivar uid: of a Unix socket's other end.
+    :ivar busy: a request is being answered.
     """
 
-    channel_class = Channel
-    streams: Streams
-    actions: Actions | None = None
+    def __init__(self, others: Connections, protocol: web.RequestHandler) -> None:
+        self._others = others
+        self._protocol = protocol
+        self.address = "unix"
+        self.uid: int | None = None
+        self.busy = False
+        #: When the first byte of a request arrived that is not complete, and the bytes of it.
+        self._begun: float | None = None
+        self._arrived = 0
+        #: When the client last read what is sent to it, and what it had not read at the last check.
+        self._moved = time.monotonic()
+        self._unread = 0
 
-    def handle_accept(self) -> None:
-        super().handle_accept()
-        if len(self.active_channels) > CONNECTION_LIMIT:
-            idle = [channel for channel in self.active_channels.values() if not channel.requests and not channel.streaming]
-            if idle:
-                counts = Counter(channel.addr[0] for channel in self.active_channels.values())
-                # An answer that is being sent is cut off only if its client has the most connections.
-                min(idle, key=lambda c: (-counts[c.addr[0]], c.total_outbufs_len > 0, c.creation_time)).handle_close()
+    @property
+    def unsent(self) -> int:
+        """Return the bytes that the client has not read."""
+        return self._transport.get_write_buffer_size()
 
-    def maintenance(self, now: float) -> None:
-        super().maintenance(now)
-        latest = time.monotonic() - REQUEST_TIMEOUT
-        for channel in self.active_channels.values():
-            if channel.incomplete_since is not None and channel.incomplete_since < latest:
-                channel.will_close = True
+    def abort(self) -> None:
+        self._others.remove(self)
+        self._transport.abort()
 
+    def arrived(self) -> None:
+        """Note that the request has arrived completely."""
+        self._begun, self._arrived = None, 0
 
-class Server(_Limited, TcpWSGIServer):
-    """Listens on an address."""
+    def check(self, now: float) -> None:
+        """Disconnect a client that sends its request, or reads its answer, too slowly."""
+        unsent = self.unsent
+        if unsent < self._unread or not (self._protocol.writing_paused or self._transport.is_closing()):
+            self._moved = now
+        self._unread = unsent
+        if now - self._moved > IDLE_TIMEOUT or (self._begun is not None and now - self._begun > REQUEST_TIMEOUT):
+            self.abort()
 
+    # -- asyncio.Protocol
 
-class UnixChannel(Channel):
-    """A connection whose other end the kernel identifies."""
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        end = transport.get_extra_info("socket")
+        if end.family == socket.AF_UNIX:
+            self.uid = unix_socket.peer_uid(end)
+        else:
+            self.address = str((transport.get_extra_info("peername") or ("unknown",))[0])
+        self._protocol.connection_made(transport)
+        self._others.add(self)
 
-    def __init__(self, server: object, sock: socket.socket, addr: object, adj: object, map: object = None) -> None:
-        self.uid = unix_socket.peer_uid(sock)
-        super().__init__(server, sock, addr, adj, map)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._others.remove(self)
+        self._protocol.connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        if not self.busy:
+            if self._arrived > MOST_HEAD + MOST_BODY:  # a head without an end
+                self.abort()
+                return
+            self._begun = self._begun or time.monotonic()
+            self._arrived += len(data)
+        self._protocol.data_received(data)
 
-class UnixServer(_Limited, UnixWSGIServer):
-    """Listens on a Unix socket."""
+    def eof_received(self) -> None:
+        self._protocol.eof_received()
 
-    channel_class = UnixChannel
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
 
-    def fix_addr(self, _addr: object) -> tuple[str, None]:
-        return "unix", None
+    def resume_writing(self) -> None:
+        self._moved = time.monotonic()
+        self._protocol.resume_writing()

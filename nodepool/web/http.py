@@ -1,33 +1,69 @@
-"""The parts of HTTP used by the interface, on WSGI: values, negotiation, conditions."""
+"""The parts of HTTP used by the interface: values, errors, negotiation, conditions."""
 
 from __future__ import annotations
 
+import abc
 import email.utils
+import functools
 import http
+import logging
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from kazoo.exceptions import KazooException
+
+from nodepool.access.identity import Denied, Sender
+from nodepool.exceptions import ZKException
 
 MAX_QUERY_FIELDS = 20
 MAX_PARAMETER_LENGTH = 1024
+#: Header: seconds after which a client repeats a call that the server cannot answer now.
+RETRY = ("Retry-After", "1")
+CHALLENGE = ("WWW-Authenticate", 'Bearer realm="nodepool"')
 
 _MEDIA_RANGE = re.compile(r"([\w!#$&^.+-]+|\*)/([\w!#$&^.+-]+|\*)\Z")
+_OF_DENIED = {http.HTTPStatus.UNAUTHORIZED: (CHALLENGE,), http.HTTPStatus.SERVICE_UNAVAILABLE: (RETRY,)}
 
-#: Key of the environment with a Response that exists already.
-ANSWER = "nodepool.answer"
+#: Sends a part of an answer; waits while the client reads too slowly.
+Write = Callable[[bytes], Awaitable[None]]
 
-StartResponse = Callable[..., Any]
+log = logging.getLogger("nodepool.WebApp")
 
 
 class HttpError(Exception):
-    """Answered with this status and text."""
+    """Answered with this status and text.
 
-    def __init__(self, status: http.HTTPStatus, text: str) -> None:
+    :ivar code: for programs, where errors are JSON.
+    """
+
+    def __init__(
+        self, status: http.HTTPStatus, text: str, code: str = "bad-request", headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
+        self.code = code
+        self.headers = headers
+
+
+def as_answer(error: Exception, path: str, is_call: bool = False) -> HttpError:
+    """Return the answer for any error; log the ones that no client has caused.
+
+    :param is_call: the request is a call that may change something.
+    """
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, Denied):
+        return HttpError(error.status, str(error), error.code, _OF_DENIED.get(error.status, ()))
+    if isinstance(error, KazooException | ZKException | TimeoutError):
+        log.warning("Cannot answer %s: %s: %s", path, type(error).__name__, error)
+        text = f"ZooKeeper cannot be reached{'; try again' if is_call else ''}"
+        return HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, text, "no-zookeeper")
+    log.error("Cannot answer %s", path, exc_info=error)
+    text = f"Internal error, see the log{' of the launcher' if is_call else ''}"
+    return HttpError(http.HTTPStatus.INTERNAL_SERVER_ERROR, text, "internal")
 
 
 @dataclass(frozen=True)
@@ -40,36 +76,46 @@ class Response:
     cors: bool = True
 
 
-@dataclass(frozen=True)
-class Request:
-    path: str
-    #: The first value of each parameter, and all of them.
-    parameters: Mapping[str, str]
-    lists: Mapping[str, list[str]]
-    accept: str | None
-    if_modified_since: float | None
-    head: bool
+class Stream(abc.ABC):
+    """An answer that is sent while it is produced.
 
-    @classmethod
-    def fromEnviron(cls, environ: Mapping[str, Any]) -> Request:
-        """Return the request.
+    :ivar headers: of the answer.
+    """
 
-        :raises HttpError: a parameter is invalid (400).
+    headers: tuple[tuple[str, str], ...]
+
+    @abc.abstractmethod
+    async def send(self, begin: Callable[[], Awaitable[Write]]) -> None:
+        """Produce the answer; canceled when the client disconnects.
+
+        :param begin: sends the head, and returns what sends parts; both may raise ``ConnectionError``.
         """
-        lists = parse_parameters(environ.get("QUERY_STRING", ""))
-        return cls(
-            path=path_of(environ),
-            parameters={name: values[0] for name, values in lists.items()},
-            lists=lists,
-            accept=environ.get("HTTP_ACCEPT"),
-            if_modified_since=parse_date(environ.get("HTTP_IF_MODIFIED_SINCE")),
-            head=environ.get("REQUEST_METHOD") == "HEAD",
-        )
 
 
-def path_of(environ: Mapping[str, Any]) -> str:
-    """Return the path, which WSGI passes as latin-1."""
-    return str(environ.get("PATH_INFO", "")).encode("latin-1", "replace").decode("utf-8", "replace")
+@dataclass(frozen=True)
+class Request(Sender):
+    """A request that has arrived completely.
+
+    :param query: as sent.
+    """
+
+    method: str = "GET"
+    path: str = "/"
+    query: str = ""
+    body: bytes = b""
+
+    @functools.cached_property
+    def lists(self) -> Mapping[str, list[str]]:
+        """Return the values of each parameter.
+
+        :raises HttpError: one is invalid (400).
+        """
+        return parse_parameters(self.query)
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """Return the first value of each parameter."""
+        return {name: values[0] for name, values in self.lists.items()}
 
 
 def parse_parameters(query: str) -> dict[str, list[str]]:
@@ -147,16 +193,3 @@ def negotiate(accept: str | None, offers: Sequence[str]) -> str | None:
 
     best = max(offers, key=weight)
     return best if weight(best) > 0 else None
-
-
-def send(response: Response, head: bool, start_response: StartResponse) -> Iterable[bytes]:
-    headers = [
-        ("Content-Type", response.content_type),
-        ("Content-Length", str(len(response.body))),
-        *([("Access-Control-Allow-Origin", "*")] if response.cors else []),
-        *response.headers,
-    ]
-    if response.status == http.HTTPStatus.NOT_MODIFIED:
-        headers = [each for each in headers if each[0] not in ("Content-Type", "Content-Length")]
-    start_response(f"{response.status.value} {response.status.phrase}", headers)
-    return [] if head or response.status == http.HTTPStatus.NOT_MODIFIED else [response.body]

@@ -2,77 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import functools
 import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+import urllib.parse
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import NamedTuple, cast
 
-from waitress import wasyncore
-from waitress.adjustments import Adjustments
-from waitress.task import ThreadedTaskDispatcher
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from nodepool import metrics
-from nodepool.base import unix_socket
+from nodepool.base import threads, unix_socket
 from nodepool.metrics.prometheus import Exposition
-from nodepool.web import access, connections
-from nodepool.web.access import LOOPBACK
+from nodepool.web import connections
+from nodepool.web.access import LOOPBACK, Callers
 from nodepool.web.actions.actions import Actions
 from nodepool.web.application import Application
 from nodepool.web.cache import ResponseCache
+from nodepool.web.connections import Connection, Connections
+from nodepool.web.http import Request, Response, Stream, Write
 from nodepool.web.streams import Streams
 from nodepool.web.tables import Launcher
 from nodepool.web.v1 import Api
 
 THREADS = 4
 STOP_TIMEOUT = 5.0
-S = TypeVar("S", connections.Server, connections.UnixServer)
+BACKLOG = 1024
 
 log = logging.getLogger("nodepool.WebApp")
+#: Logger of the library.
+_library = logging.getLogger("nodepool.WebApp.http")
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    """Return whether a record is about more than a malformed request or a disconnect."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)
+
+
+_library.addFilter(_is_error)
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """Return a bound socket; ``OSError`` with address and port in its text."""
+    """Return a listening socket; ``OSError`` with address and port in its text."""
     try:
-        family, kind, proto, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        sock = socket.socket(family, kind, proto)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(target)
-        except BaseException:
-            sock.close()
-            raise
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, target = found[0], found[4]
+        return socket.create_server(target, family=family, backlog=BACKLOG, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        raise OSError(error.errno, f"web server cannot listen on {address} port {port}: {error.strerror}") from error
-    return sock
+        reason = str(error.strerror).partition(" (while")[0]
+        raise OSError(error.errno, f"web server cannot listen on {address} port {port}: {reason}") from error
 
 
-def _adjustments(listening: socket.socket) -> Adjustments:
-    return Adjustments(
-        sockets=[listening],
-        connection_limit=2 * connections.CONNECTION_LIMIT,  # ours comes first
-        channel_timeout=connections.IDLE_TIMEOUT,
-        cleanup_interval=connections.CHECK,
-        max_request_header_size=16384,
-        max_request_body_size=65536,
-        outbuf_high_watermark=1 << 20,
-        ident=None,
-        clear_untrusted_proxy_headers=False,  # they decide who may see the pages
-    )
+class Listener(NamedTuple):
+    """What outside code uses of the server."""
 
-
-class _Dispatcher(ThreadedTaskDispatcher):
-    """Names its threads as test benches expect (FAK-4.5)."""
-
-    def start_new_thread(self, target: Callable[[int], None], thread_no: int) -> None:
-        threading.Thread(target=target, name=f"Thread-WebApp-{thread_no}", args=(thread_no,), daemon=True).start()
+    socket: socket.socket
 
 
 class WebApp(threading.Thread):
-    """Serves the state of ``nodepool`` over HTTP.
+    """Serves the state of ``nodepool`` over HTTP; this thread runs the event loop.
 
     The socket listens once this is constructed; ``OSError`` if it cannot.
     """
@@ -101,64 +95,142 @@ class WebApp(threading.Thread):
         self.cache_expiry = cache_expiry
         self.cache: ResponseCache[bytes] = ResponseCache(cache_expiry)
         exposition = Exposition(statistics or metrics.shared())
-        self._map: dict[int, Any] = {}
-        self._stopping = threading.Event()
-        listening = _listen(listen_address, port)
-        dispatcher = _Dispatcher()
-        dispatcher.set_thread_count(THREADS)
-        api = Api(nodepool)
-        check = functools.partial(access.check, pages) if actions is None else actions.check_reader
-        self.streams = Streams(nodepool.feed, check, api.renew)
-        application = Application(nodepool, self.cache, exposition, cache_expiry, check, self.streams, api)
-        self.actions = actions
-        self.server = self._serve(connections.Server, listening, application, dispatcher)
-        self.servers: list[connections.Server | connections.UnixServer] = [self.server]
+        self._stopping: Future[None] = Future()
+        self.server = Listener(_listen(listen_address, port))
+        self._sockets = [self.server.socket]
         self._unix = unix
         if unix is not None:
-            listening = unix_socket.listen(unix, "launcher")
-            self.servers.append(self._serve(connections.UnixServer, listening, application, dispatcher))
-        for server in self.servers:
-            server.streams, server.actions = self.streams, actions
-
-    def _serve(self, kind: type[S], listening: socket.socket, application: Application, dispatcher: ThreadedTaskDispatcher) -> S:
-        return kind(
-            application,
-            self._map,
-            True,
-            listening,
-            dispatcher=dispatcher,
-            bind_socket=False,
-            sockinfo=(listening.family, listening.type, listening.proto, listening.getsockname()),
-            adj=_adjustments(listening),
+            self._sockets.append(unix_socket.listen(unix, "launcher"))
+        self._threads = threads.shared().lane("Thread-WebApp-call", THREADS)
+        api = Api(nodepool)
+        check = Callers(pages).check_reader if actions is None else actions.callers.check_reader
+        self.streams = Streams(nodepool.feed, check, api.renew)
+        self.actions = actions
+        self._application = Application(
+            nodepool, self.cache, exposition, cache_expiry, check, self.streams, api, actions, self._threads
         )
 
     def run(self) -> None:
+        log.debug("Web server listens on %s port %s", *self.server.socket.getsockname()[:2])
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        loop, opened = asyncio.get_running_loop(), Connections()
+        most = connections.MOST_HEAD + connections.MOST_BODY
+        server = web.Server(
+            self._handle,
+            request_factory=lambda head, body, protocol, writer, task: web.BaseRequest(
+                head, body, protocol, writer, task, loop, client_max_size=connections.MOST_BODY
+            ),
+            handler_cancellation=True,
+            keepalive_timeout=connections.IDLE_TIMEOUT,
+            max_line_size=most,
+            max_field_size=most,
+            auto_decompress=False,
+            access_log=None,
+            logger=_library,
+        )
         self.streams.start()
         if self.actions is not None:
             self.actions.waiting.start()
-        log.debug("Web server listens on %s port %s", *self.server.socket.getsockname()[:2])
-        while not self._stopping.is_set():
-            wasyncore.loop(
-                timeout=connections.CHECK if any(server.active_channels for server in self.servers) else 60,
-                use_poll=True,
-                map=self._map,
-                count=1,
-            )
+        listening = [
+            await loop.create_server(lambda: Connection(opened, server()), sock=each, backlog=BACKLOG) for each in self._sockets
+        ]
+        await asyncio.wrap_future(self._stopping)
+        self.streams.stop()
+        if self.actions is not None:
+            self.actions.waiting.stop()
+        for each in listening:
+            each.close()
+        opened.close()
+
+    async def _handle(self, given: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        if given.transport is None:
+            raise ConnectionResetError("The client has disconnected")
+        connection = cast(Connection, given.transport.get_protocol())
+        connection.busy = True
+        try:
+            request = await _read(given, connection)
+            answer = await self._application.answer(request)
+            if isinstance(answer, Response):
+                headers = [("Server", "nodepool"), *answer.headers]
+                if answer.status != 304:
+                    headers.append(("Content-Type", answer.content_type))
+                if answer.cors:
+                    headers.append(("Access-Control-Allow-Origin", "*"))
+                return web.Response(body=answer.body, status=answer.status, headers=headers)
+            return await _stream(answer, given)
+        finally:
+            connection.busy = False
 
     def stop(self) -> None:
         """End the server and its threads within seconds; allowed if it never ran."""
-        if self._stopping.is_set():
+        if self._stopping.done():
             return
-        self._stopping.set()
-        self.streams.stop(STOP_TIMEOUT)
-        if self.actions is not None:
-            self.actions.waiting.stop(STOP_TIMEOUT)
+        self._stopping.set_result(None)
         if self.is_alive():
-            self.server.pull_trigger()
             self.join(STOP_TIMEOUT)
-        # Not earlier: the loop must not use closed descriptors, and we must not write to one.
-        wasyncore.close_all(self._map, ignore_all=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for each in self._sockets:
+            each.close()
         if self._unix is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._unix)
-        self.server.task_dispatcher.shutdown(timeout=STOP_TIMEOUT)
+
+
+async def _stream(answer: Stream, given: web.BaseRequest) -> web.StreamResponse:
+    response = web.StreamResponse(headers=[("Server", "nodepool"), ("Cache-Control", "no-store"), *answer.headers])
+    response.force_close()
+
+    async def begin() -> Write:
+        await response.prepare(given)
+        await response.write(b"")
+        return response.write
+
+    try:
+        await answer.send(begin)
+    except ConnectionError as error:
+        log.debug("A client has disconnected: %s", error)
+    except Exception:
+        log.exception("The answer to %s is not complete:", given.path)
+    return response
+
+
+async def _read(given: web.BaseRequest, connection: Connection) -> Request:
+    """Return the request when it has arrived.
+
+    :raises web.HTTPException: it is too large, or malformed.
+    """
+    if sum(len(name) + len(value) for name, value in given.raw_headers) > connections.MOST_HEAD:
+        raise web.HTTPRequestHeaderFieldsTooLarge(text=f"The headers have more than {connections.MOST_HEAD} bytes")
+    if given.headers.get("Expect", "").lower() == "100-continue":
+        await given.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        given.writer.output_size = 0
+    try:
+        body = await given.read()
+    except web.RequestPayloadError as error:
+        raise web.HTTPBadRequest(text=f"The body is malformed: {error}") from None
+    connection.arrived()
+    path, query = (part.encode("utf-8", "surrogateescape") for part in (given.rel_url.raw_path, given.rel_url.raw_query_string))
+    return Request(
+        address=connection.address,
+        uid=connection.uid,
+        headers=joined(given.raw_headers),
+        method=given.method,
+        path=urllib.parse.unquote_to_bytes(path).decode("utf-8", "replace"),
+        query=query.decode("latin-1"),
+        body=body,
+    )
+
+
+def joined(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return the headers by their names in lower case, several of a name joined in order.
+
+    The last part of ``X-Forwarded-For`` is what the nearest proxy has added, on its own line or not.
+    """
+    headers: dict[str, str] = {}
+    for key, value in raw:
+        name, text = key.decode("latin-1").lower(), value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    return headers

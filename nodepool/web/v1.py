@@ -15,8 +15,8 @@ import pathlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from nodepool.status import cluster, health
 from nodepool.status.explain import KINDS, Unknown, explain
@@ -58,7 +58,6 @@ FILES = {
 SCRIPTS = frozenset({"app.js", "uplot.js"})
 #: Key -> values from which users can choose on a page.
 Choices = dict[str, list[str]]
-T = TypeVar("T")
 _NOT_FILTERS = frozenset({"format", "group", "limit", "offset", "sort", "q"})
 
 
@@ -81,12 +80,12 @@ class Api:
     def serves(path: str) -> bool:
         return path.startswith((API, PAGES)) or path in ("/api/v1", "/ui")
 
-    def answer(self, request: Request, environ: Mapping[str, Any]) -> Response:
+    def answer(self, request: Request) -> Response:
         """Return the answer.
 
         :raises HttpError: anything but 200 and 304.
         """
-        compress = _GZIP.search(str(environ.get("HTTP_ACCEPT_ENCODING", ""))) is not None
+        compress = _GZIP.search(request.headers.get("accept-encoding", "")) is not None
         if request.path.startswith(STATIC):
             response = self._static(request.path.removeprefix(STATIC), compress)
         elif request.path == "/ui" or request.path.startswith(PAGES):
@@ -96,7 +95,7 @@ class Api:
         tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
         packed = (("Content-Encoding", "gzip"),) if response.body.startswith(_COMPRESSED) else ()
         headers = (*access.HEADERS, ("ETag", tag), ("Cache-Control", "no-cache"), ("Vary", "Accept-Encoding"), *packed)
-        if environ.get("HTTP_IF_NONE_MATCH") == tag:
+        if request.headers.get("if-none-match") == tag:
             return Response(b"", response.content_type, http.HTTPStatus.NOT_MODIFIED, headers, cors=False)
         return Response(response.body, response.content_type, headers=(*headers, *response.headers), cors=False)
 
@@ -135,18 +134,11 @@ class Api:
             return made[0].body
 
         key = (request.path, compress, tuple((name, tuple(values)) for name, values in sorted(request.lists.items())))
-        body = self._answer(self._answers, key, make)
+        body = self._answers.get(key, make).body
         if made:
             return made[0]
         name = request.path.rsplit("/", 1)[1]
         return Response(body, *_csv_head(name)) if request.parameters.get("format") == "csv" else Response(body, JSON)
-
-    @staticmethod
-    def _answer(cache: ResponseCache[T], key: Hashable, make: Callable[[], T]) -> T:
-        try:
-            return cache.get(key, make).body
-        except TimeoutError:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being generated for another client, try again") from None
 
     def _api(self, request: Request) -> Response:
         zk = self._nodepool.getZK()
@@ -207,7 +199,7 @@ class Api:
             choices = {key: values_of(rows, key) for key in TABLES[name].choices}
             return ordered(rows if name in self._readers else sorted(rows, key=_first), TABLES[name].order), choices
 
-        return self._answer(self._rows, name, make)
+        return self._rows.get(name, make).body
 
     def _overview(self) -> dict[str, Any]:
         zk = self._source.getZK()

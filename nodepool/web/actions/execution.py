@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import functools
 import http
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from contextlib import suppress
 
 from nodepool.access.identity import Role
+from nodepool.base import threads
 from nodepool.driver.provider import Execution
 from nodepool.exceptions import RemoteException
 from nodepool.lease import ssh
+from nodepool.web import access
 from nodepool.web.actions import frames
 from nodepool.web.actions.bodies import NewProgram
 from nodepool.web.actions.leases import LeaseCalls
 from nodepool.web.actions.places import Places
-from nodepool.web.actions.routes import Call, Later, Refused, Route, Stream, busy
+from nodepool.web.actions.routes import Call, Later, Refused, Route, busy
+from nodepool.web.http import Stream, Write
 from nodepool.web.tables import Leasing
 from nodepool.zk.records import Node
 
@@ -32,94 +34,85 @@ MOST = (500, 250, 20)
 LONG, SHORT = 0.9, 60.0
 #: Seconds for the start of a program, and for its input to be sent.
 START, INPUT = 5.0, 30.0
-#: Seconds after which something is sent in any case, and between two checks whether the client is still connected.
+#: Seconds after which something is sent in any case, and for which one read waits.
 HEARTBEAT, CHECK = 15.0, 1.0
 
 log = logging.getLogger("nodepool.lease")
 
 
-class Relay(Stream):
-    """A program with its own thread, which starts it and relays its streams."""
+class Relay(Later, Stream):
+    """A program, which is started and whose streams are relayed.
 
-    _execution: Execution
+    :param start: raises Refused if the program cannot be started.
+    :param done: called when nothing is left of the program.
+    """
 
-    def __init__(self, lease_id: str, data: bytes, deadline: float) -> None:
-        self.lease_id = lease_id
+    headers = (("Content-Type", frames.CONTENT_TYPE), *access.HEADERS)
+
+    def __init__(
+        self, lease_id: str, data: bytes, timeout: float, start: Callable[[], Execution], done: Callable[[], None]
+    ) -> None:
+        self._lease_id = lease_id
         self._data = data
-        self._deadline = deadline
-        #: When the program runs, or why it does not.
-        self.started: Future[Relay] = Future()
-        self._carrier: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._deadline = time.monotonic() + timeout
+        self._start = start
+        self._done = done
+        self._execution: Execution | None = None
+        # One job at a time, in order: the end waits for the start, or for a read.
+        self._lane = threads.shared().lane(f"Thread-WebApp-exec-{lease_id}", 1)
 
-    def live(self, start: Callable[[], Execution], done: Callable[[], object]) -> None:
-        """Start the program, and run what :meth:`carry` provides; on the program's thread.
-
-        :param start: raises Refused if the program cannot be started.
-        :param done: called when nothing is left of the program.
-        """
+    async def outcome(self, _threads: Executor) -> Relay:
         try:
-            self._execution = start()
-        except Exception as error:
-            done()
-            self.started.set_exception(error)
-            return
+            async with asyncio.timeout(2 * START):
+                await asyncio.get_running_loop().run_in_executor(self._lane, self._begin)
+        except BaseException as error:
+            self._lane.submit(self._end)
+            if isinstance(error, TimeoutError):
+                raise busy("The program was not started in time") from None
+            raise
+        return self
+
+    async def send(self, begin: Callable[[], Awaitable[Write]]) -> None:
+        """Relay until the program ends, the client disconnects or the time is over."""
+        run, execution = functools.partial(asyncio.get_running_loop().run_in_executor, self._lane), self._execution
+        assert execution is not None
         try:
-            self.started.set_result(self)
-            self._carrier.get(timeout=2 * START)()
-        except queue.Empty:
-            log.info("Lease %s: a program is ended: its client has disconnected", self.lease_id)
-        finally:
-            self._execution.close()
-            done()
-
-    def carry(self, run: Callable[[], object]) -> None:
-        self._carrier.put(run)
-
-    def run(self, send: Callable[[bytes], bool]) -> None:
-        """Relay until the program ends, the client disconnects or the time is over.
-
-        :param send: returns False when the client has disconnected.
-        """
-        try:
+            write = await begin()
             with suppress(TimeoutError, RemoteException):  # it has ended, or does not read its input
                 if self._data:
-                    self._execution.write(self._data, INPUT)
-                self._execution.write(b"", INPUT)
+                    await run(execution.write, self._data, INPUT)
+                await run(execution.write, b"", INPUT)
             sent = time.monotonic()
-            while send(b"") and (now := time.monotonic()) < self._deadline:
+            while (now := time.monotonic()) < self._deadline:
                 try:
-                    found = self._execution.read(CHECK)
+                    found = await run(execution.read, CHECK)
                 except TimeoutError:
                     if now - sent >= HEARTBEAT:
-                        send(frames.pack(frames.NOTHING, b""))
+                        await write(frames.pack(frames.NOTHING, b""))
                         sent = now
                     continue
                 sent = now
                 if found is None:
-                    status = self._execution.status
-                    send(frames.pack(frames.EXIT, b"" if status is None else b"%d" % status))
+                    status = execution.status
+                    await write(frames.pack(frames.EXIT, b"" if status is None else b"%d" % status))
                     return
-                send(frames.pack(*found))
+                await write(frames.pack(*found))
         except RemoteException as error:
-            log.info("Lease %s: a program ended: %s", self.lease_id, error)
-        except Exception:
-            log.exception("Lease %s: error while the streams of a program were relayed:", self.lease_id)
+            log.info("Lease %s: a program ended: %s", self._lease_id, error)
+        finally:
+            self._lane.submit(self._end)
 
+    # -- on the lane
 
-class Starting(Later):
-    """A call that waits until its program runs."""
+    def _begin(self) -> None:
+        self._execution = self._start()
 
-    def __init__(self, relay: Relay) -> None:
-        self.lease_id = f"start {id(self)}"
-        self.deadline = time.monotonic() + 2 * START
-        self.work = self._started = relay.started
-
-    def resume(self) -> Stream | None:
-        if self._started.done():
-            return self._started.result()
-        if time.monotonic() < self.deadline:
-            return None
-        raise busy("The program was not started in time")
+    def _end(self) -> None:
+        try:
+            if self._execution is not None:
+                self._execution.close()
+        finally:
+            self._done()
 
 
 class ProgramCalls:
@@ -150,10 +143,8 @@ class ProgramCalls:
         names = (lease.terms.owner, lease.id)
         if not self.places.take(*names, part=1.0 if body.timeout <= SHORT else LONG):
             raise busy(f"Too many programs run here, or for {names[0]} or lease {lease.id}; try again")
-        relay = Relay(lease.id, data, time.monotonic() + body.timeout)
-        work = (functools.partial(self._start, node, body.command), functools.partial(self.places.free, *names))
-        threading.Thread(target=relay.live, args=work, name=f"Thread-WebApp-exec-{lease.id}", daemon=True).start()
-        return Starting(relay)
+        start, done = functools.partial(self._start, node, body.command), functools.partial(self.places.free, *names)
+        return Relay(lease.id, data, body.timeout, start, done)
 
     def _start(self, node: Node, command: list[str]) -> Execution:
         execution = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import datetime
 import http
 import logging
@@ -9,6 +11,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +41,7 @@ from nodepool.web.actions.bodies import (
 )
 from nodepool.web.actions.routes import Call, Later, Refused, Reply, Route, busy
 from nodepool.web.actions.waiting import Waiting
+from nodepool.web.http import RETRY
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -227,7 +231,7 @@ class LeaseCalls:
     ) -> Reply | Later:
         """Return the lease when it is in another state, or after some seconds."""
         poll = _Poll(self, lease_id, self.monotonic() + wait, identity, while_in, token, created)
-        return poll.resume() or poll
+        return poll.read() or poll
 
     def gone(self, lease_id: str) -> Refused:
         ended = self.waiting.ended(lease_id)
@@ -262,9 +266,13 @@ class LeaseCalls:
             return Reply(self.view(self.leases.describe(lease.id, purpose, notes), call.identity))
 
     def give_back(self, call: Call) -> Reply:
-        lease = self._of(call)
-        with refusals():
-            self.leases.give_back(lease.id, lease)
+        try:
+            lease = self._of(call)
+            with refusals():
+                self.leases.give_back(lease.id, lease)
+        except Refused as error:
+            if error.status != http.HTTPStatus.GONE:  # it has ended already
+                raise
         return Reply(None, http.HTTPStatus.NO_CONTENT)
 
     def held(self, call: Call) -> Lease:
@@ -346,9 +354,8 @@ class _Poll(Later):
         :param created: the call has asked for the lease: its status when the lease is held.
         """
         self._calls = calls
-        self.owner = identity.owner
-        self.lease_id = lease_id
-        self.deadline = deadline
+        self._lease_id = lease_id
+        self._deadline = deadline
         self._identity = identity
         self._while_in = while_in
         self._token = token
@@ -356,21 +363,42 @@ class _Poll(Later):
         self._seen = False
         self._gone = 0.0
 
-    def resume(self) -> Reply | None:
-        self.since = self._calls.waiting.number
+    async def outcome(self, threads: Executor) -> Reply:
+        loop, waiting, owner = asyncio.get_running_loop(), self._calls.waiting, self._identity.owner
+        places = waiting.places
+        if places is None or not places.take(owner):
+            self._deadline = 0.0
+            found = await loop.run_in_executor(threads, self.read)
+            assert found is not None, "its deadline has passed"
+            return dataclasses.replace(found, headers=(*found.headers, RETRY))
+        try:
+            found = None
+            while found is None:
+                # Unless its hand-over has ended since the lease was read: no event follows.
+                if not self._expected or waiting.expects(self._lease_id):
+                    await waiting.changed(self._lease_id, self._since, self._deadline - self._calls.monotonic())
+                found = await loop.run_in_executor(threads, self.read)
+            return found
+        finally:
+            places.free(owner)
+
+    def read(self) -> Reply | None:
+        """Return the answer; None: nothing has changed, and the deadline is not reached."""
+        self._since = self._calls.waiting.number
         now = self._calls.monotonic()
-        if self._calls.waiting.expects(self.lease_id) and now < self.deadline:
+        self._expected = self._calls.waiting.expects(self._lease_id)
+        if self._expected and now < self._deadline:
             return None  # it has not been handed over
-        lease = self._calls.leases.get(self.lease_id)
+        lease = self._calls.leases.get(self._lease_id)
         if lease is None:
-            if self._calls.waiting.ended(self.lease_id) is None and self._seen:
+            if self._calls.waiting.ended(self._lease_id) is None and self._seen:
                 # The nodes of a request may be read a moment later than its end.
                 self._gone = self._gone or now
-                self.deadline = min(self.deadline, self._gone + GRACE)
-                if now < self.deadline:
+                self._deadline = min(self._deadline, self._gone + GRACE)
+                if now < self._deadline:
                     return None
-            raise self._calls.gone(self.lease_id)
-        if lease.state in self._while_in and now < self.deadline:
+            raise self._calls.gone(self._lease_id)
+        if lease.state in self._while_in and now < self._deadline:
             self._seen = True
             return None
         status, headers = http.HTTPStatus.OK, _NO_HEADERS

@@ -17,6 +17,9 @@ class Places:
         self._lock = threading.Lock()
         self._taken: Counter[tuple[int, str]] = Counter()
 
+    def __len__(self) -> int:
+        return self._taken[0, ""]
+
     def take(self, *names: str, part: float = 1.0) -> bool:
         """Take a place for these names; return False if one of them has its part already.
 

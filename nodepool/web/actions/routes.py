@@ -6,34 +6,27 @@ import abc
 import http
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
 from nodepool.access.identity import Identity, Role
-from nodepool.web.actions.bodies import Body, Problem
+from nodepool.web.actions.bodies import Body
+from nodepool.web.http import RETRY, HttpError, Stream
 from nodepool.zk import paths
 
 JSON = "application/json"
 PROBLEM = "application/problem+json"
-#: Header: seconds after which a client repeats a call of which the server can do no more now.
-RETRY = ("Retry-After", "1")
 B = TypeVar("B", bound=Body)
 
 
-class Refused(Exception):
+class Refused(HttpError):
     """The answer is an error (RFC 9457)."""
 
     def __init__(self, status: http.HTTPStatus, code: str, detail: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.code = code
-        self.headers = headers
-
-    def problem(self) -> Problem:
-        return Problem(self.status.phrase, self.status.value, self.code, str(self))
+        super().__init__(status, detail, code, headers)
 
 
 def busy(detail: str) -> Refused:
@@ -75,42 +68,14 @@ class Reply:
 
 
 class Later(abc.ABC):
-    """An answer that waits for a change of a lease, or for work of another thread.
-
-    :ivar owner: who needs a place to wait; None: nobody.
-    :ivar work: ends the wait.
-    :ivar since: number of the last event before the lease was read.
-    :ivar deadline: monotonic time at which it answers in any case.
-    """
-
-    owner: str | None = None
-    work: Future[Any] | None = None
-    lease_id: str
-    since = 0
-    deadline: float
+    """An answer that waits for a change of a lease, or for work of another thread."""
 
     @abc.abstractmethod
-    def resume(self) -> Reply | Stream | None:
-        """Return the answer; None: nothing has changed, and the deadline is not reached.
+    async def outcome(self, threads: Executor) -> Reply | Stream:
+        """Return the answer; on the loop of the server.
 
+        :param threads: run everything that may block.
         :raises Refused: the answer is an error.
-        """
-
-
-class Stream(abc.ABC):
-    """An answer that a separate thread sends while it is produced."""
-
-    lease_id: str
-
-    @abc.abstractmethod
-    def carry(self, run: Callable[[], object]) -> None:
-        """Call the function, which calls :meth:`run`, on that thread."""
-
-    @abc.abstractmethod
-    def run(self, send: Callable[[bytes], bool]) -> None:
-        """Produce it.
-
-        :param send: returns False when the client has disconnected.
         """
 
 

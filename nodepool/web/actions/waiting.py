@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import logging
-import queue
-import threading
-import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from kazoo.exceptions import KazooException, NoNodeError
 
+from nodepool.base import threads
 from nodepool.exceptions import ZKException
 from nodepool.lease import LeaseError, Leases, Terms
 from nodepool.status import causes
 from nodepool.status.once import Once
 from nodepool.web.actions.places import Places
-from nodepool.web.actions.routes import Later, Refused
+from nodepool.web.actions.routes import Refused
 from nodepool.zk import paths
 from nodepool.zk.mirror.feed import Event, Feed
 from nodepool.zk.records import FAILED, FULFILLED
@@ -50,68 +48,55 @@ class Ended(NamedTuple):
 
 
 class Waiting:
-    """The waiting leases of this server, and the clients that wait for leases."""
+    """The waiting leases of this server, and the clients that wait for leases.
 
-    def __init__(
-        self,
-        zk: Callable[[], ZooKeeper],
-        feed: Feed | None,
-        max_hold_age: Callable[[], float],
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    Calls come from any thread; the state changes on the loop of the server only, unless stated otherwise.
+    """
+
+    def __init__(self, zk: Callable[[], ZooKeeper], feed: Feed | None, max_hold_age: Callable[[], float]) -> None:
         self._zk = zk
         self._max_hold_age = max_hold_age
         self._feed = feed
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        #: Lease id -> seconds for which it is held; 0: its request is to be withdrawn.
+        #: Lease id -> seconds for which it is held; 0: its request is to be withdrawn. Calls add to it.
         self._expected: dict[str, float] = {}
         #: Lease id -> whether something has changed since its hand-over was started.
         self._running: dict[str, bool] = {}
-        #: Lease id -> monotonic time at which its hand-over is repeated.
-        self._again: dict[str, float] = {}
-        #: Secrets of requests that may have been created, and that nobody follows.
+        #: Secrets of requests that may have been created, and that nobody follows. Calls add to it.
         self._unknown: OrderedDict[str | None, bool] = OrderedDict()
         self._ended: OrderedDict[str, Ended] = OrderedDict()
-        self._polls: dict[int, tuple[Later, Callable[[], None]]] = {}
-        self.places = Places(*MOST_POLLS)
-        self._numbers = itertools.count()
-        self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._executor = ThreadPoolExecutor(HAND_OVERS, "Thread-WebApp-lease")
-        self._thread = threading.Thread(target=self._run, name="Thread-WebApp-leases", daemon=True)
+        #: Lease id -> what the clients that poll it wait for.
+        self._polls: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
+        self._places = Places(*MOST_POLLS)
+        self._lane = threads.shared().lane("Thread-WebApp-lease", HAND_OVERS)
 
     def start(self) -> None:
+        """Start to hand leases over; on the loop of the server."""
+        self._loop = asyncio.get_running_loop()
         if self._feed is not None:
             self._feed.subscribe(self._heard)
-            self._thread.start()
 
-    def stop(self, timeout: float) -> None:
+    def stop(self) -> None:
         if self._feed is not None:
             self._feed.unsubscribe(self._heard)
-        self._arrived.put(None)
-        if self._thread.is_alive():
-            self._thread.join(timeout)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._lane.shutdown(wait=False, cancel_futures=True)
 
     def __len__(self) -> int:
         """Return how many clients wait."""
-        return len(self._polls)
+        return len(self._places)
 
     # -- for the calls
 
     def expect(self, lease_id: str, seconds: float) -> None:
         """Hand the lease over when its nodes are ready."""
-        with self._lock:
-            self._expected[lease_id] = seconds
-        self._arrived.put(lease_id)
+        self._expected[lease_id] = seconds
+        self._wake(lease_id)
 
     def withdraw(self, secret: str | None) -> None:
         """Delete the request with this secret, if it was created, as soon as it is seen."""
-        with self._lock:
-            _keep(self._unknown, secret, True)
+        _keep(self._unknown, secret, True)
         with suppress(Refused):
             for request in self._zk().readRequests():
-                self._arrived.put(request.id)
+                self._wake(request.id)
 
     @property
     def full(self) -> bool:
@@ -131,91 +116,56 @@ class Waiting:
         """Return the number of the last event."""
         return 0 if self._feed is None else self._feed.number
 
-    def park(self, later: Later, resume: Callable[[], None]) -> bool:
-        """Call ``resume`` when an event names the lease, or at the deadline.
+    @property
+    def places(self) -> Places | None:
+        """Return the places of clients that wait; None: nothing would wake them."""
+        return None if self._feed is None else self._places
 
-        :return: False: too many clients wait already.
+    async def changed(self, lease_id: str, since: int, seconds: float) -> None:
+        """Wait until an event names the lease, but at most for these seconds.
+
+        :param since: number of the last event before the lease was read.
         """
-        if self._feed is None or (later.owner is not None and not self.places.take(later.owner)):
-            return False
-        with self._lock:
-            self._polls[next(self._numbers)] = later, resume
-        if later.work is not None:
-            later.work.add_done_callback(lambda _work: self._arrived.put(later.lease_id))
-        missed = self._feed.since(later.since)[0] if self._feed.number != later.since else []
-        # Otherwise only the time of the next wake-up has to be computed again.
-        self._arrived.put(later.lease_id if any(event.get("request") == later.lease_id for event in missed) else "")
-        return True
+        event = self._polls.setdefault(lease_id, asyncio.Event())
+        missed = self._feed.since(since)[0] if self._feed is not None and self._feed.number != since else []
+        if not any(each.get("request") == lease_id for each in missed):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await event.wait()
 
-    # -- the thread
+    # -- events
 
     def _heard(self, event: Event) -> None:
+        """Note an event; on the thread that brings it."""
         lease_id = event.get("request")
-        if isinstance(lease_id, str) and (lease_id in self._expected or self._unknown or self._polled(lease_id)):
-            self._arrived.put(lease_id)
+        if isinstance(lease_id, str) and (lease_id in self._expected or self._unknown or lease_id in self._polls):
+            self._wake(lease_id)
 
-    def _polled(self, lease_id: str) -> bool:
-        return any(later.lease_id == lease_id for later, _resume in list(self._polls.values()))
-
-    def _run(self) -> None:
-        while True:
-            lease_id: str | None = ""
-            with suppress(queue.Empty):
-                lease_id = self._arrived.get(timeout=self._pause())
-            if lease_id is None:
-                return
-            now = self._monotonic()
-            with self._lock:
-                due = [one for one, moment in self._again.items() if moment <= now]
-                for one in due:
-                    del self._again[one]
-            for one in (lease_id, *due):
-                try:
-                    if one:
-                        self._changed(one)
-                    # Nothing can be reported of a lease before its hand-over.
-                    self._resume("" if one in self._expected else one)
-                except Exception:  # it affects this lease only
-                    log.exception("Lease %s: error while its change was processed:", one)
-
-    def _pause(self) -> float | None:
-        with self._lock:
-            moments = [*self._again.values(), *(later.deadline for later, _resume in self._polls.values())]
-        return max(0.0, min(moments) - self._monotonic()) if moments else None
-
-    def _resume(self, lease_id: str) -> None:
-        """Resume the polls of a lease, and those at their deadline."""
-        now = self._monotonic()
-        with self._lock:
-            due = [n for n, (later, _) in self._polls.items() if later.lease_id == lease_id or later.deadline <= now]
-            found = [self._polls.pop(number) for number in due]
-        for later, resume in found:
-            if later.owner is not None:
-                self.places.free(later.owner)
-            resume()
+    def _wake(self, lease_id: str | None) -> None:
+        if lease_id is not None:
+            self._loop.call_soon_threadsafe(self._changed, lease_id)
 
     def _changed(self, lease_id: str) -> None:
-        """Start the hand-over of an expected lease whose request is finished."""
+        """Start the hand-over of an expected lease, or wake the clients that poll it."""
         try:
             request = self._zk().getCachedRequest(lease_id)
         except Refused:  # the mirror is not complete
-            with self._lock:
-                self._again[lease_id] = self._monotonic() + RETRY
+            self._loop.call_later(RETRY, self._changed, lease_id)
             return
         terms = None if request is None else Terms.read(request.requestor_data)
-        with self._lock:
-            if terms is not None and self._unknown.pop(terms.secret, False):
-                self._expected[lease_id], request = 0.0, None
-            if lease_id not in self._expected or (request is not None and request.state not in (FULFILLED, FAILED)):
-                return
-            running = lease_id in self._running
-            self._running[lease_id] = running
-            seconds = self._expected[lease_id]
-        if not running:
-            self._executor.submit(self._finish, lease_id, seconds)
+        if terms is not None and self._unknown.pop(terms.secret, False):
+            self._expected[lease_id], request = 0.0, None
+        if lease_id not in self._expected:
+            # Nothing can be reported of a lease before its hand-over.
+            if (event := self._polls.pop(lease_id, None)) is not None:
+                event.set()
+        elif request is None or request.state in (FULFILLED, FAILED):
+            if lease_id not in self._running:
+                self._lane.submit(self._finish, lease_id, self._expected[lease_id])
+            self._running[lease_id] = lease_id in self._running
 
     def _finish(self, lease_id: str, seconds: float) -> None:
-        """Hand the lease over, or note why that is impossible; on a thread of the executor."""
+        """Hand the lease over, or note why that is impossible; on a thread of the lane."""
         finished, retry = True, False
         try:
             finished = self._hand_over(lease_id, seconds)
@@ -225,13 +175,16 @@ class Waiting:
         except Exception:
             log.exception("Lease %s: error while it was handed over:", lease_id)
             self._end(lease_id, "failed", "internal error, see the log of the launcher")
-        with self._lock:
-            changed = self._running.pop(lease_id)
-            if finished:
-                del self._expected[lease_id]
-            elif retry:
-                self._again[lease_id] = self._monotonic() + RETRY
-        self._arrived.put(lease_id if finished or (changed and not retry) else "")
+        self._loop.call_soon_threadsafe(self._finished, lease_id, finished, retry)
+
+    def _finished(self, lease_id: str, finished: bool, retry: bool) -> None:
+        changed = self._running.pop(lease_id)
+        if finished:
+            del self._expected[lease_id]
+        elif retry:
+            self._loop.call_later(RETRY, self._changed, lease_id)
+        if finished or (changed and not retry):
+            self._changed(lease_id)
 
     def _hand_over(self, lease_id: str, seconds: float) -> bool:
         """Return False while the request is not finished."""
@@ -262,8 +215,7 @@ class Waiting:
 
     def _end(self, lease_id: str, code: str, text: str) -> None:
         log.info("Lease %s: not handed over: %s", lease_id, text)
-        with self._lock:
-            _keep(self._ended, lease_id, Ended(code, text))
+        _keep(self._ended, lease_id, Ended(code, text))
 
 
 def _keep(entries: OrderedDict[K, V], key: K, value: V) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import statistics
@@ -175,7 +176,7 @@ def interrupt(api: Api, monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
     synced = kind.synced
 
     def get(zk: ZooKeeper) -> bool:
-        ours = threading.current_thread().name.startswith("Thread-WebApp-lease")
+        ours = threading.current_thread().name in ("Thread-WebApp", "Thread-WebApp-lease")
         return synced.fget(zk) and not (ours and next(looks) in calls)
 
     monkeypatch.setattr("nodepool.web.actions.waiting.RETRY", 0.1)
@@ -208,7 +209,7 @@ def test_hand_over_that_the_connection_has_interrupted_is_repeated_without_furth
     synced, waiting = kind.synced, api.actions.waiting
 
     def get(facade: ZooKeeper) -> bool:
-        ours = threading.current_thread().name.startswith("Thread-WebApp-lease_")
+        ours = threading.current_thread().name == "Thread-WebApp-lease"
         return synced.fget(facade) and not (ours and losses and losses.pop())
 
     lease = Leases(zk).ask(["fake-label"], Terms("alice", "test"))
@@ -226,13 +227,13 @@ def test_request_that_is_fulfilled_while_it_is_read_is_handed_over(api: Api, mon
     cached, read, known, handled = kind.getCachedRequest, kind.getNodeRequest, threading.Event(), threading.Event()
 
     def get_cached(facade: ZooKeeper, request_id: str) -> Any:
-        if threading.current_thread().name == "Thread-WebApp-leases" and request_id == "200-0000009999":
+        if threading.current_thread().name == "Thread-WebApp" and request_id == "200-0000009999":
             handled.set()
         return cached(facade, request_id) if known.is_set() else None
 
     def get(facade: ZooKeeper, request_id: str, *args: Any, **kwargs: Any) -> Any:
         found = read(facade, request_id, *args, **kwargs)
-        if threading.current_thread().name.startswith("Thread-WebApp-lease_") and not known.is_set():
+        if threading.current_thread().name == "Thread-WebApp-lease" and not known.is_set():
             found.state = "pending"
             wait_for(lambda: cached(facade, request_id).state == "fulfilled", what="its nodes")
             known.set()
@@ -459,14 +460,17 @@ def test_poll_of_a_held_lease_is_answered_when_it_is_returned(api: Api) -> None:
 
 def test_poll_is_answered_although_its_lease_changed_before_it_waited(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     token, waiting = api.token(), api.actions.waiting
-    path, park = f"/leases/{api.call('POST', '/leases', NEW, token).content['id']}", waiting.park
+    path, changed = f"/leases/{api.call('POST', '/leases', NEW, token).content['id']}", waiting.changed
 
-    def park_late(later: Any, resume: Any) -> bool:
+    def end(lease_id: str) -> None:
         assert api.call("DELETE", path, token=token).status == 204
-        wait_for(lambda: Leases(api.launcher.zk).get(later.lease_id) is None, what="the end of the lease")
-        return park(later, resume)
+        wait_for(lambda: Leases(api.launcher.zk).get(lease_id) is None, what="the end of the lease")
 
-    monkeypatch.setattr(waiting, "park", park_late)
+    async def wait_late(lease_id: str, since: int, seconds: float) -> None:
+        await asyncio.to_thread(end, lease_id)
+        await changed(lease_id, since, seconds)
+
+    monkeypatch.setattr(waiting, "changed", wait_late)
     with ThreadPoolExecutor(1) as executor:
         poll = executor.submit(api.call, "GET", f"{path}?wait=30&state=held", token=token)
         wait_for(poll.done, what="the answer")
@@ -543,7 +547,7 @@ def test_calls_need_json_and_a_known_method(api: Api) -> None:
 def test_callers_without_a_token_may_only_read(api: Api) -> None:
     assert api.call("GET", "/leases").status == 200
     answer = api.call("POST", "/leases", NEW)
-    assert answer.status == 401 and answer.headers["Www-Authenticate"].startswith("Bearer")
+    assert answer.status == 401 and answer.headers["WWW-Authenticate"].startswith("Bearer")
     assert api.call("POST", "/leases", NEW, "np_x_y").status == 401
     assert api.call("POST", "/leases", NEW, api.token(role=Role.READ)).status == 403
     # A foreign page whose name resolves to this machine.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import grp
 import http
 import os
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from nodepool.access.access import Access
-from nodepool.access.identity import Denied, Identity, Role
+from nodepool.access.identity import Denied, Identity, Role, Sender
 from nodepool.config.access import AccessConfig
 from nodepool.config.model import Config
 from nodepool.exceptions import ConfigError
@@ -23,20 +24,20 @@ def no_zookeeper() -> Any:
     raise AssertionError("ZooKeeper is not needed")
 
 
-def identify(environ: dict[str, Any], **config: Any) -> Identity:
+def identify(sender: Sender, **config: Any) -> Identity:
     section = AccessConfig(config)
-    return Access(no_zookeeper, lambda: section).identify(environ)
+    return Access(no_zookeeper, lambda: section).identify(sender)
 
 
-def denied(environ: dict[str, Any], **config: Any) -> tuple[int, str]:
+def denied(sender: Sender, **config: Any) -> tuple[int, str]:
     with pytest.raises(Denied) as caught:
-        identify(environ, **config)
+        identify(sender, **config)
     return caught.value.status, caught.value.code
 
 
 def test_root_and_the_user_of_the_daemon_are_administrators() -> None:
-    assert identify({"nodepool.uid": 0}) == Identity("root", "unix:0", Role.ADMIN)
-    assert identify({"nodepool.uid": os.geteuid()}, users={"*": "read"}).role is Role.ADMIN
+    assert identify(Sender(uid=0)) == Identity("root", "unix:0", Role.ADMIN)
+    assert identify(Sender(uid=os.geteuid()), users={"*": "read"}).role is Role.ADMIN
 
 
 @pytest.mark.parametrize("users, role", [
@@ -45,52 +46,53 @@ def test_root_and_the_user_of_the_daemon_are_administrators() -> None:
     ({"nobody": "read", "@" + grp.getgrgid(NOBODY.pw_gid).gr_name: "admin"}, Role.READ), ({"other": "admin"}, Role.READ),
 ])  # fmt: skip
 def test_user_of_the_socket_has_the_configured_role(users: dict[str, str], role: Role) -> None:
-    found = identify({"nodepool.uid": NOBODY.pw_uid}, users=users)
+    found = identify(Sender(uid=NOBODY.pw_uid), users=users)
     assert (found.owner, found.via, found.role) == ("nobody", f"unix:{NOBODY.pw_uid}", role)
 
 
 def test_user_without_a_name_is_known_by_number() -> None:
-    assert identify({"nodepool.uid": 4000000}, users={"*": "borrow"}).owner == "uid4000000"
+    assert identify(Sender(uid=4000000), users={"*": "borrow"}).owner == "uid4000000"
 
 
 def test_borrowers_have_the_limits_of_the_configuration_and_operators_none() -> None:
     leases = {"max": 600, "per-owner": 3}
-    borrower = identify({"nodepool.uid": NOBODY.pw_uid}, users={"*": "borrow"}, leases=leases)
+    borrower = identify(Sender(uid=NOBODY.pw_uid), users={"*": "borrow"}, leases=leases)
     assert (borrower.longest, borrower.per_owner) == (600, 3)
-    operator = identify({"nodepool.uid": NOBODY.pw_uid}, users={"*": "operate"}, leases=leases)
+    operator = identify(Sender(uid=NOBODY.pw_uid), users={"*": "operate"}, leases=leases)
     assert (operator.longest, operator.per_owner) == (None, None)
 
 
 def test_caller_over_tcp_without_a_token_is_anonymous() -> None:
     for address in ("127.0.0.1", "192.0.2.1", "", "unix"):
-        assert identify({"REMOTE_ADDR": address}) == Identity("anonymous", "anonymous", Role.READ)
+        assert identify(Sender(address)) == Identity("anonymous", "anonymous", Role.READ)
 
 
-@pytest.mark.parametrize("environ, secure", [
-    ({"REMOTE_ADDR": "127.0.0.1"}, True), ({"REMOTE_ADDR": "::1"}, True), ({"REMOTE_ADDR": "::ffff:127.0.0.1"}, True),
-    ({"REMOTE_ADDR": "192.0.2.9"}, False), ({"REMOTE_ADDR": "192.0.2.9", "HTTP_X_FORWARDED_PROTO": "https"}, False),
-    ({"REMOTE_ADDR": "198.51.100.7", "HTTP_X_FORWARDED_PROTO": "https"}, True),
-    ({"REMOTE_ADDR": "198.51.100.7", "HTTP_X_FORWARDED_PROTO": "http"}, False), ({"REMOTE_ADDR": "198.51.100.7"}, False),
-    ({"REMOTE_ADDR": "127.0.0.1", "HTTP_X_FORWARDED_FOR": "192.0.2.9"}, False), ({"REMOTE_ADDR": "nonsense"}, False),
-    ({"REMOTE_ADDR": "127.0.0.1", "HTTP_FORWARDED": "for=192.0.2.9"}, False), ({}, False),
+@pytest.mark.parametrize("sender, secure", [
+    (Sender("127.0.0.1"), True), (Sender("::1"), True), (Sender("::ffff:127.0.0.1"), True),
+    (Sender("192.0.2.9"), False), (Sender("192.0.2.9", headers={"x-forwarded-proto": "https"}), False),
+    (Sender("198.51.100.7", headers={"x-forwarded-proto": "https"}), True),
+    (Sender("198.51.100.7", headers={"x-forwarded-proto": "http"}), False), (Sender("198.51.100.7"), False),
+    (Sender("127.0.0.1", headers={"x-forwarded-for": "192.0.2.9"}), False), (Sender("nonsense"), False),
+    (Sender("127.0.0.1", headers={"forwarded": "for=192.0.2.9"}), False), (Sender(), False),
 ])  # fmt: skip
-def test_tokens_are_accepted_over_protected_connections_only(environ: dict[str, Any], secure: bool) -> None:
-    environ = {**environ, "HTTP_AUTHORIZATION": "Bearer np_00000000_short"}
-    assert denied(environ, proxies=["198.51.100.0/28"]) == ((401, "unauthorized") if secure else (403, "insecure"))
+def test_tokens_are_accepted_over_protected_connections_only(sender: Sender, secure: bool) -> None:
+    sent = {**sender.headers, "authorization": "Bearer np_00000000_short"}
+    found = denied(dataclasses.replace(sender, headers=sent), proxies=["198.51.100.0/28"])
+    assert found == ((401, "unauthorized") if secure else (403, "insecure"))
 
 
 def test_only_named_proxies_report_the_address_of_the_client() -> None:
     section = AccessConfig({"proxies": ["198.51.100.7"]})
     access = Access(no_zookeeper, lambda: section)
-    forged = {"HTTP_X_FORWARDED_FOR": "10.0.0.1, 203.0.113.5"}
-    assert access.peer({"REMOTE_ADDR": "198.51.100.7", **forged}).address == "203.0.113.5"
-    assert access.peer({"REMOTE_ADDR": "198.51.100.8", **forged}).address == "198.51.100.8"
-    assert access.peer({"REMOTE_ADDR": "198.51.100.7", "HTTP_X_FORWARDED_FOR": "<script>"}).address == "198.51.100.7"
+    forged = {"x-forwarded-for": "10.0.0.1, 203.0.113.5"}
+    assert access.peer(Sender("198.51.100.7", headers=forged)).address == "203.0.113.5"
+    assert access.peer(Sender("198.51.100.8", headers=forged)).address == "198.51.100.8"
+    assert access.peer(Sender("198.51.100.7", headers={"x-forwarded-for": "<script>"})).address == "198.51.100.7"
 
 
 @pytest.mark.parametrize("header", ["Basic YTpi", "np_x", "Bearer", "Bearer é", "Bearer a.b.c", "Bearer np_zzzzzzzz_" + "x" * 43])
 def test_other_credentials_are_refused(header: str) -> None:
-    assert denied({"REMOTE_ADDR": "127.0.0.1", "HTTP_AUTHORIZATION": header}) == (http.HTTPStatus.UNAUTHORIZED, "unauthorized")
+    assert denied(Sender("127.0.0.1", headers={"authorization": header})) == (http.HTTPStatus.UNAUTHORIZED, "unauthorized")
 
 
 @pytest.mark.parametrize("patterns, label, allowed", [

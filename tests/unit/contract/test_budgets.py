@@ -20,7 +20,7 @@ BUDGETS = {
     "driver nodemanager": 1_900,
     "node manager": 10_960,
     "pages": 2_940,
-    "leases": 2_920,
+    "leases": 2_800,
     "adapters": 2_110,
     "tools": 2_760,
     "recovery": 345,

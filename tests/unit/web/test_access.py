@@ -7,7 +7,7 @@ import pytest
 from nodepool.config.model import WEB_PAGES, Config
 from nodepool.exceptions import ConfigurationError
 from nodepool.web import access
-from nodepool.web.http import HttpError
+from nodepool.web.http import HttpError, Request
 
 
 @pytest.mark.parametrize(
@@ -21,15 +21,15 @@ from nodepool.web.http import HttpError
     ],
 )  # fmt: skip
 def test_loopback_pages_are_only_for_this_machine(address: str, host: str, allowed: bool) -> None:
-    environ = {"REQUEST_METHOD": "GET", "REMOTE_ADDR": address, "HTTP_HOST": host}
+    request = Request(address=address, headers={"host": host})
     if allowed:
-        access.check("loopback", environ)
+        access.check("loopback", request)
     else:
         with pytest.raises(HttpError, match="this machine only"):
-            access.check("loopback", environ)
-    access.check("everywhere", environ)
+            access.check("loopback", request)
+    access.check("everywhere", request)
     with pytest.raises(HttpError, match="disabled"):
-        access.check("off", environ)
+        access.check("off", request)
 
 
 def test_pages_option_is_checked() -> None:

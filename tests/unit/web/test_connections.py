@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from nodepool import metrics
-from nodepool.web import connections
+from nodepool.web import connections, server
 from nodepool.web.server import WebApp
 from tests.conftest import wait_for
 
+#: Bytes of an answer that no buffer of the kernel holds.
+LARGE = 20_000_000
 HALF = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nX-Never-Ends: "
 
 
@@ -22,7 +26,7 @@ HALF = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nX-Never-Ends: "
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(connections, "CONNECTION_LIMIT", 20)
     monkeypatch.setattr(connections, "CHECK", 0.05)
-    nodepool = SimpleNamespace(getReadiness=lambda: (True, []), getZK=lambda: None, feed=None)
+    nodepool = SimpleNamespace(getReadiness=lambda: (True, ["x" * LARGE]), getZK=lambda: None, feed=None)
     app = WebApp(nodepool, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics())
     app.start()
     yield app.server.socket.getsockname()[1]
@@ -79,3 +83,77 @@ def test_request_that_does_not_end_is_cut_off(port: int, monkeypatch: pytest.Mon
         wait_for(closed, 20, "the connection to be closed")
     assert ready(kept) == 200
     kept.close()
+
+
+def say(port: int, data: bytes, until: bytes = b"") -> bytes:
+    """Return what the server answers until it says this, or closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), 20) as end, contextlib.suppress(ConnectionResetError):
+        end.sendall(data)
+        found = b""
+        while (not until or until not in found) and (part := end.recv(65536)):
+            found += part
+        return found
+    return b""
+
+
+def test_client_that_does_not_read_its_answer_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "IDLE_TIMEOUT", 0.5)
+    with socket.create_connection(("127.0.0.1", port), 20) as greedy:
+        greedy.sendall(b"GET /ready?verbose HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        own = greedy.getsockname()
+
+        def closed() -> bool:
+            return not any(each.raddr == own for each in psutil.Process().net_connections("tcp4"))
+
+        wait_for(lambda: not closed(), 20, "the connection")
+        wait_for(closed, 20, "the connection to be closed")
+        found = 0
+        with contextlib.suppress(ConnectionResetError):
+            while part := greedy.recv(1 << 20):
+                found += len(part)
+        assert found < LARGE, "the rest is not sent"
+
+
+def test_client_that_reads_slowly_gets_all(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "IDLE_TIMEOUT", 2)
+    slow = connect(port, "127.0.0.1")
+    slow.request("GET", "/ready?verbose")
+    answer = slow.getresponse()
+    found = 0
+    while part := answer.read(LARGE // 100):
+        found += len(part)
+        time.sleep(0.03)
+    assert found == LARGE + len("OK\n")
+    slow.close()
+
+
+@pytest.mark.parametrize("request_, status", [
+    (b"GET /metrics HTTP/1.1\r\nHost: a\r\nA: " + b"x" * 20000 + b"\r\n\r\n", b"431"),
+    (b"GET /metrics HTTP/1.1\r\nHost: a\r\n" + b"A: 12345678\r\n" * 90 + b"B: " + b"x" * 16000 + b"\r\n\r\n", b"431"),
+    (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 65537\r\n\r\n" + b"x" * 65537, b"413"),
+    (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 65536\r\n\r\n" + b"x" * 65536, b"200"),
+    (b"POST /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n8000\r\n" + b"x" * 0x8000 + b"\r\n0\r\n\r\n",
+     b"200"),
+    (b"POST /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n", b"400"),
+    (b"nonsense\r\n\r\n", b"400"),
+], ids=["long header", "long head", "long body", "longest body", "chunked body", "malformed body", "no HTTP"])  # fmt: skip
+def test_request_that_is_too_long_or_malformed_is_refused(
+    port: int, caplog: pytest.LogCaptureFixture, request_: bytes, status: bytes
+) -> None:
+    assert say(port, request_, b"\r\n\r\n").split()[1] == status
+    assert caplog.records == []
+
+
+def test_head_without_an_end_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_TIMEOUT", 1000)
+    assert say(port, b"GET / HTTP/1.1\r\n" + (b"X: " + b"x" * 60_000 + b"\r\n") * 20) == b""
+
+
+def test_client_that_waits_for_permission_to_send_its_body_gets_it(port: int) -> None:
+    head = b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n"
+    assert say(port, head, b"\r\n\r\n").startswith(b"HTTP/1.1 100 ")
+
+
+def test_last_proxy_reports_the_client_also_on_its_own_line() -> None:
+    raw = [(b"X-Forwarded-For", b"10.0.0.1"), (b"Host", b"a"), (b"x-forwarded-for", b"203.0.113.5")]
+    assert server.joined(raw) == {"x-forwarded-for": "10.0.0.1, 203.0.113.5", "host": "a"}

@@ -40,9 +40,9 @@ def test_page_names_all_modules_so_that_they_are_fetched_together() -> None:
 
 def answer(path: str, accepted: str | None = None, tag: str | None = None) -> Response:
     nodepool: Any = None
-    environ = {"PATH_INFO": path, "HTTP_ACCEPT_ENCODING": accepted, "HTTP_IF_NONE_MATCH": tag}
-    environ = {key: value for key, value in environ.items() if value is not None}
-    return Api(nodepool).answer(Request.fromEnviron(environ), environ)
+    headers = {"accept-encoding": accepted, "if-none-match": tag}
+    given = {key: value for key, value in headers.items() if value is not None}
+    return Api(nodepool).answer(Request(path=path, headers=given))
 
 
 @pytest.mark.parametrize("path", ["/ui/nodes", *(f"{STATIC_PATH}{name}" for name in sorted(FILES))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from nodepool.web.http import Request
 from nodepool.web.streams import DIGEST, pace
 from nodepool.web.v1 import Api
 
@@ -22,7 +23,6 @@ def test_renewal_returns_the_seconds_that_answers_took() -> None:
     ticks = iter(range(100))
     nodepool: Any = SimpleNamespace(getZK=lambda: SimpleNamespace(synced=True))
     api = Api(nodepool, monotonic=lambda: float(next(ticks)))
-    request: Any = SimpleNamespace(path="/api/v1", parameters={}, lists={})
-    api.answer(request, {})
+    api.answer(Request(path="/api/v1"))
     assert api.renew() >= 1.0
     assert api.renew() == 0.0
