@@ -218,6 +218,7 @@ class NodePoolBuilder:
     def _synced(self) -> None:
         if self.zk is not None and self.zk.synced:
             self.session_usable.set()
+            self.state.publisher.renew()
             self._wake_all()
 
     def _wake_all(self) -> None:

@@ -156,16 +156,6 @@ UPLOAD_STATE = Definition(
     "nodepool_builder_upload_state",
     "0 idle, 2 uploading, 3 paused",
 )
-UPLOAD_SENT = Definition(
-    "nodepool.builder.{host}.image.{image}.provider.{provider}.upload.bytes_sent",
-    "nodepool_builder_upload_sent_bytes",
-    "Sent of the running upload",
-)
-UPLOAD_RATE = Definition(
-    "nodepool.builder.{host}.image.{image}.provider.{provider}.upload.rate",
-    "nodepool_builder_upload_bytes_per_second",
-    "Rate of the running upload",
-)
 BUILDER_CONFIG_STALE = Definition(
     "nodepool.builder.{host}.config_stale", "nodepool_builder_config_stale", "1 while the configuration file cannot be used"
 )
