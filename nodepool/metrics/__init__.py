@@ -5,10 +5,10 @@ All metrics of our own code are defined here, once each; external drivers may re
 
 from __future__ import annotations
 
-from nodepool.metrics.client import Metrics, MetricsPipeline, Snapshot, shared, statsd_address
+from nodepool.metrics.client import Metrics, Snapshot, shared, statsd_address
 from nodepool.metrics.series import Definition, Series
 
-__all__ = ["Definition", "Metrics", "MetricsPipeline", "Series", "Snapshot", "shared", "statsd_address"]
+__all__ = ["Definition", "Metrics", "Series", "Snapshot", "shared", "statsd_address"]
 
 # State of the cluster, reported by the elected launcher.
 NODES = Definition("nodepool.nodes.{state}", "nodepool_nodes", "Nodes by state")
