@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import http
-import http.client
 import json
 import logging
 import math
+import ssl
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import jwt
 
 from nodepool.access.identity import Denied, Identity, Role
+from nodepool.answers import UNCOMPRESSED, DirectSession, content_of
 from nodepool.base import threads
 from nodepool.config.access import Issuer, Rule, protected
 
@@ -64,7 +64,7 @@ class Keys:
     def _refresh(self) -> None:
         try:
             self._keys = self._fetch()
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
+        except (OSError, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
             log.warning("The keys of issuer %s cannot be read: %s: %s", self._issuer, type(error).__name__, error)
 
     def _fetch(self) -> dict[str, Any]:
@@ -80,28 +80,29 @@ class Keys:
         return keys
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Redirects might lead to an unprotected connection."""
-
-    def redirect_request(self, *_arguments: object) -> None:
-        return None
-
-
-_opener = urllib.request.build_opener(_NoRedirect)
-
-
 def _json(url: str) -> Any:
-    """Return the JSON at a URL, which must be https unless it is on this machine."""
+    """Return the JSON at a URL, which must be https unless it is on this machine.
+
+    :raises OSError: the issuer does not answer with it in time.
+    """
     if not protected(url):
         raise ValueError(f"{url!r} is not an https URL")
-    deadline, data = time.monotonic() + TIMEOUT, b""
-    with _opener.open(url, timeout=TIMEOUT) as answer:
-        # The timeout of the connection starts again with each byte.
-        while chunk := answer.read1(MOST_BYTES):
-            data += chunk
-            if len(data) > MOST_BYTES or time.monotonic() > deadline:
-                raise ValueError(f"{url} has sent {len(data)} bytes, which are too many or took longer than {TIMEOUT:g} s")
-    return json.loads(data)
+    trusted = ssl.get_default_verify_paths()  # of the system, as those of other programs
+    # The empty `auth` ignores a .netrc. Redirects might lead to an unprotected connection.
+    with (
+        DirectSession() as session,
+        session.get(
+            url,
+            timeout=TIMEOUT,
+            stream=True,
+            headers=UNCOMPRESSED,
+            auth=lambda request: request,
+            verify=trusted.cafile or trusted.capath or True,
+        ) as answer,
+    ):
+        if answer.status_code != http.HTTPStatus.OK:
+            raise OSError(f"{url} answers with status {answer.status_code}")
+        return json.loads(content_of(answer, MOST_BYTES, TIMEOUT))
 
 
 class Verifiers:

@@ -57,7 +57,13 @@ class NodePoolBuilder:
         self.build_interval: float = 10
         self.upload_interval: float = 10
         self.cleanup_interval: float = 60
-        self.state = BuilderState(self.check_config)
+        self._build_workers: list[BuildWorker] = []
+        self._upload_workers: list[UploadWorker] = []
+        self.state = BuilderState(
+            self.check_config,
+            building=lambda: [worker.building for worker in self._build_workers],
+            uploading=lambda: [worker.current for worker in self._upload_workers],
+        )
         self.component_info: BuilderComponent | None = None
         self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
@@ -71,8 +77,6 @@ class NodePoolBuilder:
             lambda stale: self.statsd.gauge(metrics.BUILDER_CONFIG_STALE(self.state.fqdn), stale),
             ["zookeeper-servers", "images-dir"],
         )
-        self._build_workers: list[BuildWorker] = []
-        self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None
         self._start_cancelled = threading.Event()
         #: Watches the required threads; the service ends the process if one of them has ended.
@@ -182,13 +186,11 @@ class NodePoolBuilder:
         self._upload_workers = [UploadWorker(n, state, self.upload_interval) for n in range(self._num_uploaders)]
         if self.cleanup_interval > 0:
             self._janitor = CleanupWorker(0, state, self.cleanup_interval)
-        state.building = lambda: [worker.building for worker in self._build_workers]
-        state.uploading = lambda: [worker.current for worker in self._upload_workers]
 
     def _connect(self, config: Config) -> None:
-        client = ZooKeeperClient.from_config(config, self.session_file)
+        report = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
+        client = ZooKeeperClient.from_config(config, self.session_file, report)
         self.state.connection = client
-        client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
         zk = ZooKeeper(client, only_images=True)
         assert zk.image_tree is not None
         for tree in zk.trees:
@@ -218,6 +220,7 @@ class NodePoolBuilder:
     def _synced(self) -> None:
         if self.zk is not None and self.zk.synced:
             self.session_usable.set()
+            self.state.publisher.renew()
             self._wake_all()
 
     def _wake_all(self) -> None:

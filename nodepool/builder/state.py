@@ -20,15 +20,20 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds between two attempts of something that fails repeatedly.
 LONGEST_PAUSE = 3600.0
+Work = Callable[[], list[tuple[str, str] | None]]
 
 
 class BuilderState:
     """The configuration in force, ZooKeeper, providers, and the claimed images.
 
     :param check_config: applies a changed file and returns the configuration in force.
+    :param building: returns the current work of each worker: (image, build id).
+    :param uploading: the same for uploads: (image, provider).
     """
 
-    def __init__(self, check_config: Callable[[], Config], clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, check_config: Callable[[], Config], building: Work = list, uploading: Work = list, clock: Clock = SYSTEM
+    ) -> None:
         self.check_config = check_config
         self.clock = clock
         #: None until the builder starts, as `zk`.
@@ -49,9 +54,7 @@ class BuilderState:
         self.stopping_at_once = threading.Event()
         #: Held if all entries in the image directory belong to this builder or to killed ones.
         self.images_lock: IO[bytes] | None = None
-        #: The current work of each worker: (image, build id), and (image, provider).
-        self.building: Callable[[], list[tuple[str, str] | None]] = list
-        self.uploading: Callable[[], list[tuple[str, str] | None]] = list
+        self.building, self.uploading = building, uploading
         self.forget_failures(10, 10)
 
     def forget_failures(self, build_interval: float, upload_interval: float) -> None:

@@ -358,8 +358,8 @@ class NodePool(threading.Thread):
     # -- start
 
     def _connect(self, config: Config) -> None:
-        client = ZooKeeperClient.from_config(config, self.session_file)
-        client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
+        report = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
+        client = ZooKeeperClient.from_config(config, self.session_file, report)
         zk = ZooKeeper(client)
         self.events.attach(zk)
         self._client = client

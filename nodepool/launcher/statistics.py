@@ -188,12 +188,10 @@ class StatsWorker(threading.Thread):
         if self.elected and self.state.zk.synced:
             self._cluster(values)
         self.state.statsd.keep("launcher", values)
-        pipeline = self.state.statsd.pipeline()
         for name, value in values.items():
             if self._sent.get(name) != value:
-                pipeline.gauge(name, value)
+                self.state.statsd.gauge(name, value)
                 self._sent[name] = value
-        pipeline.send()
 
     def _limits(self, values: dict[str, float]) -> None:
         config = self.state.config
@@ -239,15 +237,13 @@ class StatsWorker(threading.Thread):
         for name, tree in (("node_cache", zk.node_tree), ("request_cache", zk.request_tree), ("image_cache", zk.image_tree)):
             queues[f"{name}.event_queue"] = len(tree._deferred)
             queues[f"{name}.playback_queue"] = max(0, tree._outstanding)
-        host = hostnames.short()
-        pipeline = self.state.statsd.pipeline()
+        host, statsd = hostnames.short(), self.state.statsd
         for name, length in queues.items():
-            pipeline.gauge(metrics.ZOOKEEPER_QUEUE(host, name), length)
-        pipeline.gauge(metrics.REQUESTS_WAITING(host), self.assignment.waiting())
+            statsd.gauge(metrics.ZOOKEEPER_QUEUE(host, name), length)
+        statsd.gauge(metrics.REQUESTS_WAITING(host), self.assignment.waiting())
         waiting = self.assignment.waiting_for()
         for code in Code:
-            pipeline.gauge(metrics.REQUESTS_WAITING_FOR(host, code.word), waiting[code])
-        pipeline.send()
+            statsd.gauge(metrics.REQUESTS_WAITING_FOR(host, code.word), waiting[code])
         self._ask_mirror_lag(host)
         self.warn_about_queues(queues, self.state.clock.monotonic())
 

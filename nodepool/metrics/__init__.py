@@ -5,10 +5,10 @@ All metrics of our own code are defined here, once each; external drivers may re
 
 from __future__ import annotations
 
-from nodepool.metrics.client import Metrics, MetricsPipeline, Snapshot, shared, statsd_address
+from nodepool.metrics.client import Metrics, Snapshot, shared, statsd_address
 from nodepool.metrics.series import Definition, Series
 
-__all__ = ["Definition", "Metrics", "MetricsPipeline", "Series", "Snapshot", "shared", "statsd_address"]
+__all__ = ["Definition", "Metrics", "Series", "Snapshot", "shared", "statsd_address"]
 
 # State of the cluster, reported by the elected launcher.
 NODES = Definition("nodepool.nodes.{state}", "nodepool_nodes", "Nodes by state")
@@ -155,16 +155,6 @@ UPLOAD_STATE = Definition(
     "nodepool.builder.{host}.image.{image}.provider.{provider}.upload.state",
     "nodepool_builder_upload_state",
     "0 idle, 2 uploading, 3 paused",
-)
-UPLOAD_SENT = Definition(
-    "nodepool.builder.{host}.image.{image}.provider.{provider}.upload.bytes_sent",
-    "nodepool_builder_upload_sent_bytes",
-    "Sent of the running upload",
-)
-UPLOAD_RATE = Definition(
-    "nodepool.builder.{host}.image.{image}.provider.{provider}.upload.rate",
-    "nodepool_builder_upload_bytes_per_second",
-    "Rate of the running upload",
 )
 BUILDER_CONFIG_STALE = Definition(
     "nodepool.builder.{host}.config_stale", "nodepool_builder_config_stale", "1 while the configuration file cannot be used"

@@ -14,8 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from nodepool.metrics.statsd_sender import StatsdSender
 
@@ -143,9 +142,20 @@ class Metrics:
         finally:
             self.timing(stat, (clock() - start) * 1000)
 
-    def pipeline(self) -> MetricsPipeline:
-        """Return a pipeline: its values are sent together at the end of ``with`` or by ``send()``."""
-        return MetricsPipeline(self)
+    # -- statsd's pipelines, for drivers: the sender packs the values of all callers
+
+    def pipeline(self) -> Self:
+        """Return the client itself, as a context and with :meth:`send`."""
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Do nothing: the values have been recorded."""
+
+    def send(self) -> None:
+        """Do nothing: the values have been recorded."""
 
     def keep(self, group: str, stats: Collection[str]) -> None:
         """Delete the gauges of the group's last call that are not among these.
@@ -181,42 +191,6 @@ class Metrics:
         sender = self._sender
         if sender:
             sender.close(timeout)
-
-
-class MetricsPipeline:
-    """Collects calls for :class:`Metrics`; statsd's ``pipeline`` interface."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._calls: list[tuple[str, str, float, bool]] = []
-
-    def __enter__(self) -> MetricsPipeline:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.send()
-
-    def incr(self, stat: str, count: float = 1, rate: float = 1) -> None:
-        self._calls.append(("c", stat, count, False))
-
-    def decr(self, stat: str, count: float = 1, rate: float = 1) -> None:
-        self._calls.append(("c", stat, -count, False))
-
-    def gauge(self, stat: str, value: float, rate: float = 1, delta: bool = False) -> None:
-        self._calls.append(("g", stat, value, delta))
-
-    def timing(self, stat: str, delta: float | datetime.timedelta, rate: float = 1) -> None:
-        self._calls.append(("ms", stat, _milliseconds(delta), False))
-
-    def send(self) -> None:
-        calls, self._calls = self._calls, []
-        for kind, stat, value, delta in calls:
-            if kind == "g":
-                self._metrics.gauge(stat, value, delta=delta)
-            elif kind == "c":
-                self._metrics.incr(stat, value)
-            else:
-                self._metrics.timing(stat, value)
 
 
 _shared: Metrics | None = None

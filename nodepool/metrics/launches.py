@@ -69,11 +69,9 @@ class StatsReporter:
         keys += [metrics.LABEL_LAUNCHES(label, subkey) for label in self.node.type[:1]]
         if self.node.tenant_name:
             keys.append(metrics.TENANT_LAUNCHES(normalize_statsd_name(self.node.tenant_name), subkey))
-        pipeline = self._statsd.pipeline()
         for key in keys:
-            pipeline.timing(key, dt)
-            pipeline.incr(key)
-        pipeline.send()
+            self._statsd.timing(key, dt)
+            self._statsd.incr(key)
         if trace and isinstance(self._statsd, metrics.Metrics):
             for key in keys[:2]:
                 self._statsd.exemplar(key, dt, trace)

@@ -58,9 +58,13 @@ class Waiter:
 
 
 class EventLoop:
-    """The loop. ``name``: of the thread."""
+    """The loop.
 
-    def __init__(self, name: str) -> None:
+    :param name: of the thread.
+    :param afterwards: called after each round.
+    """
+
+    def __init__(self, name: str, afterwards: Callable[[], None] = lambda: None) -> None:
         self._poll = select.epoll()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll.register(self._wake_read, IN)
@@ -71,8 +75,7 @@ class EventLoop:
         self._count = itertools.count()
         self._running = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        #: Called after each round.
-        self.afterwards: Callable[[], None] = lambda: None
+        self._afterwards = afterwards
 
     def start(self) -> None:
         self._running = True
@@ -157,7 +160,7 @@ class EventLoop:
             if waiter.due == when:
                 waiter.due = None
                 self._do(waiter.late)
-        self._do(self.afterwards)
+        self._do(self._afterwards)
 
     @staticmethod
     def _do(step: Callable[[], None]) -> None:

@@ -25,13 +25,7 @@ UPLOAD_COLUMNS = {
     "age": "Age",
 }
 BUILD_COLUMNS = {"id": "ID", "image": "Image", "builder": "Builder", "formats": "Formats", "state": "State", "age": "Age"}
-UPLOAD_DETAIL_COLUMNS = {
-    **UPLOAD_COLUMNS,
-    "bytes_sent": "Bytes Sent",
-    "bytes_total": "Bytes Total",
-    "rate": "Rate",
-    "reason": "Reason",
-}
+UPLOAD_DETAIL_COLUMNS = {**UPLOAD_COLUMNS, "bytes_total": "Bytes Total", "reason": "Reason"}
 BUILD_DETAIL_COLUMNS = {
     **BUILD_COLUMNS,
     "phase": "Phase",
@@ -53,9 +47,7 @@ PROGRESS_COLUMNS = {
     "progress": "Progress",
     "elapsed": "Elapsed",
     "expected": "Expected",
-    "bytes_sent": "Bytes Sent",
     "bytes_total": "Bytes Total",
-    "rate": "Rate",
     "exit_code": "Exit Code",
     "reason": "Reason",
     "next_try": "Next Try In",
@@ -83,21 +75,13 @@ def _upload_row(upload: ImageUpload) -> dict[str, Any]:
 
 
 def _upload_progress(running: UploadProgress | None, failure: UploadFailure | None) -> dict[str, Any]:
-    total = running.bytes_total if running else None
-    sent = running.bytes_sent if running else None
-    return {
-        "bytes_sent": sent,
-        "bytes_total": total,
-        "rate": to_int_or_none(running.rate) if running else None,
-        "progress": round(min(1.0, sent / total), 3) if sent is not None and total else None,
-        "reason": failure.reason if failure else None,
-    }
+    return {"bytes_total": running.bytes_total if running else None, "reason": failure.reason if failure else None}
 
 
 def image_list(zk: Facade, detail: bool = False, ended: bool = True) -> Results:
     """Return image uploads; ``age`` is the UNIX time of the state change.
 
-    :param detail: include the progress of running uploads and the reason of failed ones.
+    :param detail: include the size of running uploads and the reason of failed ones.
     :param ended: with ``detail``: include the last failed upload to a provider whose record was deleted.
     """
     uploads = sorted(zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id))
@@ -187,7 +171,7 @@ def dib_image_list(zk: Facade, detail: bool = False, ended: bool = True, clock: 
 def image_progress(zk: ZooKeeper, clock: Callable[[], float] = time.time) -> Results:
     """Return the progress of running and ended builds and of running or failed uploads.
 
-    ``next_try`` is a UNIX time, ``elapsed`` and ``expected`` are seconds, ``rate`` is bytes per second.
+    ``next_try`` is a UNIX time, ``elapsed`` and ``expected`` are seconds.
     """
     now = clock()
     progress = zk.readProgress()

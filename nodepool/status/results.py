@@ -27,8 +27,6 @@ _AGE = re.compile(r"\d{2,}:\d\d:\d\d:\d\d\Z")
 TIMES = frozenset({"age", "build_request_age"})
 #: Keys whose values are seconds. Tables show them in units; CSV, which scripts read, as ages.
 DURATIONS = frozenset({"elapsed", "expected"})
-#: Keys whose values are bytes; tables show them in units.
-BYTES = frozenset({"bytes_sent", "bytes_total", "rate"})
 #: Key -> characters shown in tables; the other forms have all.
 WIDEST = {"last_line": 80, "reason": 200}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -119,8 +117,8 @@ def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:
         return f"{value:.0%}"
     if units and key in WIDEST and len(value) > WIDEST[key]:
         return f"{value[: WIDEST[key] - 3]}..."
-    if key in BYTES and units:
-        return format_bytes(value) + ("/s" if key == "rate" else "")
+    if key == "bytes_total" and units:
+        return format_bytes(value)
     return json.dumps(value, default=plain) if isinstance(value, dict) else str(value)
 
 

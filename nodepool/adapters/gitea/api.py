@@ -11,8 +11,8 @@ from typing import Protocol
 
 import requests
 
-from nodepool.adapters.runners.calls import UNCOMPRESSED, content_of, reason_of
 from nodepool.adapters.runners.forge import ForgeError
+from nodepool.answers import UNCOMPRESSED, DirectSession, content_of, reason_of
 
 #: Seconds to connect, and between two parts of an answer.
 TIMEOUT = (10.0, 30.0)
@@ -104,7 +104,7 @@ class Connection:
     def __init__(self, url: str, token: str, scope: str = "", ca_file: str | None = None) -> None:
         self.url, self._token = url.rstrip("/"), token
         self._base = f"/api/v1/{scope or 'admin'}/actions"
-        self._session = requests.Session()
+        self._session = DirectSession()
         # Not of the session: REQUESTS_CA_BUNDLE of the environment would replace it.
         self._verify: str | bool = ca_file or True
         needed = "read:admin,write:admin" if not scope else "write:repository" if scope.startswith("repos/") else (
@@ -144,7 +144,7 @@ class Connection:
     ) -> object:  # fmt: skip
         try:
             answer = self._session.request(
-                method, self.url + path, params=dict(query), json=body, auth=authorize, timeout=TIMEOUT, allow_redirects=False,
+                method, self.url + path, params=dict(query), json=body, auth=authorize, timeout=TIMEOUT,
                 stream=True, verify=self._verify,
                 headers={"Accept": "application/json", "Connect-Protocol-Version": "1", **UNCOMPRESSED},
             )  # fmt: skip

@@ -18,9 +18,9 @@ import jwt
 import requests
 import requests.adapters
 
-from nodepool.adapters.runners.calls import UNCOMPRESSED, content_of, is_untrusted, reason_of
 from nodepool.adapters.runners.forge import ForgeError
 from nodepool.adapters.runners.program import ConfigError
+from nodepool.answers import UNCOMPRESSED, DirectSession, content_of, is_untrusted, reason_of
 from nodepool.client import is_protected
 
 log = logging.getLogger("nodepool.adapters.github")
@@ -124,7 +124,7 @@ class Service:
     ) -> None:
         self.place = place
         self._credential, self._installation, self._stopping = credential, installation, stopping
-        self._http = requests.Session()
+        self._http = DirectSession()
         # Not of the session: REQUESTS_CA_BUNDLE of the environment would replace it.
         self._verify: str | bool = certificates or True
         self._http.trust_env = not place.rest.startswith("http://")
@@ -204,7 +204,7 @@ class Service:
             wait = pause
             try:
                 answer = self._http.request(
-                    method, url, data=data, headers={**self._always, **headers}, timeout=(10.0, timeout), allow_redirects=False,
+                    method, url, data=data, headers={**self._always, **headers}, timeout=(10.0, timeout),
                     stream=True, verify=self._verify,
                 )  # fmt: skip
                 with answer:

@@ -9,7 +9,7 @@ from nodepool.builder.state import BuilderState
 from nodepool.config.model import Config
 from nodepool.metrics import Metrics
 from nodepool.zk.mirror.images import ImageData
-from nodepool.zk.records.progress import BuildProgress, UploadProgress
+from nodepool.zk.records.progress import BuildProgress
 
 IDLE, WORKING, UPLOADING, PAUSED = 0, 1, 2, 3
 
@@ -49,12 +49,6 @@ def build_progress(statsd: Metrics, fqdn: str, progress: BuildProgress, now: flo
     statsd.gauge(metrics.BUILD_PHASE(fqdn, progress.image), phase)
     statsd.gauge(metrics.BUILD_ELAPSED(fqdn, progress.image), int(progress.elapsed(now) or 0) if running else 0)
     statsd.gauge(metrics.BUILD_EXPECTED(fqdn, progress.image), int(progress.expected or 0) if running else 0)
-
-
-def upload_progress(statsd: Metrics, fqdn: str, progress: UploadProgress, running: bool) -> None:
-    """Return bytes sent and bytes per second of the running upload; zeros if it has ended."""
-    statsd.gauge(metrics.UPLOAD_SENT(fqdn, progress.image, progress.provider), (progress.bytes_sent or 0) if running else 0)
-    statsd.gauge(metrics.UPLOAD_RATE(fqdn, progress.image, progress.provider), int(progress.rate or 0) if running else 0)
 
 
 def emit(state: BuilderState) -> None:

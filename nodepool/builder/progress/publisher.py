@@ -31,7 +31,8 @@ class Publisher(threading.Thread):
         self._kazoo = kazoo
         self._lock = threading.Lock()
         self._waiting: dict[Hashable, Write] = {}
-        self._repeated: dict[Hashable, Write] = {}
+        #: Records that end with the session.
+        self._kept: dict[Hashable, Write] = {}
         self._filled = threading.Event()
         self._urgent = threading.Event()
         self._running = True
@@ -47,14 +48,21 @@ class Publisher(threading.Thread):
         self.detail(key, write)
         self._urgent.set()
 
-    def repeat(self, key: Hashable, write: Write | None) -> None:
-        """Write this record each second from now on; None: no longer."""
+    def keep(self, key: Hashable, write: Write) -> None:
+        """Write this record now and after each :meth:`renew`, until :meth:`forget`."""
         with self._lock:
-            if write is None:
-                self._repeated.pop(key, None)
-            else:
-                self._repeated[key] = write
-                self._filled.set()
+            self._kept[key] = write
+        self.write(key, write)
+
+    def forget(self, key: Hashable) -> None:
+        with self._lock:
+            del self._kept[key]
+
+    def renew(self) -> None:
+        """Write the kept records again: the session in which they were written may have ended."""
+        with self._lock:
+            self._waiting = {**self._kept, **self._waiting}
+            self._filled.set()
 
     def flush(self, timeout: float = FLUSH_TIMEOUT) -> bool:
         """Wait until everything is written; return False on time-out."""
@@ -64,8 +72,6 @@ class Publisher(threading.Thread):
 
     def stop(self) -> None:
         """Write the remaining records within a short time, and end."""
-        with self._lock:
-            self._repeated.clear()
         if self.is_alive():
             if self._session_usable.is_set():
                 self.flush()
@@ -79,9 +85,8 @@ class Publisher(threading.Thread):
             self._filled.wait()
             self._urgent.clear()
             with self._lock:
-                work, self._waiting = {**self._repeated, **self._waiting}, {}
-                if not self._repeated:
-                    self._filled.clear()
+                work, self._waiting = self._waiting, {}
+                self._filled.clear()
             for key, write in work.items():
                 self._write(key, write)
             self._urgent.wait(INTERVAL)
@@ -95,6 +100,5 @@ class Publisher(threading.Thread):
         except Exception as error:
             self.log.debug("Cannot write the progress of %s now: %r", key, error)
             with self._lock:
-                if key not in self._repeated:
-                    self._waiting.setdefault(key, write)
-                    self._filled.set()
+                self._waiting.setdefault(key, write)
+                self._filled.set()

@@ -13,11 +13,9 @@ from nodepool import metrics
 from nodepool.base.problems import log_failure
 from nodepool.builder.building import process
 from nodepool.builder.machine import image_files
-from nodepool.builder.progress import gauges
 from nodepool.builder.retention import Candidate
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload import journal as upload_journal
-from nodepool.builder.upload.meter import UploadMeter
 from nodepool.builder.worker import Worker
 from nodepool.config.model import Config
 from nodepool.driver.provider import Provider
@@ -129,7 +127,6 @@ class UploadJob:
         path, image_file = self._file(provider.image_type or "")
         name = self._external_name(provider.image_name_format)
         self._note = upload_journal.begin(self._config.images_dir, (self.image, self.build_id, self.provider, self.number), name)
-        meter = UploadMeter(path)
         progress = UploadProgress(
             self.image,
             self.build_id,
@@ -137,11 +134,11 @@ class UploadJob:
             self.number,
             self._state.fqdn,
             started=self._started,
-            bytes_total=meter.total,
+            bytes_total=os.path.getsize(path),
             attempt=self._attempt,
         )
         publisher, key = self._state.publisher, ("upload", self.build_id, self.provider, self.number)
-        publisher.repeat(key, lambda store: self._measure(store, meter, progress))
+        publisher.keep(key, lambda store: store.write(progress))
         try:
             external_id = manager.uploadImage(
                 self._candidate.provider_image,
@@ -157,9 +154,8 @@ class UploadJob:
             log_failure(self.log, error, "Failed to upload %s (build %s) to %s", self.image, self.build_id, self.provider)
             raise UploadError(f"{type(error).__name__}: {error}") from error
         finally:
-            publisher.repeat(key, None)
+            publisher.forget(key)
             publisher.write(key, lambda store: store.delete(progress))
-            gauges.upload_progress(self._state.statsd, self._state.fqdn, progress, False)
         if external_id is None:
             raise UploadError(f"provider {self.provider} returned no id for the uploaded image")
         self.log.info("%s (build %s) is at %s as %s, id %s", self.image, self.build_id, self.provider, name, external_id)
@@ -333,15 +329,6 @@ class UploadJob:
             self.image, self.provider, self.build_id, self.number, reason, time.time(), self._attempt, next_try
         )
         self._publish(lambda store: store.write(failure))
-
-    def _measure(self, store: ProgressStore, meter: UploadMeter, progress: UploadProgress) -> None:
-        # Whose descriptors are whose cannot be known while the file is uploaded to several providers.
-        if sum(running[:2] == (self.image, self.build_id) for running in self._state.upload_claims.running()) == 1:
-            meter.sample()
-            progress.bytes_sent, progress.rate = meter.sent, meter.rate
-        progress.updated = time.time()
-        gauges.upload_progress(self._state.statsd, self._state.fqdn, progress, True)
-        store.write(progress)
 
     def _publish(self, write: Callable[[ProgressStore], Any]) -> None:
         self._state.publisher.write(("upload-failure", self.image, self.provider), write)

@@ -175,7 +175,7 @@ class CloudLookups(statemachine.Adapter):
         return self._memo.get("networks", None, self._api.list_networks)
 
     def _expandServer(self, server: NodepoolOpenStackServer) -> Any:
-        """Add the addresses from the server's record; makes calls only if it has none."""
+        """Add the addresses from the server's record, without calls for the server."""
         return self._api.expand_server(server, self._networks())
 
     # -- the rest

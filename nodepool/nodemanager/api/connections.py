@@ -88,8 +88,7 @@ class Connections:
     ) -> None:
         self._desk = desk
         self._run = run
-        self._loop = EventLoop("Thread-nm-connections")
-        self._loop.afterwards = self._dispatch
+        self._loop = EventLoop("Thread-nm-connections", self._dispatch)
         self.handshakes: Handshakes[Peer] = Handshakes(self._loop, who, self.enter)
         self._workers = Workers("Thread-nm-api", sum(CONCURRENCY.values()))
         #: Guards data that other threads use, too: shares and their connections.

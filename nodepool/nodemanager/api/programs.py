@@ -299,8 +299,7 @@ class Programs:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._loop = EventLoop("Thread-nm-programs")
-        self._loop.afterwards = self._pace
+        self._loop = EventLoop("Thread-nm-programs", self._pace)
         self._sessions: dict[str, set[_Session]] = {}
         #: Processor time of the thread: a sliver that floods its caller must not delay the rest of the daemon.
         self._time, self._used = Bucket(ALL_TIME, ALL_SAVED), 0.0

@@ -17,7 +17,7 @@ from kazoo.retry import KazooRetry
 from nodepool.base.connection_string import TLS_REQUIRED, split_hosts
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.connection.previous_session import SessionFile, end_session
-from nodepool.zk.connection.protocol import Client, Handler
+from nodepool.zk.connection.protocol import Client, Handler, ThreadEnd
 
 if TYPE_CHECKING:
     from nodepool.config.model import Config
@@ -80,6 +80,7 @@ class ZooKeeperClient:
         tls_key: str | None = None,
         tls_ca: str | None = None,
         insecure: bool = False,
+        on_thread_end: ThreadEnd = lambda _error: None,
     ) -> None:
         if not (tls_cert and tls_key and tls_ca):
             if not insecure:
@@ -113,8 +114,7 @@ class ZooKeeperClient:
         self.component_listeners: list[Callable[[str], Any]] = []
         #: Called with kazoo's state name on the connection thread; must not block.
         self.state_listeners: list[StateListener] = []
-        #: Called with the error, or None, when the thread of the connection has ended and will not be restarted.
-        self.on_thread_end: Callable[[BaseException | None], Any] = lambda _error: None
+        self._on_thread_end = on_thread_end
         self._state: str | None = None
         self._closing = False
         #: Set once the connection that :meth:`connect` waits for is known here; kazoo's own event is set earlier.
@@ -122,7 +122,9 @@ class ZooKeeperClient:
         self.stop_connecting = threading.Event()
 
     @classmethod
-    def from_config(cls, config: Config, session_file: str | None = None) -> ZooKeeperClient:
+    def from_config(
+        cls, config: Config, session_file: str | None = None, on_thread_end: ThreadEnd = lambda _error: None
+    ) -> ZooKeeperClient:
         """Return the client for a configuration.
 
         :param session_file: where to store the session for the next process.
@@ -134,6 +136,7 @@ class ZooKeeperClient:
             tls_key=config.zookeeper_tls_key,
             tls_ca=config.zookeeper_tls_ca,
             insecure=config.zookeeper_insecure,
+            on_thread_end=on_thread_end,
         )
         client.session_file = SessionFile(session_file) if session_file is not None else None
         return client
@@ -209,13 +212,13 @@ class ZooKeeperClient:
             timeout=self.timeout,
             read_only=self.read_only,
             handler=Handler(),
+            on_loop_end=self._on_thread_end,
             connection_retry=retry,
             command_retry=KazooRetry(max_tries=2, delay=0.1, max_delay=1.0),
             **self._tls,
         )
         logging.getLogger("kazoo.client").addFilter(_calm)
         client.add_listener(self._state_changed)
-        client.on_loop_end = self.on_thread_end
         self.client = client
         _calm.last = ""
         started = time.monotonic()

@@ -56,6 +56,8 @@ SHORTEST_ATTEMPT = 1.0
 BROKEN = (ConnectionLoss, SessionExpiredError, KazooTimeoutError)
 
 EventCallback = Callable[[int, str], None]
+ThreadEnd = Callable[[BaseException | None], Any]
+"""Called with the error, or None, when the thread of the connection has ended and will not be restarted."""
 
 
 class AddWatch:
@@ -165,7 +167,7 @@ class Connection(kazoo_connection.ConnectionHandler):
             log.exception("The thread of the connection to ZooKeeper has ended:")
             error = problem
         if not self.client._stopped.is_set():
-            self.client.on_loop_end(error)
+            self.client._on_loop_end(error)
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received = bytearray()
@@ -317,14 +319,13 @@ class Client(KazooClient):
     _connection: Any
     chroot: str
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
+    def __init__(self, *args: object, on_loop_end: ThreadEnd = lambda _error: None, **kwargs: object) -> None:
         kwargs.setdefault("handler", Handler())
+        self._on_loop_end = on_loop_end
         self.wake_sent = False
         #: (root, callback) of persistent watches; the server forgets them with each connection.
         self.persistent_watches: list[tuple[str, EventCallback]] = []
         super().__init__(*args, **kwargs)
-        #: Called with the error, or None, when the thread of the connection ends unexpectedly.
-        self.on_loop_end: Callable[[BaseException | None], Any] = lambda _error: None
         self.abandoned = AbandonedLocks(self)
         old = self._connection
         self._connection = Connection(self, old.retry_sleeper, logger=old.logger, sasl_options=old.sasl_options)

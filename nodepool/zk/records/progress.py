@@ -195,10 +195,7 @@ class BuildProgress(ProgressRecord):
 
 @dataclass
 class UploadProgress(ProgressRecord):
-    """A running upload.
-
-    ``rate`` is in bytes per second; a total of None is unknown.
-    """
+    """A running upload."""
 
     PATH = f"{UPLOADS}/{{build}}-{{provider}}-{{upload}}"
     NAME = re.compile("(?P<build>[^-]+)-(?P<provider>.+)-(?P<upload>[^-]+)")
@@ -208,10 +205,7 @@ class UploadProgress(ProgressRecord):
     upload: str
     builder: str = ""
     started: float | None = None
-    updated: float | None = None
-    bytes_sent: int | None = None
     bytes_total: int | None = None
-    rate: float | None = None
     attempt: int = 1
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -192,26 +191,3 @@ def test_shared_image_of_another_project_is_found(bench: LauncherBench, openstac
         assert openstack_cloud.server(node.external_id)["image"]["id"] == image.id
     finally:
         admin.delete_image(image)
-
-
-@slow
-def test_upload_meter_sees_progress(adapter: Any, openstack_cloud: OpenStackCloud, tmp_path: pathlib.Path) -> None:
-    """The builder's meter sees how far the upload is."""
-    from nodepool.builder.upload.meter import UploadMeter
-
-    path = tmp_path / "big.raw"
-    with path.open("wb") as file:
-        file.truncate(64 << 20)
-    meter = UploadMeter(str(path))
-    thread = threading.Thread(target=adapter.uploadImage, args=(None, "big", str(path)),
-                              kwargs={"image_format": "raw", "metadata": MARKS}, name="upload")  # fmt: skip
-    thread.start()
-    seen: list[int] = []
-    while thread.is_alive():
-        meter.sample()
-        if meter.sent is not None:
-            seen.append(meter.sent)
-        thread.join(0.005)
-    meter.close()
-    assert seen == sorted(seen)
-    assert any(0 < sent < path.stat().st_size for sent in seen) or seen[-1] == path.stat().st_size

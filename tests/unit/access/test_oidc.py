@@ -7,6 +7,8 @@ import contextlib
 import functools
 import http.server
 import json
+import pathlib
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from nodepool.access import oidc
 from nodepool.access.identity import Denied, Role
 from nodepool.config.access import Issuer, protected
 from tests.conftest import wait_for
+from tests.support.authority import Authority
 from tests.support.clock import HandClock
 from tests.support.deadline import limit
 from tests.support.job_tokens import Verifiers, patient
@@ -61,7 +64,8 @@ class IssuerServer(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.keys = {"one": rsa_key(), "two": ec.generate_private_key(ec.SECP256R1())}
-        self.pause, self.garbage = 0.0, False
+        self.pause, self.garbage, self.status = 0.0, False, 200
+        self.credentials: set[str | None] = set()
         self.hang = threading.Event()
         self.hang.set()
         self.override: dict[str, Any] = {}
@@ -83,12 +87,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.requests.append(self.path)
+        self.server.credentials.add(self.headers["Authorization"])
         self.server.hang.wait(20)
         data = json.dumps(self.server.document(self.path)).encode()
         if self.server.garbage:
             self.wfile.write(b"SSH-2.0-OpenSSH_9.9\r\n")
             return
-        self.send_response(200)
+        self.send_response(self.server.status)
+        self.send_header("Location", "/elsewhere")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if not self.server.pause:
@@ -297,11 +303,12 @@ def test_keys_are_read_by_https_or_from_this_machine(url: str) -> None:
     assert protected(url)
 
 
+@pytest.mark.parametrize("status", [200, 302])
 def test_issuer_that_sends_its_answer_byte_by_byte_is_given_up_at_the_deadline(
-    server: IssuerServer, monkeypatch: pytest.MonkeyPatch
+    server: IssuerServer, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(oidc, "TIMEOUT", 0.2)
-    server.pause = 0.05
+    server.pause, server.status = 0.05, status
     began = time.monotonic()
     assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
     assert time.monotonic() - began < limit(2.0) and server.requests == ["/.well-known/openid-configuration"]
@@ -316,6 +323,35 @@ def test_issuer_that_sends_too_much_is_refused(server: IssuerServer, monkeypatch
     monkeypatch.setattr(oidc, "MOST_BYTES", 20)
     assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
     assert server.requests == ["/.well-known/openid-configuration"]
+
+
+def test_issuer_that_redirects_is_refused(server: IssuerServer) -> None:
+    server.status = 302
+    assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
+    assert server.requests == ["/.well-known/openid-configuration"]
+
+
+def test_issuer_gets_no_password_of_this_user(
+    server: IssuerServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login user password secret")
+    monkeypatch.setenv("NETRC", str(netrc))
+    Verifiers([issuer(server)]).identify(token(server))
+    assert server.credentials == {None}
+
+
+def test_certificate_of_an_authority_of_the_system_is_accepted(
+    server: IssuerServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("issuer", "IP:127.0.0.1"))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.url = server.url.replace("http:", "https:")
+    assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
+    monkeypatch.setenv("SSL_CERT_FILE", authority.cert)
+    assert Verifiers([issuer(server)]).identify(token(server)).via == "oidc:ci"
 
 
 def test_job_with_a_known_key_is_accepted_while_an_unknown_key_is_looked_up(server: IssuerServer) -> None:

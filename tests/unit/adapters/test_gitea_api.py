@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from nodepool import answers
 from nodepool.adapters.gitea.api import Connection, Forgejo, Gitea, Job
-from nodepool.adapters.runners import calls
 from nodepool.adapters.runners.forge import ForgeError
 from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request
 
@@ -291,12 +291,13 @@ def slowly(pieces: int) -> Iterator[bytes]:
     (lambda: Reply(200, gzip.compress(b"{}"), [("Content-Encoding", "gzip")]), r"compressed \(gzip\) although"),
     (lambda: Reply(200, b" " * 5001), "more than 5000 bytes"),
     (lambda: Reply(200, b"", stream=slowly(4000)), "took longer than 0.3 s"),
+    (lambda: Reply(302, b"", [("Location", "/elsewhere")], stream=slowly(4000)), "took longer than 0.3 s"),
 ])  # fmt: skip
 def test_answer_that_is_compressed_too_long_or_too_slow_is_refused(
     served: Served, monkeypatch: pytest.MonkeyPatch, reply: Callable[[], Reply], text: str
 ) -> None:
-    monkeypatch.setattr(calls, "MOST", 5000)
-    monkeypatch.setattr(calls, "LONGEST", 0.3)
+    monkeypatch.setattr(answers, "MOST", 5000)
+    monkeypatch.setattr(answers, "LONGEST", 0.3)
     served.answers["GET /api/v1/admin/actions/jobs"] = lambda _request: reply()
     with pytest.raises(ForgeError, match=text):
         Gitea(served.connection()).queue()

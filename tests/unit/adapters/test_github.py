@@ -223,7 +223,7 @@ def test_longer_wait_than_allowed_is_an_error_at_once(answers: Answers, calls: S
 
 @pytest.mark.spec("GitHub 6: ids of the service are in the text of an error")
 def test_answer_that_is_too_long_is_refused(answers: Answers, calls: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodepool.adapters.runners.calls.MOST", 5000)
+    monkeypatch.setattr("nodepool.answers.MOST", 5000)
     answers.give("POST", f"{SETS}/3/sessions", b" " * 5001)
     with pytest.raises(ServiceError, match="more than 5000 bytes"):
         calls.open(3, "host")

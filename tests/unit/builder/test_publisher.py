@@ -55,12 +55,19 @@ def test_failed_write_is_repeated_and_delays_no_other(publisher: Publisher, usab
     assert "b" in written
 
 
-def test_repeated_record_is_written_until_another_replaces_it(publisher: Publisher, usable: threading.Event) -> None:
+def test_kept_record_is_written_again_in_each_session_until_it_is_forgotten(
+    publisher: Publisher, usable: threading.Event
+) -> None:
     usable.set()
     written: list[str] = []
-    publisher.repeat("a", lambda _store: written.append("sent"))
-    wait_for(lambda: len(written) >= 2, what="two writes")
-    publisher.repeat("a", None)
-    publisher.write("a", lambda _store: written.append("deleted"))
+    publisher.keep("a", lambda _store: written.append("sent"))
     assert publisher.flush(10)
-    assert written[-1] == "deleted"
+    assert written == ["sent"]
+    publisher.renew()
+    assert publisher.flush(10)
+    assert written == ["sent", "sent"]
+    publisher.forget("a")
+    publisher.write("a", lambda _store: written.append("deleted"))
+    publisher.renew()
+    assert publisher.flush(10)
+    assert written == ["sent", "sent", "deleted"]

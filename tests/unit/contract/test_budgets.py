@@ -18,7 +18,7 @@ BUDGETS = {
     "driver aws": 1_570,
     "driver kubernetes": 1_290,
     "driver nodemanager": 1_900,
-    "node manager": 10_960,
+    "node manager": 10_860,
     "pages": 2_940,
     "leases": 2_800,
     "adapters": 2_110,

@@ -18,15 +18,15 @@ from tests import REPOSITORY
 #: Libraries for HTTP -> modules that use them. A new one needs a bound for size and time of each answer.
 READERS = {
     "requests": {
-        "adapters/gitea/api.py", "adapters/github/service.py", "adapters/runners/calls.py", "cloud/http.py",
+        "adapters/gitea/api.py", "adapters/github/service.py", "answers.py", "cloud/http.py",
         "driver/azure/login.py", "driver/gce/client.py", "driver/openstack/api/transport.py",
     },
     "urllib3": {
-        "adapters/runners/calls.py", "driver/kubernetes/api/client.py",
+        "answers.py", "driver/kubernetes/api/client.py",
     },
     "http.client": {
-        "access/oidc.py", "adapters/runners/program.py", "client.py", "nodemanager/client/programs.py",
-        "nodemanager/client/rpc.py", "nodemanager/sources/sources.py",
+        "adapters/runners/program.py", "client.py", "nodemanager/client/programs.py", "nodemanager/client/rpc.py",
+        "nodemanager/sources/sources.py",
     },
 }  # fmt: skip
 #: Modules that read the output of programs, which are of this host, but for those that read in pieces and keep a bounded part.

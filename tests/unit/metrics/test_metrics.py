@@ -60,12 +60,11 @@ def test_values_use_the_statsd_format(client, server):
     ]  # fmt: skip
 
 
-def test_pipeline_sends_on_exit(client, server):
+def test_pipeline_of_a_driver_records_each_value_once(client, server):
     with client.pipeline() as pipe:
         pipe.gauge("a", 1)
         pipe.incr("b", 2)
         pipe.timing("c", 3)
-        assert client.snapshot() == metrics.Snapshot()
     assert receive(server, 3) == ["a:1|g", "b:2|c", "c:3.000000|ms"]
     pipe = client.pipeline()
     pipe.decr("b")

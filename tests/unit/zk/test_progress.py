@@ -49,7 +49,7 @@ def build(**values):
 
 def upload(**values):
     return UploadProgress(**{"image": "noble", "build": BUILD, "provider": "cloud-a/b@c", "upload": "0000000001",
-                             "bytes_sent": 10, "bytes_total": 40, "rate": 5.0, **values})  # fmt: skip
+                             "bytes_total": 40, **values})  # fmt: skip
 
 
 # -- texts
@@ -104,7 +104,7 @@ def test_helpers_format_short_texts():
 def test_progress_records_survive_serialization():
     record = build(exit_code=0, expected=12.5, next_try=9.0, manual=True, reason="because", last_line="b", log="/l")
     assert BuildProgress.fromDict(json.loads(record.serialize()), BUILD) == record
-    sent = upload(started=1.0, updated=2.0, builder="nb", attempt=3)
+    sent = upload(started=1.0, builder="nb", attempt=3)
     assert UploadProgress.fromDict(json.loads(sent.serialize()), sent.path.rsplit("/", 1)[1]) == sent
     failed = UploadFailure("no@ble", "p/q@r", BUILD, "0000000002", "quota", 5.0, 2, 65.0)
     assert UploadFailure.fromDict(json.loads(failed.serialize()), failed.path.rsplit("/", 1)[1]) == failed
@@ -118,7 +118,7 @@ def test_fields_of_the_record():
 
 
 def test_infinite_numbers_are_left_out():
-    assert json.loads(upload(rate=math.inf).serialize())["rate"] is None
+    assert json.loads(upload(started=math.inf).serialize())["started"] is None
     assert json.loads(build(expected=math.nan).serialize())["expected"] is None
 
 
@@ -149,8 +149,8 @@ def test_writing_and_deleting(store, read):
     assert store.read_build(BUILD).phase == "finalise"
     assert list(read().builds) == [BUILD]
     store.write(upload())
-    store.write(upload(bytes_sent=20))
-    assert [(p.provider, p.bytes_sent) for p in read().uploads.values()] == [("cloud-a/b@c", 20)]
+    store.write(upload(bytes_total=20))
+    assert [(p.provider, p.bytes_total) for p in read().uploads.values()] == [("cloud-a/b@c", 20)]
     failure = UploadFailure("noble", "cloud-a/b@c", BUILD, "0000000001", "quota")
     store.write(failure)
     assert list(read().failures.values()) == [failure]
@@ -181,11 +181,11 @@ def test_nothing_is_written_into_the_tree_of_old(store):
 
 def test_an_upload_ends_with_the_session_and_is_made_again(zk_chroot, store, read):
     other = zk_chroot.connect()
-    ProgressStore(other.client).write(upload(bytes_sent=1))
+    ProgressStore(other.client).write(upload(bytes_total=1))
     # The same upload, going on in a new session: the record of the old one would vanish with that session.
-    store.write(upload(bytes_sent=2))
+    store.write(upload(bytes_total=2))
     other.disconnect()
-    assert [p.bytes_sent for p in read().uploads.values()] == [2]
+    assert [p.bytes_total for p in read().uploads.values()] == [2]
     mine = zk_chroot.connect()
     ProgressStore(mine.client).write(upload(upload="0000000002"))
     assert len(read().uploads) == 2
@@ -283,11 +283,11 @@ def test_rows_of_progress(store, zk_chroot):
     ]  # fmt: skip
     assert (rows[0]["elapsed"], rows[0]["expected"], rows[0]["progress"]) == (60, 120, 0.5)
     assert (rows[1]["reason"], rows[1]["exit_code"], rows[1]["next_try"]) == ("no space", 1, int(now + 60))
-    assert (rows[2]["bytes_sent"], rows[2]["rate"], rows[2]["progress"], rows[2]["elapsed"]) == (10, 5, 0.25, 8)
+    assert (rows[2]["bytes_total"], rows[2]["elapsed"]) == (40, 8)
     assert rows[3]["reason"] == "quota"
     assert all(set(row) == {*status.PROGRESS_COLUMNS, "log"} for row in rows)
     text = status.output(status.image_progress(zk, clock=lambda: now), "table", clock=lambda: now)
     assert "00:00:01:00" in status.output(status.image_progress(zk, clock=lambda: now), "csv")
-    assert "| 1 min " in text and "50%" in text and "5 B/s" in text
+    assert "| 1 min " in text and "50%" in text and "40 B" in text
     for form in ("json", "yaml", "csv"):
         assert "no space" in status.output(status.image_progress(zk), form)

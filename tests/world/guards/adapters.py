@@ -9,7 +9,7 @@ _IN_API = "nodepool.adapters.gitea.api"
 _IN_INSTANCE = "nodepool.adapters.gitea.instance"
 _IN_LISTENER = "nodepool.adapters.github.listener"
 _IN_SERVICE = "nodepool.adapters.github.service"
-_IN_CALLS = "nodepool.adapters.runners.calls"
+_IN_ANSWERS = "nodepool.answers"
 _IN_FLEET = "nodepool.adapters.runners.fleet"
 _IN_RUNNER = "nodepool.adapters.runners.runner"
 #: Files of tests.
@@ -50,18 +50,18 @@ GUARDS: dict[str, Mutation] = {
     ),
     "gitea-tokens-follow-redirects": Mutation(
         _IN_API,
-        "timeout=TIMEOUT, allow_redirects=False",
-        "timeout=TIMEOUT, allow_redirects=True",
+        "self._session = DirectSession()",
+        "self._session = requests.Session()",
         f"{_GITEA_API}test_bad_answer_is_an_error_and_never_an_empty_queue[reply6-redirects to https://new.example.com/]",
     ),
     "answers-of-forges-have-no-bound": Mutation(
-        _IN_CALLS,
-        "if len(found) > MOST or time.monotonic() > deadline:",
+        _IN_ANSWERS,
+        "if len(found) > most or time.monotonic() > deadline:",
         "if False:",
         f"{_GITEA_API}test_answer_that_is_compressed_too_long_or_too_slow_is_refused[<lambda>-more than 5000 bytes]",
     ),
     "errors-of-forges-show-tokens": Mutation(
-        _IN_CALLS,
+        _IN_ANSWERS,
         'bytes(found.replace(token, b"[token]") if token else found)',
         "bytes(found)",
         f"{_GITEA_API}test_error_that_repeats_the_token_is_shown_without_it[200]",

@@ -91,13 +91,7 @@ class CloudApi(ImageApi):
 
     def expand_server(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
         """Return the server with its addresses."""
-        server = NodepoolOpenStackServer(server)
-        if server.get("addresses"):
-            return fill_in(server, networks)
-        from openstack.cloud import meta
-
-        server["addresses"] = {}
-        return self.calls.call("addresses", meta.add_server_interfaces, self.client, server, lane="network", idempotent=True)
+        return fill_in(NodepoolOpenStackServer(server), networks)
 
     def find_servers(self, name: str) -> list[dict[str, Any]]:
         return self.many("find_server", "compute", "/servers/detail", "servers", {"name": f"^{name}$"})

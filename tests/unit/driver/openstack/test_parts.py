@@ -10,12 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import requests
 from keystoneauth1.discover import get_discovery
 from keystoneauth1.noauth import NoAuth
 from keystoneauth1.session import Session
+from openstack.cloud import meta
 
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
@@ -122,6 +124,22 @@ def test_addresses_are_chosen_like_the_sdk_does() -> None:
     assert choose(both)[3] == "198.51.100.9"
     assert choose(both, default="private")[3] == "10.0.0.1"
     assert choose(both, use_external=False)[0] == ""
+
+
+@pytest.mark.spec("OST-2.2: a server without addresses gets what the SDK finds with its calls")
+@pytest.mark.parametrize("known", [{}, {"accessIPv4": "203.0.113.9"}, {"accessIPv6": "2001:db8::9"}])
+def test_server_without_addresses_needs_no_calls(known: dict[str, str]) -> None:
+    server: Any = {"id": "s", "status": "ACTIVE", "addresses": {}, "accessIPv4": "", "accessIPv6": "", **known}
+    cloud = Mock(private=False, force_ipv4=False)
+    cloud.get_default_network.return_value = None
+    cloud.get_internal_ipv4_networks.return_value = cloud.get_external_ipv4_networks.return_value = []
+    cloud.search_ports.return_value = [{"id": "p"}]
+    cloud.search_floating_ips.return_value = [{"id": "f", "fixed_ip_address": "10.0.0.1"}]
+    found = meta.add_server_interfaces(cloud, dict(server))
+    names = ("addresses", "public_v4", "public_v6", "private_v4")
+    filled = fill_in(dict(server), Networks(Rules(), [PRIVATE, PUBLIC]))
+    assert cloud.search_floating_ips.called
+    assert [filled[name] for name in names] == [found[name] for name in names]
     assert choose({}) == ("", "", "", "")
 
 

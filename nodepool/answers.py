@@ -1,6 +1,6 @@
-"""Answers of forges, and why calls of forges fail.
+"""Answers of HTTP servers that are not trusted, with a limit of size and time.
 
-Imported only with the extra of a forge: it needs requests and urllib3.
+Not imported by parts that work without requests.
 """
 
 from __future__ import annotations
@@ -10,25 +10,38 @@ import time
 import requests
 from urllib3.exceptions import HTTPError, MaxRetryError
 
-#: What a call asks for: a small compressed answer may be a large one.
+#: Headers of a call: a small compressed answer may be a large one.
 UNCOMPRESSED = {"Accept-Encoding": "identity"}
 #: Bytes and seconds of the body of an answer.
 MOST, LONGEST = 16 << 20, 60.0
 
 
-def content_of(answer: requests.Response) -> bytes:
+class DirectSession(requests.Session):
+    """A session that follows no redirects.
+
+    The library reads the body of a redirect without a limit, even to ignore it.
+    """
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        return None
+
+
+def content_of(answer: requests.Response, most: int | None = None, longest: float | None = None) -> bytes:
     """Return the body of an answer that is read from the connection.
 
+    :param most: bytes; `MOST` if not given.
+    :param longest: seconds; `LONGEST` if not given.
     :raises OSError: it is compressed, too long, arrives too slowly, or the connection is lost.
     """
+    most, longest = most or MOST, longest or LONGEST
     if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
         raise OSError(f"its answer is compressed ({encoding}) although that was not requested")
-    found, deadline = bytearray(), time.monotonic() + LONGEST
+    found, deadline = bytearray(), time.monotonic() + longest
     try:
         while data := answer.raw.read1(1 << 16):
             found += data
-            if len(found) > MOST or time.monotonic() > deadline:
-                raise OSError(f"its answer has more than {MOST} bytes, or took longer than {LONGEST:g} s")
+            if len(found) > most or time.monotonic() > deadline:
+                raise OSError(f"its answer has more than {most} bytes, or took longer than {longest:g} s")
     except HTTPError as error:
         raise OSError(str(error)) from error
     # An error may repeat what was sent.
@@ -37,12 +50,12 @@ def content_of(answer: requests.Response) -> bytes:
 
 
 def is_untrusted(error: Exception) -> bool:
-    """Return whether the certificate of a forge was refused: a later call fails, too."""
+    """Return whether the certificate of a server was refused: a later call fails, too."""
     return "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a forge does not answer, without the URL that the library repeats."""
+    """Return why a server does not answer, without the URL that the library repeats."""
     reason = error.args[0] if error.args else type(error).__name__
     if isinstance(reason, MaxRetryError):
         reason = reason.reason
