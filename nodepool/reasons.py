@@ -21,11 +21,6 @@ class _Text(enum.Enum):
         """Return the code for JSON and metrics."""
         return self.name.lower().replace("_", "-")
 
-    @property
-    def told(self) -> bool:
-        """Return whether an event reports its end; otherwise only the periodic check notices it."""
-        return self not in (Code.ERROR, Code.NOTHING_FREE_NO_EVENT)
-
 
 class Declined(_Text):
     """Why a pool can never serve a request; other pools may."""
@@ -144,9 +139,10 @@ class Reason:
         """Return the same reason for that pool."""
         return dataclasses.replace(self, pool=pool)
 
-    def matches(self, code: Code | Declined, **parameters: object) -> bool:
-        """Return whether the reason has this code and at least these parameters."""
-        return self.code is code and parameters.items() <= dict(self.parameters).items()
+    def includes(self, other: Reason) -> bool:
+        """Return whether it has the code and at least the parameters of the other reason."""
+        mine, theirs = dict(self.parameters), dict(other.parameters)
+        return self.code is other.code and theirs.items() <= mine.items()
 
     @property
     def root(self) -> Reason:

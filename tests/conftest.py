@@ -235,28 +235,10 @@ def no_thread_survives() -> Iterator[None]:
     assert not left, f"threads left over: {[t.name for t in left]}"
 
 
-@pytest.fixture
-def safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The safety net of launchers looks often."""
-    monkeypatch.setattr("nodepool.launcher.requests.safety_net.RESYNC", 2.0)
-
-
 @pytest.fixture(autouse=True)
-def nothing_is_lost(request: pytest.FixtureRequest, safety_net: None) -> Iterator[None]:
-    """No launcher of this process may need its safety net, which looks often here: each event does its work.
-
-    A test that provokes it is marked ``finds_lost``.
-    """
-    from nodepool import metrics
-
-    def found() -> float:
-        counters = metrics.shared().snapshot().counters
-        return sum(count for name, count in counters.items() if name.endswith(".found_by_resync"))
-
-    before = found()
-    yield
-    if not request.node.get_closest_marker("finds_lost"):
-        assert found() == before, "the safety net has found what was lost (see the log)"
+def no_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers recheck nothing by the clock: a lost wake-up makes its test fail."""
+    monkeypatch.setattr("nodepool.launcher.requests.assignment.RESYNC", 3600.0)
 
 
 def _is_harmless(thread: threading.Thread) -> bool:

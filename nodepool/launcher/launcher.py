@@ -126,7 +126,6 @@ class NodePool(threading.Thread):
         self.node_reconciler = NodeReconciler(self.state, lambda: self.delete_interval)
         self.min_ready = MinReady(self.state)
         self.cleanup = CleanupWorker(self.state, self.node_reconciler, lambda: self.cleanup_interval, lambda: self.lock_cleanup())
-        self.state.request_dropped = self.cleanup.lost.look_at
         self.trends = Trends(self.state.clock)
         self.feed = Feed()
         self.feed.subscribe(self.trends.heard)
@@ -347,7 +346,10 @@ class NodePool(threading.Thread):
                 del self._pool_threads[key]
             else:
                 worker.refresh()
-        new = {key: PoolWorker(self.state, self.assignment, *key) for key in sorted(wanted - self._pool_threads.keys())}
+        new = {
+            key: PoolWorker(self.state, self.assignment, *key, self.cleanup.lost.look_at)
+            for key in sorted(wanted - self._pool_threads.keys())
+        }
         self._pool_threads.update(new)
         self.state.workers = {w.launcher_id: w for w in self._pool_threads.values()}
         for worker in new.values():

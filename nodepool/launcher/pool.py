@@ -13,7 +13,8 @@ from typing import Any
 from nodepool.base import threads
 from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
-from nodepool.launcher.requests.choice import PoolView, RequestClass
+from nodepool.launcher.requests.choice import PoolView
+from nodepool.launcher.requests.queue import RequestClass
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from nodepool import metrics
 from nodepool.base import hostnames
@@ -46,8 +46,6 @@ class LauncherState:
         self.workers: Mapping[str, Pool] = {}
         #: The handlers of this launcher by the id of their request.
         self.handlers: dict[str, RequestHandler] = {}
-        #: Called with the id of a request that remains unchanged in ZooKeeper, for the clean-up.
-        self.request_dropped: Callable[[str], object] = lambda _request_id: None
 
     def note_cluster(self) -> None:
         """Record a point of the history of the tree for a new connection, and compare the clocks.

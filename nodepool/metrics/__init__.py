@@ -104,11 +104,6 @@ REQUESTS_DECLINED = Definition(
     "nodepool_launcher_requests_declined",
     "Requests that a pool of this launcher has declined, by reason; those with several count for each",
 )
-FOUND_BY_RESYNC = Definition(
-    "nodepool.launcher.{host}.found_by_resync",
-    "nodepool_launcher_found_by_resync",
-    "Requests that the watchers missed and the periodic resync found: bugs",
-)
 
 # Builds and uploads.
 IMAGE_EXIT_STATUS = Definition(

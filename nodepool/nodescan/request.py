@@ -168,15 +168,13 @@ class NodescanRequest:
         return self.FAKE or "fake" in self.ip
 
     def _start(self) -> None:
-        if not self.host_key_checking:
-            self._finish()
-        elif self._fake():
-            if self.gather_keys:
+        if self.needsNetwork():
+            self._resolve()
+        else:
+            if self.host_key_checking and self.gather_keys:
                 self._order = ["ssh-rsa"]
                 self.keys["ssh-rsa"] = "ssh-rsa FAKEKEY"
             self._finish()
-        else:
-            self._resolve()
 
     def _resolve(self) -> None:
         if isinstance(self._resolved, OSError):
@@ -259,9 +257,7 @@ class NodescanRequest:
         self.keys.setdefault(ssh.key_type(name), key)
         if self.state == self.NEGOTIATING_INIT:
             groups = ssh.group_by_type(negotiation.supported)
-            self._order = list(groups)
-            if ssh.key_type(name) not in groups:
-                self._order.append(ssh.key_type(name))
+            self._order = list(dict.fromkeys([*groups, ssh.key_type(name)]))
             offered = negotiation.offered()
             self._wanted = [[]] + [
                 algorithms

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from nodepool import exceptions
@@ -59,14 +60,10 @@ class NodescanWorker:
         with self._lock:
             self._running = False
             self._stopped = True
-            if self._thread is None:
-                rest = list(self._queue)
-                self._queue.clear()
-            else:
-                rest = []
-                self._wake()
-        for request in rest:
-            request.fail(exceptions.LaunchKeyscanException("The scanner was stopped"))
+            idle = self._thread is None
+            self._wake()
+        if idle:
+            self._fail_rest()
 
     def join(self) -> None:
         if self._thread is not None:
@@ -221,9 +218,7 @@ class NodescanWorker:
                     owner = self._descriptors[fd]
                     # a descriptor without its request: every request checks
                     self._ready.update(self._active if owner is None else [owner])
-                    self._descriptors.pop(fd)
-                    with contextlib.suppress(OSError, ValueError):
-                        self._poll.unregister(fd)
+                    self.unRegisterDescriptor(fd)
 
     def _advance(self, request: NodescanRequest, socket_ready: bool) -> None:
         request.wake_at = self.clock() + self.TICK
@@ -242,18 +237,10 @@ class NodescanWorker:
             request.fail(exceptions.LaunchKeyscanException("The scanner was stopped"))
 
 
-class _Target:
-    """The attributes of a node that a scan reads."""
-
-    def __init__(self, ip: str, port: int, connection_type: str) -> None:
-        self.interface_ip = ip
-        self.connection_port = port
-        self.connection_type = connection_type
-
-
 def scan_blocking(ip: str, port: int, timeout: float, gather_hostkeys: bool) -> list[str]:
     """Scan in the calling thread; see ``nodepool.nodeutils.nodescan``."""
-    target = _Target(ip, port, "ssh" if gather_hostkeys else "tcp")
+    connection = "ssh" if gather_hostkeys else "tcp"
+    target = SimpleNamespace(interface_ip=ip, connection_port=port, connection_type=connection)
     request = NodescanRequest(target, True, timeout, logging.getLogger("nodepool.utils"))
     NodescanWorker(ip).run_one(request)
     return request.result()

@@ -260,7 +260,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "dropped-requests-are-not-told": Mutation(
         _WORKER,
-        "                self.nodepool.request_dropped(request_id)\n",
+        "                self._request_dropped(request_id)\n",
         "                pass\n",
         f"{_POOL}test_clean_up_is_told_of_requests_that_were_dropped[How.DROPPED]",
     ),
@@ -400,8 +400,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "forgotten-claims-are-kept": Mutation(
         _ASSIGNMENT,
-        "        if now >= self._net.due:\n",
-        "        if False:\n",
+        "            del claims[request_id]\n",
+        "            pass\n",
         "tests/unit/launcher/test_assignment.py::test_a_forgotten_claim_is_found",
     ),
     # -- leaks
@@ -853,9 +853,9 @@ MUTATIONS: dict[str, Mutation] = {
         "tests/world/directed/test_quota.py::test_a_refused_node_of_a_request_that_waits_already",
     ),
     "classes-of-requests-have-no-timer": Mutation(
-        _ASSIGNMENT,
-        "cls.reasons, cls.again_at = decision.reasons, again_at",
-        "cls.reasons = decision.reasons",
+        "nodepool.launcher.requests.queue",
+        "candidate.cls.reasons, candidate.cls.again_at = reasons, again_at",
+        "candidate.cls.reasons = reasons",
         "tests/unit/launcher/test_assignment.py::test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it",
     ),
     "disconnected-launchers-loop": Mutation(

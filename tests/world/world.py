@@ -29,8 +29,11 @@ from tests.world.zuul import Request, Zuul
 
 #: Virtual seconds that a world gets to come to rest after the last fault and the last build.
 SETTLING = 900.0
-#: The same without faults: less than the safety nets of the launcher wait.
+#: The same without faults: less than the periodic checks of the launcher wait.
 QUICK_SETTLING = 25.0
+#: Seconds between two comparisons of a launcher's queue with its mirror: longer than any world, so
+#: that a request whose wake-up is lost is never served.
+RESYNC = 86400.0
 #: Seconds without an event after which the world is at rest: work in progress is waited for.
 CALM = 5.0
 #: Longest pause between two min-ready requests for a label whose pools are full.
@@ -198,6 +201,9 @@ class Launcher:
 
     def _run(self) -> None:
         from nodepool.launcher import NodePool
+        from nodepool.launcher.requests import assignment
+
+        assignment.RESYNC = RESYNC
 
         def main() -> None:
             pool: Any = NodePool(None, self._world.config_file)

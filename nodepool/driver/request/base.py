@@ -150,12 +150,18 @@ class Events(Protocol):
     """The life of a request, for events."""
 
     state: State
-    #: Another pool is open, which is to get the request when this one has no capacity.
+    #: See :meth:`begin`.
     gives_way: bool
     #: The nodes are promised to the tenant, whose limits are sufficient.
     promised: bool
     #: The request was returned to the queue already while launches of it were still running.
     released: bool
+
+    def begin(self, check_only: bool, gives_way: bool) -> None:
+        """Accept the request, or only check whether this pool can ever serve it.
+
+        :param gives_way: another pool is open, which gets the request if this one has no capacity.
+        """
 
     def happen(self, event: Event, end: End | None = None) -> None:
         """Handle an event, and the end that it brings."""

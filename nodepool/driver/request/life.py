@@ -51,6 +51,14 @@ class Life(Engine):
         self._held: set[str | None] = set()
         super().__init__(handler)
 
+    def begin(self, check_only: bool, gives_way: bool) -> None:
+        """Handle the first event; see :class:`~nodepool.driver.request.base.Events`."""
+        self.gives_way = gives_way
+        if check_only:
+            self.happen(Event.CHECK)
+        else:
+            self.handler.run()  # drivers may override it
+
     def serve(self) -> Steps[None]:
         """Serve the request: get its nodes, until it is fulfilled or left to others."""
         problem: BaseException | None = None

@@ -17,7 +17,8 @@ from nodepool.launcher.pool import Pool
 from nodepool.launcher.pools.backlog import Backlog
 from nodepool.launcher.pools.fullness import Fullness
 from nodepool.launcher.requests.assignment import Assignment
-from nodepool.launcher.requests.choice import PoolView, RequestClass
+from nodepool.launcher.requests.choice import PoolView
+from nodepool.launcher.requests.queue import RequestClass
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.zookeeper import ZooKeeper

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 import uuid
+from collections.abc import Callable
 
 from nodepool.base import hostnames
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.base import RequestHandler
-from nodepool.driver.request.state import Event, How, Outcome
+from nodepool.driver.request.state import How, Outcome
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.pool import Pool
 from nodepool.launcher.pools.admission import PoolAdmission
@@ -29,9 +29,19 @@ TICK = 1.0
 
 
 class PoolWorker(threading.Thread, PoolAdmission):
-    """The thread of one pool. Drivers know it as ``pw`` (DRV-5.1)."""
+    """The thread of one pool. Drivers know it as ``pw`` (DRV-5.1).
 
-    def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
+    :param request_dropped: called with the id of a request that remains unchanged in ZooKeeper.
+    """
+
+    def __init__(
+        self,
+        state: LauncherState,
+        assignment: Assignment,
+        provider_name: str,
+        pool_name: str,
+        request_dropped: Callable[[str], object],
+    ) -> None:
         PoolAdmission.__init__(self, state, assignment, provider_name, pool_name)
         threading.Thread.__init__(self, name=f"PoolWorker.{self.label}", daemon=True)
         self.launcher_id = f"{hostnames.fqdn()}-{self.name}-{uuid.uuid4().hex}"
@@ -40,6 +50,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
         self._closed = False
         self.capacity = PoolCapacity(self)
         self._leaving = False
+        self._request_dropped = request_dropped
 
     # -- what handlers use
 
@@ -95,7 +106,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
             if not outcome.retry_after:
                 self.assignment.wake()
             if outcome.how is How.DROPPED:
-                self.nodepool.request_dropped(request_id)
+                self._request_dropped(request_id)
 
     # -- what the assignment uses
 
@@ -141,15 +152,13 @@ class PoolWorker(threading.Thread, PoolAdmission):
             self.assignment.release(request_id, retry_after=30.0)
             self._launches_ended()
             return
-        handler.life.gives_way = gives_way
         self.nodepool.handlers[request_id] = handler
         self.request_handlers.append(handler)
         self.backlog.ids.discard(request_id)
-        begin = functools.partial(handler.life.happen, Event.CHECK) if check_only else handler.run
         if handler.BLOCKING:
-            self.post(handler, begin)
+            self.post(handler, handler.life.begin, check_only, gives_way)
         else:  # this is its thread
-            begin()
+            handler.life.begin(check_only, gives_way)
 
     def ask(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
         """Request a move of what waits at another pool of ours if this pool has capacity for all.

@@ -2,58 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from nodepool.launcher.requests.queue import RequestClass, SortKey
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.components import RegisteredPool
-
-SortKey = tuple[str, int, str]
-
-
-@dataclass
-class RequestClass:
-    """Requests that are treated alike."""
-
-    node_types: tuple[str, ...]
-    provider: str | None
-    tenant: str | None
-    declined: frozenset[str]
-    queue: list[tuple[SortKey, str]] = field(default_factory=list)
-    #: Why its head has to wait; empty if it was not considered since the last change.
-    reasons: tuple[Reason, ...] = ()
-    #: Launcher ids of paused pools that found no reason to decline, with the version of the check.
-    checked: dict[str, int] = field(default_factory=dict)
-    #: Launcher ids of pools that cannot serve it now, with the reason; until something changes.
-    refused: dict[str, Reason] = field(default_factory=dict)
-    #: The same for lack of capacity: pools of worse priority may serve it.
-    full: dict[str, Reason] = field(default_factory=dict)
-    #: When its head is decided about again without an event (monotonic seconds).
-    again_at: float = math.inf
-    #: The error that was logged last.
-    logged: str | None = None
-    #: The event count when the safety net rechecked it without an event, and why it had been waiting until then.
-    netted: tuple[int, tuple[Reason, ...]] | None = None
-    #: Number of the decision in which its head was last decided about.
-    decided: int = 0
-    #: Whether its requests may wait in a full pool; those of min-ready are declined there.
-    may_wait: bool = True
-
-    def waits_for(self, code: Code, **parameters: object) -> bool:
-        return any(reason.matches(code, **parameters) for reason in (*self.reasons, *self.refused.values()))
-
-    def look_again(self, code: Code | None = None, **parameters: object) -> None:
-        """Recheck the class, because what it waits for (for that reason, if given) has changed."""
-        self.reasons = ()
-        self.again_at = math.inf
-        self.netted = None
-        for book in (self.refused, self.full):
-            for launcher_id in [i for i, why in book.items() if code is None or why.matches(code, **parameters)]:
-                del book[launcher_id]
-
-    def __post_init__(self) -> None:
-        self.labels = frozenset(self.node_types)
 
 
 @dataclass(frozen=True)
@@ -96,9 +50,9 @@ def eligible_pools(cls: RequestClass, pools: list[RegisteredPool]) -> list[Regis
 
     Only those of the preferred provider, if there are any.
     """
-    eligible = [p for p in pools if cls.labels <= p.labels and p.id not in cls.declined]
-    if cls.provider and any(p.provider_name == cls.provider for p in eligible):
-        return [p for p in eligible if p.provider_name == cls.provider]
+    eligible = [p for p in pools if cls.labels <= p.labels and p.id not in cls.key.declined]
+    if cls.key.provider and any(p.provider_name == cls.key.provider for p in eligible):
+        return [p for p in eligible if p.provider_name == cls.key.provider]
     return eligible
 
 
@@ -108,6 +62,7 @@ def choose(
     """Decide about the head of the class from a snapshot, without effects.
 
     :param views: our own pools by launcher id; at least those that are eligible.
+    :param version: the moment at which reasons to decline may have changed last.
     :param insist: other launchers have had time to accept the request; it is no longer left to them.
     """
     eligible = eligible_pools(cls, pools)
@@ -137,10 +92,15 @@ def choose(
         if best is not None and best < pool.priority:
             reason = because(Code.BETTER_PRIORITY)
         if reason is None and view.paused:
-            if cls.checked.get(pool.id) != version:
+            if cls.checked.get(pool.id, -1) < version:
                 return Decision(pool=pool.id, check_only=True)
             reason = because(Code.POOL_PAUSED, request=view.blocker)
-            if view.overtakable is not None and cls.may_wait and cls.queue and cls.queue[0][0][:2] < view.overtakable[:2]:
+            if (
+                view.overtakable is not None
+                and not cls.key.min_ready
+                and cls.queue
+                and cls.queue[0][0][:2] < view.overtakable[:2]
+            ):
                 overtaking.append(pool.id)
         if reason is None and pool.id in full:
             waitable.append(pool.id)
@@ -169,9 +129,9 @@ def _nobody(cls: RequestClass, pools: list[RegisteredPool], views: Mapping[str, 
     """Decide about a request that no remaining pool can serve."""
     if not views.keys() <= {p.id for p in pools}:
         return Decision(reasons=(because(Code.REGISTERING),))
-    ours = tuple(i for i in views if i not in cls.declined and any(p.id == i for p in pools))
+    ours = tuple(i for i in views if i not in cls.key.declined and any(p.id == i for p in pools))
     if ours:
         return Decision(decline_by=ours)
-    if views and pools and all(p.id in cls.declined for p in pools):
+    if views and pools and all(p.id in cls.key.declined for p in pools):
         return Decision(decline_by=(next(iter(views)),))  # the last candidate was deleted: re-evaluate
     return Decision(reasons=(because(Code.OTHERS_DECLINE),))

@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 from nodepool.base.backoff import Backoff
 from nodepool.driver.request.base import RequestHandler, RequestHost
 from nodepool.launcher.pool import Pool
-from nodepool.launcher.requests.choice import RequestClass, eligible_pools
+from nodepool.launcher.requests.choice import eligible_pools
+from nodepool.launcher.requests.queue import ClassKey, RequestClass
 from nodepool.launcher.state import LauncherState
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import PENDING, READY
@@ -66,7 +67,8 @@ class Moves:
 
     def _look_at(self, handler: RequestHandler, pools: list[RegisteredPool], workers: Mapping[str, Pool]) -> None:
         request, own_id = handler.request, handler.launcher_id
-        cls = RequestClass(tuple(request.node_types), request.provider, request.tenant_name, frozenset(request.declined_by))
+        labels, declined = tuple(request.node_types), frozenset(request.declined_by)
+        cls = RequestClass(ClassKey(labels, request.provider, request.tenant_name, declined))
         eligible = sorted(eligible_pools(cls, pools), key=lambda p: p.priority)
         mine = next((p for p in eligible if p.id == own_id), None)
         if mine is None:

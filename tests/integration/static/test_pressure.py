@@ -69,13 +69,13 @@ def test_a_free_node_is_promised_to_one_request(bench: DriverBench, offered: lis
     urgent = bench.submit("a", priority="100")
     wait_until_waiting(pool.assignment, WAITING + 1)
     offered.clear()
-    decisions = pool.assignment.decisions
+    decisions = pool.assignment.queue.decisions
     bench.give_back(*used)
     wait_for(lambda: sum(bench.state(r) == FULFILLED for r in [urgent, *waiting]) == SLOTS)
     assert offered[0] == urgent.id
     assert set(offered) == {urgent.id, *(r.id for r in waiting[: SLOTS - 1])}, "in serving order, and nobody else"
     assert len(offered) <= 2 * SLOTS
-    assert pool.assignment.decisions - decisions <= 10 * SLOTS
+    assert pool.assignment.queue.decisions - decisions <= 10 * SLOTS
 
 
 def test_a_request_that_cannot_take_the_free_node_leaves_it_to_others(bench: DriverBench) -> None:

@@ -73,7 +73,6 @@ def test_promtool_accepts_the_alert_rules(tmp_path: pathlib.Path) -> None:
             "0+1x120",
         ),
         "NodepoolBehindZooKeeper": ('nodepool_zookeeper_queue{host="a",queue="q"}', "5000x120"),
-        "NodepoolSafetyNet": ('nodepool_launcher_found_by_resync_total{host="a"}', "0+1x120"),
     }
     tests = [
         {

@@ -11,7 +11,7 @@ import pytest
 from nodepool.launcher.pools.admission import PoolAdmission
 from nodepool.launcher.pools.backlog import Backlog
 from nodepool.launcher.pools.fullness import Fullness
-from nodepool.launcher.requests.choice import RequestClass
+from nodepool.launcher.requests.queue import ClassKey, RequestClass
 from nodepool.reasons import Code, Reason, because
 
 
@@ -60,5 +60,5 @@ def test_waiting_requests_are_looked_at_when_there_may_be_room_again(room: Room)
 
 
 def test_pool_is_not_asked_about_labels_that_it_lacks(room: Room) -> None:
-    views = [room.view(RequestClass((label,), None, None, frozenset())) for label in ("a", "b")]
+    views = [room.view(RequestClass(ClassKey((label,), None, None, frozenset()))) for label in ("a", "b")]
     assert room.asked == [frozenset({"a"})] and [view.closed is None for view in views] == [False, True]

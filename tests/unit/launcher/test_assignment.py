@@ -14,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodepool.launcher.requests import choice
-from nodepool.launcher.requests.assignment import OTHERS_TURN, OVERDUE, REGISTRATION_GRACE, Assignment
-from nodepool.launcher.requests.choice import PoolView, RequestClass
+from nodepool.launcher.requests.assignment import OTHERS_TURN, REGISTRATION_GRACE, RESYNC, Assignment
+from nodepool.launcher.requests.choice import PoolView
+from nodepool.launcher.requests.queue import OVERDUE, ClassKey, RequestClass
 from nodepool.metrics import Metrics
 from nodepool.reasons import Code, Reason, because, render
 from nodepool.zk.components import RegisteredPool
@@ -74,7 +75,7 @@ def choose(cls: RequestClass, pools: list[RegisteredPool], workers: dict[str, Wo
 
 
 def requests(labels: str = "a", provider: str | None = None, declined: str = "") -> RequestClass:
-    return RequestClass(tuple(labels.split()), provider, None, frozenset(declined.split()))
+    return RequestClass(ClassKey(tuple(labels.split()), provider, None, frozenset(declined.split())))
 
 
 @pytest.mark.spec("LAU-2.3: an eligible pool takes it; the less busy one of equals")
@@ -185,6 +186,7 @@ class Launcher:
         self.clock = HandClock()
         self.zk = Zk(tree, [pool("one", "a b c")])
         self.workers = {"one": worker}
+        self.handlers: dict[str, Any] = {}
         self.is_starting = lambda _labels: False
 
 
@@ -377,12 +379,12 @@ def test_only_heads_are_looked_at() -> None:
         tree.requests[name] = request(name, ("a",) if number % 2 else ("b",))
     assignment.rebuild()
     assignment._pass()
-    assert assignment.decisions == 2
+    assert assignment.queue.decisions == 2
     assert reason_for(assignment, "200-0000002999") == "worker: scheduler busy"
     worker.room = 1
     assignment.wake()
     assignment._pass()
-    assert worker.log == ["200-0000000000"] and assignment.decisions < 8
+    assert worker.log == ["200-0000000000"] and assignment.queue.decisions < 8
 
 
 def tenant_limit(tenant: str) -> Reason:
@@ -439,50 +441,54 @@ def test_request_that_was_left_to_others_is_looked_at_when_their_turn_is_over() 
     tree.requests[name] = request(name)
     assignment.rebuild()
     assignment._pass()
-    before = assignment.decisions
-    assignment._net.due = math.inf  # else it looks at everything in between
+    before = assignment.queue.decisions
+    assignment._resync_at = math.inf  # else it looks at everything in between
     assignment.leave_to_others(name)
     assignment._pass()
-    assert assignment.decisions == before, "it waits for the same reason"
+    assert assignment.queue.decisions == before, "it waits for the same reason"
     hand(assignment).now += OTHERS_TURN + 0.1
     assignment._pass()
-    assert assignment.decisions == before + 1
+    assert assignment.queue.decisions == before + 1
 
 
 @pytest.fixture
-def net_of_30_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodepool.launcher.requests.safety_net.RESYNC", 30.0)
+def no_resync() -> None:
+    """The periodic comparison with the mirror is tested here."""
 
 
-def found(assignment: Assignment) -> float:
-    """What the safety net has counted."""
-    return sum(count for name, count in assignment.state.statsd.snapshot().counters.items() if "found_by_resync" in name)
-
-
-@pytest.mark.usefixtures("net_of_30_s")
-@pytest.mark.spec("issue 11, A5, B4: the safety net is a clock; it finds and counts requests that no event has brought")
-def test_the_net_is_a_clock() -> None:
+@pytest.mark.spec("issue 11, A5: the comparison with the mirror is a clock, which events do not put off")
+def test_request_without_an_event_is_found_by_the_periodic_comparison() -> None:
     tree, log = Tree(), []
     assignment = make(tree, TakingWorker(log))
-    tree.requests["200-0000000001"] = request("200-0000000001")
     assignment._pass()
-    for number in range(2, 5):  # what happens meanwhile does not put it off
-        hand(assignment).now += 11
+    tree.requests["200-0000000001"] = request("200-0000000001")
+    for number in range(2, 5):
+        hand(assignment).now += RESYNC / 3 - 0.1
         name = f"200-{number:010}"
         tree.requests[name] = request(name)
         assignment.request_changed(name, tree.get(name))
         assignment._pass()
-    assert "200-0000000001" not in log and found(assignment) == 0, "its event may be on the way"
-    hand(assignment).now += 1.1
+    assert "200-0000000001" not in log and len(log) == 3
+    hand(assignment).now += 1
     assignment._pass()
-    assert "200-0000000001" in log and len(log) == 4 and found(assignment) == 1
-    for _ in range(3):
-        hand(assignment).now += 31
-        assignment._pass()
-    assert found(assignment) == 1
+    assert "200-0000000001" in log and len(log) == 4
 
 
-@pytest.mark.usefixtures("net_of_30_s")
+def test_deleted_request_without_an_event_is_found_by_the_periodic_comparison() -> None:
+    tree = Tree()
+    assignment = make(tree, Room(room=0))
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    del tree.requests[name]
+    assignment._pass()
+    assert assignment.waiting() == 1
+    hand(assignment).now += RESYNC
+    assignment._pass()
+    assert assignment.waiting() == 0
+
+
 @pytest.mark.spec("issue 11, C1: a request that is handed out and that nobody has is found")
 def test_a_forgotten_claim_is_found() -> None:
     tree, log = Tree(), []
@@ -492,83 +498,38 @@ def test_a_forgotten_claim_is_found() -> None:
     tree.requests[name] = request(name)
     assignment.rebuild()
     assignment._pass()
-    hand(assignment).now += 31
-    assignment._pass()
-    hand(assignment).now += 1.1
-    assignment._pass()
-    assert log == [name] and found(assignment) == 0, "the pool has it"
-    worker.has = lambda _request_id: False  # type: ignore[method-assign]
-    hand(assignment).now += 31
-    assignment._pass()
-    hand(assignment).now += 1.1
-    assignment._pass()
-    assert log == [name] * 2 and found(assignment) == 1
-
-
-@pytest.mark.usefixtures("net_of_30_s")
-@pytest.mark.spec("issue 11, B4: a lost wake-up is counted, a wake-up that comes in time is not")
-@pytest.mark.parametrize("woken", [False, True])
-def test_lost_wake_ups_are_counted(woken: bool) -> None:
-    tree, worker = Tree(), Room()
-    assignment = make(tree, worker)
-    name = "200-0000000001"
-    tree.requests[name] = request(name)
-    assignment.rebuild()
-    assignment._pass()
-    worker.room = 1
-    hand(assignment).now += 31
-    assignment._pass()
-    assert worker.log == [name]
-    if woken:
-        assignment.wake()
-    taken = request(name)
-    taken.state = PENDING
-    assignment.request_changed(name, taken)
-    assert found(assignment) == (0 if woken else 1)
-
-
-@pytest.mark.usefixtures("net_of_30_s")
-def test_request_that_our_pool_refused_and_another_launcher_takes_is_not_counted_as_missed() -> None:
-    """Found by the simulated world, seed 259 of its first scenarios."""
-    tree, worker = Tree(), Room()
-    assignment = make(tree, worker)
-    name = "200-0000000001"
-    tree.requests[name] = request(name)
-    assignment.rebuild()
-    assignment._pass()
-    worker.room = 1
-    hand(assignment).now += 31
-    assignment._pass()
-    assert worker.log == [name]
-    assignment.release(name, wait_for=because(Code.LIMITS_UNKNOWN, provider="p"))
-    taken = request(name)
-    taken.state = PENDING
-    assignment.request_changed(name, taken)
-    assert found(assignment) == 0
-
-
-@pytest.mark.usefixtures("net_of_30_s")
-@pytest.mark.spec("issue 11, B4: what the net looks at and has to wait still is nothing found")
-def test_the_net_finds_nothing() -> None:
-    tree, worker = Tree(), Room()
-    assignment = make(tree, worker)
-    name = "200-0000000001"
-    tree.requests[name] = request(name)
-    assignment.rebuild()
     for _ in range(3):
+        hand(assignment).now += RESYNC
         assignment._pass()
-        hand(assignment).now += 31
-    assert reason_for(assignment, name) == "worker: scheduler busy" and found(assignment) == 0
-    worker.why = because(Code.ERROR, error="induced")  # of which nobody tells the end
-    hand(assignment).now += 31
+    assert log == [name], "the pool has it"
+    worker.has = lambda _request_id: False  # type: ignore[method-assign]
+    assignment.state.handlers[name] = Mock()
+    for _ in range(3):
+        hand(assignment).now += RESYNC
+        assignment._pass()
+    assert log == [name], "a handler of a former pool has it"
+    del assignment.state.handlers[name]
+    hand(assignment).now += RESYNC
+    assignment._pass()
+    assert log == [name], "it may be about to be released"
+    hand(assignment).now += RESYNC
+    assignment._pass()
+    assert log == [name] * 2
+
+
+def test_periodic_comparison_rechecks_classes_that_no_event_wakes() -> None:
+    tree, worker = Tree(), Room(why=because(Code.ERROR, error="induced"))
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
     assignment._pass()
     worker.room = 1
-    hand(assignment).now += 31
     assignment._pass()
-    taken = request(name)
-    taken.state = PENDING
-    assignment.request_changed(name, taken)
-    assert worker.log == [name] and found(assignment) == 0
+    assert worker.log == []
+    hand(assignment).now += RESYNC
+    assignment._pass()
+    assert worker.log == [name]
 
 
 @pytest.mark.spec("issue 11, B4: a recheck between the decision and the storing of its reason is not lost")
@@ -618,7 +579,6 @@ def test_a_recheck_after_a_refusal() -> None:
     assert worker.log == [name] * 3
 
 
-@pytest.mark.usefixtures("net_of_30_s")
 @pytest.mark.spec("issue 11, C7: a timer to look again takes no request away from the pool that has it")
 def test_a_timer_leaves_claims_alone() -> None:
     tree, worker = Tree(), Room(room=5)
@@ -736,7 +696,7 @@ def test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it(
     assignment.request_changed(second, tree.get(second))
     assignment._pass()
     assert declined == []
-    assignment._net.due = math.inf  # else it looks at everything
+    assignment._resync_at = math.inf  # else it looks at everything
     hand(assignment).now += REGISTRATION_GRACE + 0.1
     assignment._pass()
     assert declined == [second]
@@ -760,13 +720,3 @@ def test_a_decline_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         hand(assignment).now += seconds
         assignment._pass()
     assert tried == [name] * 3
-
-
-def test_rechecks_of_long_ago_are_forgotten() -> None:
-    tree = Tree()
-    assignment = make(tree, Room(room=0))
-    for number in range(100):
-        assignment.recheck(Code.TENANT_LIMIT, tenant=f"t{number}")
-    hand(assignment).now += 31
-    assignment._pass()
-    assert not assignment._rechecked

@@ -12,13 +12,13 @@ import pytest
 from nodepool.launcher.nodes.reconciler import INIT_AGE, INIT_LOOK, NodeReconciler
 from nodepool.launcher.pools.admission import PoolAdmission
 from nodepool.launcher.pools.backlog import LIMIT, Backlog
-from nodepool.launcher.requests.choice import RequestClass
 from nodepool.launcher.requests.moves import LONG_REST, STANDSTILL, end_standstill
+from nodepool.launcher.requests.queue import ClassKey, RequestClass
 from nodepool.reasons import Code
 from nodepool.zk.zookeeper import Node
 from tests.support.clock import HandClock
 
-CLASS = RequestClass(("label",), None, None, frozenset())
+CLASS = RequestClass(ClassKey(("label",), None, None, frozenset()))
 
 
 class Room(PoolAdmission):

@@ -26,8 +26,8 @@ class Pool(PoolWorker):
         state = LauncherState()
         state.zk = Mock()
         state.config = SimpleNamespace(providers={"p": self.provider}, provider_managers={}, tenant_resource_limits={})
-        state.request_dropped = Mock()  # type: ignore[method-assign]
-        super().__init__(state, Mock(), "p", "main")
+        self.dropped = Mock()
+        super().__init__(state, Mock(), "p", "main", self.dropped)
         state.workers = {self.launcher_id: self}
 
     def run_tasks(self) -> None:
@@ -113,7 +113,7 @@ def test_claim_that_another_pool_may_have_stays(pool: Pool) -> None:
 @pytest.mark.parametrize("how", [How.DROPPED, How.RETURNED])
 def test_clean_up_is_told_of_requests_that_were_dropped(pool: Pool, how: How) -> None:
     pool.ended(handler(), Outcome(how))
-    assert pool.nodepool.request_dropped.called == (how is How.DROPPED)  # type: ignore[attr-defined]
+    assert pool.dropped.called == (how is How.DROPPED)
 
 
 def test_requests_are_looked_at_when_a_pool_pauses_and_when_it_does_no_more(pool: Pool) -> None:

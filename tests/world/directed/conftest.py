@@ -90,11 +90,6 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture
-def safety_net() -> None:
-    """The safety net of launchers looks as often as in production."""
-
-
-@pytest.fixture
 def zk_chroot(tmp_path: pathlib.Path) -> Iterator[Any]:
     from tests.world.directed.world import WorldChroot
 

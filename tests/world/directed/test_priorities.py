@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodepool.driver import NodeRequestHandler
-from nodepool.reasons import Code
+from nodepool.reasons import Code, because
 from nodepool.zk.zookeeper import NodeRequest
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
@@ -37,7 +37,7 @@ def order_of_service(bench: LauncherBench, pool: Any, ids: list[str]) -> list[st
 
 def waits_behind(pool: Any, request_id: str, first: str) -> bool:
     return any(
-        request == request_id and any(reason.matches(Code.POOL_PAUSED, request=first) for reason in reasons)
+        request == request_id and any(reason.includes(because(Code.POOL_PAUSED, request=first)) for reason in reasons)
         for request, _labels, reasons in pool.assignment.explain()
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodepool.launcher.requests.tenants import tenant_shortage
-from nodepool.reasons import Code
+from nodepool.reasons import Code, because
 from nodepool.zk.zookeeper import NodeRequest
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider, reason_for
@@ -186,4 +186,4 @@ def test_node_recorded_during_the_check_counts(bench: LauncherBench) -> None:
     request.node_types, request.tenant_name = ["fake-label"], "t"
     limits = pool.config.tenant_resource_limits["t"]
     short = tenant_shortage(pool.state, request, limits, worker.getPoolConfig(), worker.getProviderManager(), "key")
-    assert short is not None and short.matches(Code.TENANT_LIMIT, used=1)
+    assert short is not None and short.includes(because(Code.TENANT_LIMIT, used=1))

@@ -85,7 +85,7 @@ def test_end_of_old_launches_leaves_the_claim_of_the_next_pool(bench: LauncherBe
     monkeypatch.setattr(handler, "launchesComplete", lambda: True)
     old.progress(handler)
     wait_for(lambda: handler.done, what="the end of the old launch")
-    assert pool.assignment._claimed[request_id][0] is new
+    assert pool.assignment.queue.claims[request_id].holder == new.launcher_id
     pool.assignment.wake()
     go_on.set()
     record = bench.wait_request(request_id, "fulfilled")

@@ -167,4 +167,4 @@ def test_many_things_at_once(bench: LauncherBench, seed: int) -> None:
             wait_for(lambda w=worker: not w.request_handlers and not w.paused_handlers and not w.backlog.ids)  # type: ignore[misc]
         assert not any(launcher.zk.reservations.provider("fake-provider").values())
         assert not any(launcher.zk.reservations.tenant("limited").values())
-        assert not launcher.assignment.waiting() and not launcher.assignment._claimed
+        assert not launcher.assignment.waiting() and not launcher.assignment.queue.claims

@@ -66,14 +66,14 @@ def test_label_problems_are_published_until_they_are_solved(
 
 def test_a_change_of_problems_disturbs_nobody(bench: LauncherBench) -> None:
     pool = bench.start(config(provider()))
-    before = pool.assignment.version
+    before = pool.assignment.queue.changes.declines
     announced: list[tuple[str, bool]] = []
     pool.zk.component_tree.listeners.append(lambda *change: announced.append(change))
     manager = pool.getProviderManager("fake-provider")
     manager.label_problems.note("fake-label", "launch", "made up")
     wait_for(lambda: any(content.get("problems") for content in bench.zk.getLaunchers()), what="problems are published")
     wait_for(lambda: any(content.get("problems") for content in pool.zk.getLaunchers()), what="problems are seen")
-    assert (pool.assignment.version, announced) == (before, [])
+    assert (pool.assignment.queue.changes.declines, announced) == (before, [])
 
 
 def test_a_provider_that_does_not_start(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
