@@ -431,8 +431,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "doubtful-launches-are-no-leaks": Mutation(
         _LEAKS,
-        "return node.state in SETTLED and",
-        "return False and",
+        "return bool(node.state in SETTLED and",
+        "return bool(False and",
         f"{_LEAK_TESTS}test_a_second_server_of_a_node_is_leaked[ready-b-left0]",
     ),
     # -- backing nodes

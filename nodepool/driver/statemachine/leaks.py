@@ -34,12 +34,11 @@ def _key(resource: Resource) -> Hashable:
 def _leaked(resource: Resource, node: Node | None) -> bool:
     """Return whether the record does not account for a resource tagged with its id.
 
-    A launch with an unknown result may have created another resource than the one in the record, which
-    has none at all if its launcher lost the record before it could write the first one.
+    A launch with an unknown result may have created another resource than the one in the record.
     """
     if node is None:
         return True
-    return node.state in SETTLED and not (node.external_id and resource.belongs_to(node.external_id))
+    return bool(node.state in SETTLED and node.external_id and not resource.belongs_to(node.external_id))
 
 
 class LeakSearch:

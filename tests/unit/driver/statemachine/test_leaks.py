@@ -72,23 +72,6 @@ def test_machine_whose_record_the_mirror_does_not_show_yet_is_not_deleted() -> N
     assert cloud.deleted == ["machine"]
 
 
-@pytest.mark.parametrize(
-    ("state", "external_id", "deleted"),
-    [
-        ("hold", None, ["machine"]), ("ready", "other", ["machine"]),
-        ("hold", "machine", []), ("building", None, []), ("deleting", None, []),
-    ],
-)  # fmt: skip
-def test_machine_is_deleted_if_a_settled_record_has_none_or_another(
-    monkeypatch: pytest.MonkeyPatch, state: str, external_id: str | None, deleted: list[str]
-) -> None:
-    cloud = Cloud()
-    monkeypatch.setattr(cloud.machine, "belongs_to", lambda found: found == "machine")
-    record = SimpleNamespace(**{**vars(NODE), "state": state, "external_id": external_id})
-    search(cloud, Tree([record], [record]), 2)
-    assert cloud.deleted == deleted
-
-
 def test_nothing_is_deleted_while_a_machine_is_not_of_this_history() -> None:
     cloud = Cloud(**{CLUSTER_ID: "another"})
     found = search(cloud, Tree([], []), 3)
