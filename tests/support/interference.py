@@ -97,7 +97,7 @@ class OtherClient:
         self._kazoo.set(path, json.dumps({**self.read(path), **values}).encode())
 
     def delete(self, path: str) -> None:
-        self._kazoo.delete(path)
+        self._kazoo.delete(path, recursive=True)
 
     def lock(self, directory: str) -> str:
         """Return the path of the contender."""

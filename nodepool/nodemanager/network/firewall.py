@@ -105,8 +105,7 @@ def ruleset(table: str, config: NodeManagerConfig, strangers: bool) -> str:
     """
     subnet = str(ipaddress.ip_network(config.network.subnet, strict=False))
     # Closed connections are not counted, but occupy their entries for two minutes.
-    flows = config.network.connections
-    starts = max(1, flows // STARTS)
+    flows, starts = config.network.connections, max(1, config.network.connections // STARTS)
     # Frames within one bridge pass here, too, if the host filters bridged frames (br_netfilter).
     bridges = 'meta iifkind "bridge" meta oifkind "bridge" return;' if _on(_BRIDGES_FILTERED) else ""
     return f"""
