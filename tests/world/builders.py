@@ -459,7 +459,6 @@ def replace_machine() -> None:
     sys.executable = "/usr/bin/python3"
     from nodepool.builder.building import process, run
     from nodepool.builder.machine import build_journal, image_files, mounts, processes
-    from nodepool.builder.upload import meter
 
     real_mkstemp, real_open_log, real_acquire = tempfile.mkstemp, image_files.open_log, build_journal.acquire_images_dir
     real_listdir, real_entries = os.listdir, vars(image_files)["_entries"]
@@ -495,8 +494,6 @@ def replace_machine() -> None:
         (image_files, "close_to_others", lambda directory: None),
         (image_files, "open_log", open_log),
         (build_journal, "acquire_images_dir", acquire_images_dir),
-        # It looks for descriptors of the real process.
-        (meter, "_positions", lambda inode: []),
         (tempfile, "mkstemp", mkstemp),
         # Machines lose no power.
         (os, "fsync", lambda descriptor: None),
