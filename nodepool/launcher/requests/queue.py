@@ -106,8 +106,7 @@ class Changes:
         return any(what is None or any(each.includes(what) for each in reasons) for what in ended)
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """A request that does not wait: a pool has it, it is being declined, or it rests."""
 
     #: Launcher id of the pool that has it; None: it rests, or is being declined.
@@ -116,8 +115,7 @@ class Claim:
     moment: int
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A request that is to be considered: the head of its class."""
 
     head: tuple[SortKey, str]
@@ -162,7 +160,7 @@ class RequestQueue:
             self._remove(request_id)
             return
         key, urgency = ticket
-        cls = self._classes.setdefault(key, RequestClass(key))
+        cls = self._classes.get(key) or self._classes.setdefault(key, RequestClass(key))
         if self._waiting.get(request_id) == (cls, urgency):
             return
         self._remove(request_id)
@@ -213,14 +211,14 @@ class RequestQueue:
         :param full: the pool has no capacity.
         """
         self._rests.pop(request_id, None)
-        moment = self.claims.pop(request_id, Claim(None, self.changes.moment)).moment
+        claim = self.claims.pop(request_id, None) or Claim(None, self.changes.moment)
         self.put(request_id, ticket)
         if (entry := self._waiting.get(request_id)) is None:
             return None
         cls = entry[0]
         if checked_by is not None:
-            cls.checked[checked_by] = moment  # another pool may still serve it
-        elif wait_for is not None and not self.changes.since(moment, wait_for):
+            cls.checked[checked_by] = claim.moment  # another pool may still serve it
+        elif wait_for is not None and not self.changes.since(claim.moment, wait_for):
             # Otherwise an event since it was claimed may have removed the reason to wait.
             if refused_by is not None:
                 (cls.full if full else cls.refused)[refused_by] = wait_for

@@ -21,13 +21,8 @@ PAUSED = because(Code.POOL_PAUSED, request="200-1")
 LIMIT = because(Code.TENANT_LIMIT, tenant="t", limit=3, used=3)
 #: Why a class has to wait.
 REASONS = st.sampled_from([BUSY, PAUSED, LIMIT])
-#: Of what the end is reported: the last two are awaited by nobody.
-ENDS = st.sampled_from([
-    BUSY,
-    because(Code.TENANT_LIMIT, tenant="t"),
-    because(Code.TENANT_LIMIT, tenant="u"),
-    because(Code.MAX_CONCURRENCY),
-])  # fmt: skip
+#: Of what the end is reported: the last one is awaited by nobody.
+ENDS = st.sampled_from([BUSY, because(Code.TENANT_LIMIT, tenant="t"), because(Code.TENANT_LIMIT, tenant="u")])
 #: What may happen while a decision is made; None: anything may have changed.
 EVENTS = st.lists(st.one_of(st.none(), ENDS), max_size=2)
 TICKETS = st.tuples(
@@ -176,6 +171,7 @@ class Operations(RuleBasedStateMachine):
         assert candidate.head[1] == best and candidate.cls.queue[0] == candidate.head
         assert candidate.left_until == self.model.left.get(best, (0, None))[1]
         key, moment = self.model.tickets[best][0], len(self.model.events)
+        assert candidate.cls.refused == self.model.refused.get(key, {})
         self.happen(events)
         if waits is None:
             self.model.claimed[best] = moment
@@ -197,9 +193,13 @@ class Operations(RuleBasedStateMachine):
         self.queue.rest(name, self.model.now + seconds)
 
     @precondition(lambda self: self.model.claimed or self.model.resting)
-    @rule(data=st.data(), reason=st.one_of(st.none(), REASONS), refused=st.booleans())
-    def release(self, data: st.DataObject, reason: Reason | None, refused: bool) -> None:
+    @rule(data=st.data(), reason=st.one_of(st.none(), REASONS), refused=st.booleans(), before=EVENTS, after=EVENTS)
+    def release(
+        self, data: st.DataObject, reason: Reason | None, refused: bool, before: list[Reason | None], after: list[Reason | None]
+    ) -> None:
+        """End a claim; events happen just before and just after it."""
         name = self.pick(data, [*self.model.claimed, *self.model.resting])
+        self.happen(before)
         if self.model.resting.pop(name, None) is not None:
             reason = None
         since = self.model.claimed.pop(name, 0)
@@ -213,11 +213,16 @@ class Operations(RuleBasedStateMachine):
                 self.model.refused.setdefault(ticket[0], {})["pool"] = reason
             else:
                 self.model.reasons[ticket[0]] = reason
+        self.happen(after)
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:
         rows = sorted(self.queue.rows())
         assert [name for _urgency, name, *_ in rows] == self.model.waiting()
+        for _urgency, name, labels, reasons in rows:
+            of_class = self.model.tickets[name][0]
+            expected = self.model.reasons.get(of_class, because(Code.NOT_LOOKED_AT))
+            assert (labels, reasons) == (of_class.node_types, (expected,))
         assert len(self.queue) == len(rows) == sum(self.queue.waiting_for().values())
         assert self.queue.claims.keys() == self.model.claimed.keys() | self.model.resting.keys()
         assert not self.queue.strays(set(self.model.left), set(self.model.tickets))
@@ -318,6 +323,16 @@ def test_pool_without_capacity_is_remembered_until_that_reason_ends() -> None:
     assert cls.full == {"pool": BUSY}
     cls.look_again(BUSY)
     assert cls.full == {}
+
+
+def test_waiting_class_is_rechecked_when_the_reason_ends_for_which_a_pool_refused_it() -> None:
+    waiting = filled([(key(), urgency(1))])
+    cls = waiting.release("0000", (key(), urgency(1)), LIMIT, refused_by="pool")
+    assert cls is not None and cls.refused == {"pool": LIMIT}
+    waiting.postpone(next(waiting.round()), (BUSY,), math.inf)
+    assert not waiting.recheck(because(Code.TENANT_LIMIT, tenant="u")) and not cls.is_due
+    assert waiting.recheck(because(Code.TENANT_LIMIT, tenant="t")) and cls.is_due
+    assert cls.refused == {}
 
 
 def test_times_that_a_request_was_left_to_others_are_forgotten_with_it() -> None:
