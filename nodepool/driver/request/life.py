@@ -442,7 +442,7 @@ class Life(Engine):
             elif handler.accepted:
                 self._reread_request()
             else:
-                return Outcome(How.REFUSED)
+                return Outcome(How.RETURNED, SHORT_TURN)
 
     def _wait_for_launches(self, outcome: Outcome) -> Steps[None]:
         """Let others have the request while running launches still hold nodes."""

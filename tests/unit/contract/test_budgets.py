@@ -10,7 +10,7 @@ import pytest
 
 from tests import REPOSITORY
 
-#: Area -> the most statements that it may have. When an area shrinks by 100, lower its limit; none may be raised.
+#: Area -> the most statements that it may have. A release lowers the limits to what there is; none may be raised.
 #: Docstrings are not counted, so that documentation costs nothing.
 BUDGETS = {
     "core": 17_165,
@@ -24,10 +24,10 @@ BUDGETS = {
     "adapters": 2_110,
     "tools": 2_760,
     "recovery": 345,
-    "package": 53_060,
+    "package": 52_900,
 }
-#: Slack that a limit may have before it must be lowered.
-SLACK = 100
+#: Part of a limit that may be unused before it must be lowered without a release.
+SLACK = 0.03
 #: Files and folders of each area, below ``nodepool``; the longest one decides about a file. The framework of drivers is what
 #: is in no driver's folder.
 FRAMEWORK = ("backing", "common", "quota", "request", "statemachine", "toolkit")
@@ -111,4 +111,4 @@ def test_areas_only_become_smaller() -> None:
         found.update(dict.fromkeys(areas_of(path), number))
     assert found.keys() == BUDGETS.keys()
     assert {area: number for area, number in found.items() if number > BUDGETS[area]} == {}, "remove something"
-    assert {area: number for area, number in found.items() if number <= BUDGETS[area] - SLACK} == {}, "lower the limit"
+    assert {area: number for area, number in found.items() if number < BUDGETS[area] * (1 - SLACK)} == {}, "lower the limit"
