@@ -15,9 +15,9 @@ from tests import REPOSITORY
 BUDGETS = {
     "core": 17_165,
     "driver openstack": 1_620,
-    "driver aws": 1_570,
-    "driver kubernetes": 1_290,
-    "driver nodemanager": 1_900,
+    "driver aws": 1_490,
+    "driver kubernetes": 1_240,
+    "driver nodemanager": 1_820,
     "node manager": 10_860,
     "pages": 2_940,
     "leases": 2_800,
